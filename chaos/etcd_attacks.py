@@ -69,10 +69,10 @@ def compact(cluster: EtcdCluster) -> None:
 
 def revoke(client: EtcdClient, key: str) -> None:
     """Revoke the lease of `key`, as somebody tidying up would."""
-    found = client.get(key)
-    assert found is not None, f"there is no {key}"
-    assert found.lease, f"{key} has no lease"
-    client.revoke(found.lease)
+    item = client.get(key)
+    assert item is not None, f"there is no {key}"
+    assert item.lease, f"{key} has no lease"
+    client.revoke(item.lease)
 
 
 def change_password(cluster: EtcdCluster, password: str) -> None:

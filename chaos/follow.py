@@ -344,11 +344,11 @@ def _ordinary(steps: Sequence[Step]) -> float:
 
 def _news(events: Sequence[Event], injections: Sequence[Injection]) -> tuple[tuple[float, str], ...]:
     news = [(injection.at, f"chaos: {injection.kind} {injection.node}".rstrip()) for injection in injections]
-    told: set[tuple[str, Any]] = set()
+    shown: set[tuple[str, Any]] = set()
     for event in events:
         line = _line(event)
-        if line is not None and (event.name, line) not in told:
-            told.add((event.name, line))
+        if line is not None and (event.name, line) not in shown:
+            shown.add((event.name, line))
             news.append((event.at, line))
     return tuple(sorted(news))
 

@@ -117,8 +117,8 @@ class PreloadedServer(AbstractContextManager["PreloadedServer"]):
         """Start `python -m torch.distributed.run ...`."""
         _, flag, module, *arguments = command
         assert (flag, module) == ("-m", "torch.distributed.run"), command
-        told = {"arguments": arguments, "environment": dict(environment), "directory": os.getcwd()}
-        return PreloadedAgent(self, int(self.ask(told, [output.fileno()])["pid"]))
+        request = {"arguments": arguments, "environment": dict(environment), "directory": os.getcwd()}
+        return PreloadedAgent(self, int(self.ask(request, [output.fileno()])["pid"]))
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
         """Return the server's answer."""
@@ -203,10 +203,10 @@ class _Waiting:
         if not self._ends or command[1:2] != ("-u",):
             return None
         pid, end = self._ends.pop(0)
-        told = {"arguments": list(command[2:]), "environment": dict(environment), "directory": os.getcwd()}
+        request = {"arguments": list(command[2:]), "environment": dict(environment), "directory": os.getcwd()}
         outputs = [1 if stdout is None else stdout.fileno(), 2 if stderr is None else stderr.fileno()]
         with end:
-            socket.send_fds(end, [json.dumps(told).encode()], outputs)
+            socket.send_fds(end, [json.dumps(request).encode()], outputs)
         return _Forked(pid, command)
 
 
@@ -225,13 +225,13 @@ def _be_worker(end: socket.socket) -> None:
     end.close()
     if not message:
         return
-    told = json.loads(message)
+    request = json.loads(message)
     _take_output(*descriptors)
     for number in descriptors:
         os.close(number)
-    os.chdir(told["directory"])
-    _take_environment(told["environment"])
-    script, *arguments = told["arguments"]
+    os.chdir(request["directory"])
+    _take_environment(request["environment"])
+    script, *arguments = request["arguments"]
     sys.argv = [script, *arguments]
     sys.orig_argv = [sys.executable, "-u", script, *arguments]
     sys.path[0] = str(Path(script).resolve().parent)

@@ -48,7 +48,7 @@ def leashed(command: Sequence[str]) -> list[str]:
 def marked(mark: str, variable: str = MARK) -> list[Found]:
     """Return the living processes that carry `mark` in `variable`, this one excepted; zombies are not living."""
     wanted = f"{variable}={mark}".encode()
-    found = []
+    processes = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -60,27 +60,27 @@ def marked(mark: str, variable: str = MARK) -> list[Found]:
             command = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
-        found.append(Found(pid=int(entry.name), command=command[:160]))
-    return found
+        processes.append(Found(pid=int(entry.name), command=command[:160]))
+    return processes
 
 
 def children(pid: int) -> list[int]:
     """Return the pids of the children of `pid`."""
-    found = []
+    pids = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            found += [int(child) for child in path.read_text().split()]
+            pids += [int(child) for child in path.read_text().split()]
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return found
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
     """Return the pids of all that descend from `pid`, parents before their children."""
-    found = [pid]
-    for one in found:
-        found += [child for child in children(one) if child not in found]
-    return found[1:]
+    pids = [pid]
+    for one in pids:
+        pids += [child for child in children(one) if child not in pids]
+    return pids[1:]
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:

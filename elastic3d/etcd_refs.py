@@ -28,8 +28,8 @@ class EtcdRegister:
     def read(self, name: str) -> Versioned | None:
         """Return a value and its token, as the cluster has it now; None if there is none."""
         with self._errors("read", name):
-            found = self._client.get(self._root + name)
-        return None if found is None else Versioned(data=found.value, token=str(found.mod_revision))
+            entry = self._client.get(self._root + name)
+        return None if entry is None else Versioned(data=entry.value, token=str(entry.mod_revision))
 
     def create(self, name: str, data: bytes) -> bool:
         """Set a value; False if there was one."""

@@ -24,14 +24,14 @@ def open_to_read(at: StoreAt) -> Store:
 
 
 def open_checked(
-    at: StoreAt, register: Register | None, told: Callable[[Trouble], None] | None = None
+    at: StoreAt, register: Register | None, report: Callable[[Trouble], None] | None = None
 ) -> tuple[Store, int]:
     """Return the store and the newest generation it knows; ConfigurationError, without secrets, if it cannot be used.
 
     The callback is called, on any thread, when an operation has to wait for the store.
     """
     try:
-        store = open_store(at.url, key=_key(at), register=register, patience=at.patience, on_trouble=told)
+        store = open_store(at.url, key=_key(at), register=register, patience=at.patience, on_trouble=report)
         latest = read_latest(store)
     except StoreUnfit as error:
         hint = (

@@ -58,11 +58,11 @@ def check_names() -> None:
     missing = []
     for module, wanted in PRIVATE.items():
         try:
-            found = importlib.import_module(module)
+            imported = importlib.import_module(module)
         except ImportError:
             missing.append(module)
         else:
-            missing.extend(f"{module}.{name}" for name in wanted if not hasattr(found, name))
+            missing.extend(f"{module}.{name}" for name in wanted if not hasattr(imported, name))
     if missing:
         import torch
 

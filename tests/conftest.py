@@ -40,9 +40,9 @@ settings.load_profile("elastic3d")
 @pytest.fixture
 def reported() -> Iterator[queue.SimpleQueue[ThreadFailure]]:
     """Collect the reports of failing threads; none of them ends this process."""
-    found: queue.SimpleQueue[ThreadFailure] = queue.SimpleQueue()
-    threads.report_to(found.put, end=lambda code: None)
-    yield found
+    failures: queue.SimpleQueue[ThreadFailure] = queue.SimpleQueue()
+    threads.report_to(failures.put, end=lambda code: None)
+    yield failures
     threads.report_to(None)
 
 
@@ -99,8 +99,8 @@ def nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     wait_until(lambda: not left(), GRACE)
     problems = left()
-    for found in marked(mark, MARK):
-        psutil.Process(found.pid).kill()
+    for process in marked(mark, MARK):
+        psutil.Process(process.pid).kill()
     shutil.rmtree(temp, ignore_errors=True)
     assert not problems, "the test left behind:\n" + "\n".join(problems)
 

@@ -47,14 +47,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 def imports(path: Path) -> set[str]:
     """Return the modules that a file imports, at any depth of its code."""
     package = ".".join(path.relative_to(ROOT).parent.parts)
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             name = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            found |= {name, *(f"{name}.{alias.name}" for alias in node.names)}
-    return found
+            names |= {name, *(f"{name}.{alias.name}" for alias in node.names)}
+    return names
 
 
 def files(package: str) -> list[Path]:

@@ -76,19 +76,19 @@ def failed(reported: Reported, thread: str, edge: Edge) -> None:
 
 def test_the_uploader_survives_an_unexpected_error(reported: Reported) -> None:
     """The write counts as failed; after a pause the slot is ready for the next one, which is written."""
-    shelf, told = Shelf(5, 6), queue.SimpleQueue[TilesUploaded | WriteFailed]()
+    shelf, events = Shelf(5, 6), queue.SimpleQueue[TilesUploaded | WriteFailed]()
     store = once(lambda pinned, saved, last: (10, 10))
-    uploader = Uploader(shelf, store, told.put, rest=lambda failures: 0.01)  # type: ignore[arg-type]
+    uploader = Uploader(shelf, store, events.put, rest=lambda failures: 0.01)  # type: ignore[arg-type]
     uploader.offer(5, generation(1))
     shelf.gate.put(None)
-    said = told.get(timeout=30)
+    said = events.get(timeout=30)
     assert isinstance(said, WriteFailed)
     assert "Unforeseen" in said.error
     failed(reported, "upload-0", Edge.AGAIN)
     assert shelf.ready.get(timeout=30)
     uploader.offer(6, generation(1))
     shelf.gate.put(None)
-    assert isinstance(told.get(timeout=30), TilesUploaded)
+    assert isinstance(events.get(timeout=30), TilesUploaded)
     uploader.close(10)
 
 
@@ -101,24 +101,24 @@ def test_the_committer_survives_an_unexpected_error(
     reported: Reported, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The failed commit is reported, and is made at the next try."""
-    told: queue.SimpleQueue[c.CommitterEvent] = queue.SimpleQueue()
+    events: queue.SimpleQueue[c.CommitterEvent] = queue.SimpleQueue()
     monkeypatch.setattr(c, "commit", once(c.commit))
-    committer = Committer(store, told.put)
+    committer = Committer(store, events.put)
     committer.commit(write(store, 5), 1)
-    assert isinstance(told.get(timeout=30), CommitFailed)
+    assert isinstance(events.get(timeout=30), CommitFailed)
     failed(reported, "elastic3d-commit", Edge.AGAIN)
-    assert isinstance(told.get(timeout=30), CommitDone)
+    assert isinstance(events.get(timeout=30), CommitDone)
     committer.close(10)
 
 
 def test_the_housekeeper_survives_an_unexpected_error(reported: Reported, store: Store) -> None:
     """The next checkpoint is still read back."""
-    told: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
-    keeper = Housekeeper(store, Saving(), once(told.put))
+    events: queue.SimpleQueue[HousekeeperEvent] = queue.SimpleQueue()
+    keeper = Housekeeper(store, Saving(), once(events.put))
     keeper.committed(committed(store, 5).checkpoint, 5, 1.0)
     failed(reported, "elastic3d-keep", Edge.AGAIN)
     keeper.committed(committed(store, 6).checkpoint, 6, 2.0)
-    said = told.get(timeout=30)
+    said = events.get(timeout=30)
     assert isinstance(said, Verified)
     assert said.step == 6
     keeper.close(10)
@@ -158,8 +158,8 @@ def test_the_tile_server_survives_the_failure_of_a_peers_thread(
 
 def test_an_unexpected_error_in_heartbeats_ends_the_process(reported: Reported) -> None:
     """A process that hears nobody would call everybody silent."""
-    told: queue.SimpleQueue[object] = queue.SimpleQueue()
-    links = Links("127.0.0.1", once(told.put), secret="5e" * 32, fresh=0.05)
+    events: queue.SimpleQueue[object] = queue.SimpleQueue()
+    links = Links("127.0.0.1", once(events.put), secret="5e" * 32, fresh=0.05)
     links.speak_for("a@1")
     links.watch(acts.WatchPeers(peers=(), expected=("b@1",)))
     failed(reported, "elastic3d-links", Edge.PROCESS)
@@ -204,13 +204,13 @@ def test_an_unreadable_message_of_a_companion_costs_its_slot(reported: Reported)
 
 def test_the_notice_watcher_survives_an_unexpected_error(reported: Reported) -> None:
     """It goes on asking."""
-    told: queue.SimpleQueue[CloudNotice] = queue.SimpleQueue()
+    notices: queue.SimpleQueue[CloudNotice] = queue.SimpleQueue()
     notice = CloudNotice(kind=NoticeKind.AWS, action="terminate", seconds=120.0, detail="spot")
     look = once(lambda: Look(notices={"a": notice}, pause=60.0))
     source = SimpleNamespace(name="cloud", look=look, close=lambda: None)
-    watcher = Watcher([cast(NoticeSource, source)], told.put)
+    watcher = Watcher([cast(NoticeSource, source)], notices.put)
     failed(reported, "elastic3d-notices-0", Edge.AGAIN)
-    assert told.get(timeout=30) == notice
+    assert notices.get(timeout=30) == notice
     watcher.close()
 
 
@@ -232,10 +232,10 @@ def client(etcd: EtcdServer) -> Iterator[EtcdClient]:
 @pytest.mark.etcd
 def test_a_watch_ends_when_a_delivery_fails(reported: Reported, client: EtcdClient) -> None:
     """It reports its end, which ends the member: one that hears nothing must not look alive."""
-    told: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-    watch = Watch(client, "a/", once(told.put))
+    deliveries: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    watch = Watch(client, "a/", once(deliveries.put))
     failed(reported, "etcd-watch", Edge.ALONE)
-    assert isinstance(told.get(timeout=30), etcd_watch.Ended)
+    assert isinstance(deliveries.get(timeout=30), etcd_watch.Ended)
     watch.close()
 
 
@@ -258,18 +258,18 @@ def test_the_lease_keeper_survives_an_unexpected_error(reported: Reported, clien
 @pytest.mark.etcd
 def test_an_unexpected_error_in_the_writer_is_reported_to_the_member(reported: Reported, client: EtcdClient) -> None:
     """The member is informed that it cannot go on."""
-    told: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
+    events: queue.SimpleQueue[e.Event] = queue.SimpleQueue()
     me = Node(name="a", incarnation="1", address="127.0.0.1", slots=())
 
     def pulse() -> Pulse:
         raise Unforeseen
 
-    writer = MemberWriter(client, "job/", me, 2.0, told.put, pulse, lambda: 0.05, SYSTEM)
+    writer = MemberWriter(client, "job/", me, 2.0, events.put, pulse, lambda: 0.05, SYSTEM)
     writer.start()
     writer.write(acts.PutMember(record=MemberRecord(node=me)))
     writer.write(acts.PutReport(report=Report(incarnation="1")))
     failed(reported, "elastic3d-member-writes", Edge.ALONE)
-    while not isinstance(said := told.get(timeout=30), e.Broken):
+    while not isinstance(said := events.get(timeout=30), e.Broken):
         pass
     assert "Unforeseen" in said.detail
     writer.close()

@@ -111,16 +111,16 @@ def test_every_error_has_one_base_and_is_in_the_tree() -> None:
 
 def test_no_bare_python_error_is_raised_to_users() -> None:
     """A bare ValueError says neither whether trying again helps nor what to do."""
-    found: dict[str, list[str]] = {}
+    raised: dict[str, list[str]] = {}
     for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
                 name = node.exc.func.id
                 if _builtin(name) and name not in ("AssertionError", "SystemExit"):
-                    found.setdefault(path, []).append(f"{path}:{node.lineno} raises {name}")
-    new = [line for path, lines in found.items() if path not in BARE for line in lines]
+                    raised.setdefault(path, []).append(f"{path}:{node.lineno} raises {name}")
+    new = [line for path, lines in raised.items() if path not in BARE for line in lines]
     assert not new, "raise an error of elastic3d.errors, or say in BARE who sees it:\n" + "\n".join(new)
-    assert BARE.keys() <= found.keys()
+    assert BARE.keys() <= raised.keys()
 
 
 def test_the_base_of_the_tree_is_never_raised_itself() -> None:

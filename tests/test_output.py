@@ -133,10 +133,10 @@ def test_dropped_events_are_reported_as_an_event(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", DROPPED, str(path), str(out)], env=ENVIRONMENT, timeout=90, check=True)
     finally:
         os.close(keep_open)
-    found = [json.loads(line) for line in out.read_text().splitlines()]
-    missing = sum(line["count"] for line in found if line["event"] == "events.dropped")
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    missing = sum(line["count"] for line in lines if line["event"] == "events.dropped")
     assert missing > 0
-    assert missing + sum(line["event"] == "snapshot.held" for line in found) == 25_001
+    assert missing + sum(line["event"] == "snapshot.held" for line in lines) == 25_001
 
 
 DEAF = """

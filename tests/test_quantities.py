@@ -86,9 +86,9 @@ def setting(text: str) -> None:
 
 
 def command(text: str) -> None:
-    told = CliRunner().invoke(application(), ["ckpt", "gc", "x", f"--grace={text}", "--keep-every=5"])
-    assert told.exit_code != 0  # refused, for that reason or another
-    raise UsageError(told.stderr)
+    result = CliRunner().invoke(application(), ["ckpt", "gc", "x", f"--grace={text}", "--keep-every=5"])
+    assert result.exit_code != 0  # refused, for that reason or another
+    raise UsageError(result.stderr)
 
 
 @pytest.mark.parametrize("enter", [option, setting, command])

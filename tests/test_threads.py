@@ -43,13 +43,13 @@ def test_work_that_fails_is_called_again(reported: queue.SimpleQueue[ThreadFailu
 
 def test_a_thread_that_fails_alone_notifies_its_waiter(reported: queue.SimpleQueue[ThreadFailure]) -> None:
     """Once; other threads go on."""
-    told: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
 
     def work() -> None:
         raise SystemExit(3)
 
-    threads.start(work, name="one", edge=Edge.ALONE, failed=told.put).join(30)
-    assert isinstance(told.get(timeout=10), SystemExit)
+    threads.start(work, name="one", edge=Edge.ALONE, failed=failures.put).join(30)
+    assert isinstance(failures.get(timeout=10), SystemExit)
     assert reported.get(timeout=10).edge is Edge.ALONE
 
 

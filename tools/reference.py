@@ -171,12 +171,12 @@ def documents() -> str:
             lines += ["", "One of " + ", ".join(f"`{member.value}`" for member in kind) + "."]
             continue
         lines += ["", "| field | type | |", "|---|---|---|"]
-        hints, told = typing.get_type_hints(kind), _docstrings(kind)
+        hints, docs = typing.get_type_hints(kind), _docstrings(kind)
         for field in dataclasses.fields(kind):
             used = [part for part in _classes(hints[field.name]) if part not in seen]
             seen.update(dict.fromkeys(used))
             queue += used
-            lines.append(f"| `{field.name}` | {_named(hints[field.name])} | {_cell(told.get(field.name, ''))} |")
+            lines.append(f"| `{field.name}` | {_named(hints[field.name])} | {_cell(docs.get(field.name, ''))} |")
     return "\n".join(lines) + "\n"
 
 

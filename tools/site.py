@@ -69,10 +69,10 @@ def problems(site: Path) -> Iterator[str]:
 
 def main() -> None:
     """Print what is wrong with the site named on the command line; exit with 1 if anything is."""
-    found = list(problems(Path(sys.argv[1])))
-    for line in found:
+    broken_links = list(problems(Path(sys.argv[1])))
+    for line in broken_links:
         print(line)
-    sys.exit(1 if found else 0)
+    sys.exit(1 if broken_links else 0)
 
 
 if __name__ == "__main__":

@@ -72,13 +72,13 @@ class Ours:
 
     def load(self, step: int) -> None:
         # As trainers do it: rank 0 opens the checkpoint and broadcasts what it found.
-        told: list[Any] = [None]
+        message: list[Any] = [None]
         if self.job.rank == 0:
-            found = open_checkpoint(self.store)
-            decision = Decision(source=STORE, step=found.step, generation=1, offers=tuple(found.offers(STORE)))
-            told = [restoring.dump(decision)]
-        dist.broadcast_object_list(told, src=0)
-        decision = restoring.load(told[0])
+            saved = open_checkpoint(self.store)
+            decision = Decision(source=STORE, step=saved.step, generation=1, offers=tuple(saved.offers(STORE)))
+            message = [restoring.dump(decision)]
+        dist.broadcast_object_list(message, src=0)
+        decision = restoring.load(message[0])
         assert decision.step == step
         source = PackSource(self.store, STORE)
         offers = restoring.offers(decision, {STORE: source}, self._boxes())

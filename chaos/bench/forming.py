@@ -175,8 +175,8 @@ def tables(results: Results, contenders: Sequence[Contender] = CONTENDERS) -> li
 
 def _cell(repeats: Sequence[Formed], name: str, unit: str, digits: int, factor: float = 1.0) -> str:
     """Return a figure of all repeats, or why there is none."""
-    found: list[float | None] = [getattr(formed, name) for formed in repeats]
+    values: list[float | None] = [getattr(formed, name) for formed in repeats]
     failed = [formed.failed for formed in repeats if formed.failed]
     if failed and len(failed) == len(repeats):
         return failed[-1]
-    return spread([None if value is None else factor * value for value in found], unit, digits)
+    return spread([None if value is None else factor * value for value in values], unit, digits)

@@ -189,7 +189,7 @@ def talk(nbytes: int, rank: int, port: int, prefix: str) -> tuple[float, float]:
     """Return the seconds of exchanging nothing much, and of `nbytes` with each of the others, for one collective."""
     store = PrefixStore(prefix, TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    found = []
+    fastest = []
     for size in (16, nbytes):
         sent, received = torch.zeros(2 * size, dtype=torch.uint8), torch.zeros(2 * size, dtype=torch.uint8)
         times = []
@@ -197,5 +197,5 @@ def talk(nbytes: int, rank: int, port: int, prefix: str) -> tuple[float, float]:
             began = time.perf_counter()
             dist.all_to_all_single(received, sent)
             times.append(time.perf_counter() - began)
-        found.append(min(times))
-    return found[0], found[1]
+        fastest.append(min(times))
+    return fastest[0], fastest[1]

@@ -153,12 +153,12 @@ def _alone(model: Model, profile: ModelProfile) -> float:
 
 
 def _best(act: Callable[[], object], times: int = 8) -> float:
-    found = []
+    seconds = []
     for _ in range(times):
         began = time.perf_counter()
         act()
-        found.append(time.perf_counter() - began)
-    return min(found)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
 
 
 def correlation(one: list[float], other: list[float]) -> float:

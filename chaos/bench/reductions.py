@@ -59,7 +59,7 @@ def measure(size: Size, *, say: Callable[[str], None] = lambda text: None) -> li
     def task(layout: Layout, reduction: str, rounds: int, clip: bool = False) -> Task:
         return Task(layout=layout, reduction=reduction, rounds=rounds, width=size.width, depth=size.depth, clip=clip)
 
-    found = []
+    tables = []
     each, once = Layout(pp=1, dp=RANKS, zero=2), Layout(pp=1, dp=RANKS, zero=1)
     for rounds in ROUNDS:
         crews = {
@@ -67,15 +67,15 @@ def measure(size: Size, *, say: Callable[[str], None] = lambda text: None) -> li
             "fast, once a step": task(once, "fast", rounds),
             "ordered": task(each, "ordered", rounds),
         }
-        found.append(compare(f"{each}, rounds per step: {rounds}", crews, "fast, each round", size))
-        say(found[-1].title)
+        tables.append(compare(f"{each}, rounds per step: {rounds}", crews, "fast, each round", size))
+        say(tables[-1].title)
     for layout, clip in ((once, False), (once, True), (Layout(pp=2, dp=2, zero=1), True), (Layout(pp=4, dp=1), True)):
         rounds = 2 * layout.pp
         crews = {"torch by hand": task(layout, "", rounds, clip), "elastic3d, fast": task(layout, "fast", rounds, clip)}
         title = f"{layout}, rounds per step: {rounds}, {'clipped' if clip else 'not clipped'}"
-        found.append(compare(title, crews, "torch by hand", size))
-        say(found[-1].title)
-    return found
+        tables.append(compare(title, crews, "torch by hand", size))
+        say(tables[-1].title)
+    return tables
 
 
 def tables(comparisons: Sequence[Comparison]) -> Iterator[Table]:

@@ -92,10 +92,10 @@ class State:
 
     def check(self) -> None:
         """Raise AssertionError unless the shards hold what `fill` puts there."""
-        found = {key: shard.clone() for key, shard in self.shards.items()}
+        kept = {key: shard.clone() for key, shard in self.shards.items()}
         self.fill()
         for key, shard in self.shards.items():
-            assert torch.equal(found[key], shard), f"{key} came back changed"
+            assert torch.equal(kept[key], shard), f"{key} came back changed"
 
     def dtensors(self) -> dict[str, DTensor]:
         """Return the shards as DTensors over the world."""

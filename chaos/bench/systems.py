@@ -131,8 +131,8 @@ class Torchs:
 
     def waiting(self, endpoint: str) -> int:
         self._endpoint = endpoint
-        found = self._state.get_state()
-        return len(pickle.loads(found[0]).participants) if found else 0
+        state = self._state.get_state()
+        return len(pickle.loads(state[0]).participants) if state else 0
 
     @cached_property
     def _state(self) -> Any:
@@ -168,8 +168,8 @@ class Lighthouse:
     def waiting(self, endpoint: str) -> int:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{endpoint}/status", timeout=10) as answer:
-            found = re.search(r"only have (\d+) participants", answer.read().decode())
-        return int(found[1]) if found else 0
+            match = re.search(r"only have (\d+) participants", answer.read().decode())
+        return int(match[1]) if match else 0
 
 
 class _Quorum:
@@ -177,8 +177,8 @@ class _Quorum:
         self._client, self._name = client, name
 
     def join(self) -> Place:
-        found = self._client.quorum(self._name, timedelta(seconds=JOIN_SECONDS))
-        names = sorted(member.replica_id for member in found.participants)
+        quorum = self._client.quorum(self._name, timedelta(seconds=JOIN_SECONDS))
+        names = sorted(member.replica_id for member in quorum.participants)
         return Place(names.index(self._name), len(names), None)
 
     def changed(self) -> bool:

@@ -79,7 +79,7 @@ class _Agents:
 
     def answers(self, what: str) -> list[Any]:
         """Return everybody's next answer, in order; NotFormed for what an agent failed with, and after the patience."""
-        found: dict[int, Any] = {}
+        answers: dict[int, Any] = {}
         numbers: dict[Any, int] = {pipe: number for number, pipe in enumerate(self._pipes)}
         while numbers:
             ready = wait(list(numbers), timeout=max(0.0, self._end - SYSTEM.monotonic()))
@@ -88,12 +88,12 @@ class _Agents:
             for pipe in ready:
                 number = numbers.pop(pipe)
                 try:
-                    found[number] = self._pipes[number].recv()
+                    answers[number] = self._pipes[number].recv()
                 except EOFError:
                     raise NotFormed(f"{what}: agent {number} died") from None
-                if isinstance(found[number], NotFormed):
-                    raise NotFormed(f"{what}: agent {number}: {found[number]}")
-        return [found[number] for number in range(len(self._pipes))]
+                if isinstance(answers[number], NotFormed):
+                    raise NotFormed(f"{what}: agent {number}: {answers[number]}")
+        return [answers[number] for number in range(len(self._pipes))]
 
 
 def form(system: System, agents: int, endpoint: str, server: int | None, idle: float, patience: float) -> Formed:

@@ -244,20 +244,20 @@ class Cast:
         me.wait(lambda: bool(self._checker.committed) or all(leader.over for leader in leaders))
         for _ in range(2):
             seat.faults = 0
-            with contextlib.suppress(CheckpointError), reading(seat, after=0.0) as found:
+            with contextlib.suppress(CheckpointError), reading(seat, after=0.0) as checkpoint:
                 for _ in range(2):
                     self._sleep(me, random.uniform(*_BETWEEN))
-                    self._read_again(seat, me, found)
+                    self._read_again(seat, me, checkpoint)
 
-    def _read_again(self, seat: Seat, me: Actor, found: Checkpoint) -> None:
+    def _read_again(self, seat: Seat, me: Actor, checkpoint: Checkpoint) -> None:
         try:
-            wrong = misread(found)
+            wrong = misread(checkpoint)
         except CheckpointError as error:
             if not seat.faults:
-                self._checker.lost(me.name, found.name, str(error))
+                self._checker.lost(me.name, checkpoint.name, str(error))
         else:
             if wrong:
-                self._checker.torn(me.name, found.name, wrong)
+                self._checker.torn(me.name, checkpoint.name, wrong)
 
     # A collector.
 

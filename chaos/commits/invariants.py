@@ -36,8 +36,8 @@ class View:
 
     def read(self, name: str) -> Versioned | None:
         self.seen.add(name)
-        found = self.store.objects.get(name)
-        return Versioned(data=found.data, token=found.token) if found else None
+        stored = self.store.objects.get(name)
+        return Versioned(data=stored.data, token=stored.token) if stored else None
 
     def size(self, name: str) -> int:
         self.seen.add(name)
@@ -152,8 +152,8 @@ class Checker:
     def lost(self, actor: str, checkpoint: str, why: str) -> None:
         """An undisturbed reader lost a checkpoint that it had announced and then found committed."""
         for name, (whose, held) in self._announced.items():
-            told = decode_announcement(held.data, name)
-            if (whose, told.checkpoint) == (actor, checkpoint) and self._store.now < held.modified + told.expires:
+            entry = decode_announcement(held.data, name)
+            if (whose, entry.checkpoint) == (actor, checkpoint) and self._store.now < held.modified + entry.expires:
                 self.violated(f"{actor} had announced that it reads {checkpoint}, and could not: {why}")
 
     def torn(self, actor: str, checkpoint: str, wrong: str) -> None:
@@ -223,8 +223,8 @@ class Checker:
         if request.actor.startswith("collector") and order.index(checkpoint) >= self._keep:
             self.collected.add(checkpoint)
             return
-        told = f", of which {self._reported[checkpoint]} was told" if checkpoint in self._reported else ""
-        self.violated(f"{request.actor} lost the committed {checkpoint}{told}")
+        witness = f", of which {self._reported[checkpoint]} was told" if checkpoint in self._reported else ""
+        self.violated(f"{request.actor} lost the committed {checkpoint}{witness}")
 
     def _look(self, checkpoint: str, when: str) -> None:
         """Restore a committed checkpoint from the store as it is."""

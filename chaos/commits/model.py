@@ -125,8 +125,8 @@ class ModelStore:
 
     def swap(self, name: str, expected: str | None, data: bytes) -> bool:
         """Write an object if its token is the expected one."""
-        found = self.objects.get(name)
-        if (found.token if found else None) != expected:
+        current = self.objects.get(name)
+        if (current.token if current else None) != expected:
             return False
         self.put(name, data)
         return True
@@ -138,10 +138,10 @@ class ModelStore:
 
     def held(self, name: str) -> Held:
         """Return an object; StoreNotFound if it is not there."""
-        found = self.objects.get(name)
-        if found is None:
+        stored = self.objects.get(name)
+        if stored is None:
             raise StoreNotFound(f"store model: {name} is not there")
-        return found
+        return stored
 
     def listed(self, prefix: str, *, stale: bool = False) -> list[Entry]:
         """Return the objects under `prefix`; if stale, those of some changes ago.
@@ -198,8 +198,8 @@ class Seat:
         """Return an object with its token."""
 
         def read() -> Versioned | None:
-            found = self._store.objects.get(name)
-            return Versioned(data=found.data, token=found.token) if found else None
+            stored = self._store.objects.get(name)
+            return Versioned(data=stored.data, token=stored.token) if stored else None
 
         return self.take("read", name, read)
 

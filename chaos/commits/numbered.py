@@ -47,8 +47,8 @@ class NumberedSeat(Seat):
         """Return an object with its token."""
         if name != names.LATEST:
             return super().read(name)
-        found = newest(self._versions, name)
-        return found[1] if found is not None else None
+        stored = newest(self._versions, name)
+        return stored[1] if stored is not None else None
 
     def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
         """Replace an object."""

@@ -33,8 +33,8 @@ class RegisteredModel(ModelStore):
 
     def decide(self, name: str, expected: str | None, data: bytes) -> bool:
         """Set a value of the register if its token is the expected one, None if there is none."""
-        found = self.values.get(name)
-        if (found.token if found else None) != expected:
+        current = self.values.get(name)
+        if (current.token if current else None) != expected:
             return False
         self.values[name] = Held(data=data, token=f"r{self.operations}", modified=self.now)
         if name == names.LATEST:
@@ -120,8 +120,8 @@ class _Register:
 
     def read(self, name: str) -> Versioned | None:
         def act() -> Versioned | None:
-            found = self._store.values.get(name)
-            return Versioned(data=found.data, token=found.token) if found else None
+            stored = self._store.values.get(name)
+            return Versioned(data=stored.data, token=stored.token) if stored else None
 
         return self._seat.take("read", name, act)
 

@@ -39,8 +39,8 @@ class Outcome:
 
     def document(self) -> dict[str, object]:
         """Return the outcome as JSON."""
-        told: dict[str, object] = {"seed": self.schedule.job.seed, "schedule": str(self.schedule)}
-        return told | {"violations": self.violations, "operations": self.lines}
+        fields: dict[str, object] = {"seed": self.schedule.job.seed, "schedule": str(self.schedule)}
+        return fields | {"violations": self.violations, "operations": self.lines}
 
 
 def play(schedule: Schedule, *, store: ModelStore | None = None) -> Outcome:

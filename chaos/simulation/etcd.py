@@ -100,18 +100,18 @@ class Reading:
         """Return the meaning of one key; raise BaseUnknown again if it was raised."""
         formed = item.key in FORMED
         key = (id(item), id(base) if formed else 0, id(whole) if formed else 0)
-        found = self._kept.get(key)
-        if found is None:
+        reading = self._kept.get(key)
+        if reading is None:
             said: e.OfRoster | e.OfBoard | e.Broken | BaseUnknown | None
             try:
                 said = read(root, item, base=base, whole=whole)
             except BaseUnknown as unknown:
                 said = unknown
             # The inputs are kept too: an identity is meaningful only while its object lives.
-            found = self._kept[key] = ((item, base, whole), said)
-        if isinstance(found[1], BaseUnknown):
-            raise BaseUnknown(str(found[1]))
-        return found[1]
+            reading = self._kept[key] = ((item, base, whole), said)
+        if isinstance(reading[1], BaseUnknown):
+            raise BaseUnknown(str(reading[1]))
+        return reading[1]
 
 
 @dataclass(slots=True, eq=False)
@@ -140,8 +140,8 @@ class Store:
 
     def get(self, key: str) -> KeyValue | None:
         """Return a key as it is."""
-        found = self.tiers.get(tier_of(key), {}).get(key)
-        return found.item if found is not None else None
+        stored = self.tiers.get(tier_of(key), {}).get(key)
+        return stored.item if stored is not None else None
 
     def all_of(self, tier: str) -> list[Change]:
         """Return all keys of a tier, in order of key as etcd returns them."""
@@ -392,14 +392,14 @@ class Etcd:
         if not self._reached(client):
             self.loop.later(0.3, self._read, client, tier, answer)
             return
-        found = self.store.all_of(tier)
+        changes = self.store.all_of(tier)
         if tier == "board":
-            found += self.store.all_of(keys.WHOLE.strip("/"))
-        size = sum(change.size for change in found)
+            changes += self.store.all_of(keys.WHOLE.strip("/"))
+        size = sum(change.size for change in changes)
         self.bytes += size
         at = self._carry(client, size) + self.random.uniform(*self.speeds.travel)
         store = self.store
-        self.loop.at(at, answer, found, store.revision, len(store.log(tier)), store.history)
+        self.loop.at(at, answer, changes, store.revision, len(store.log(tier)), store.history)
 
     # Leases.
 

@@ -151,8 +151,8 @@ class Network:
             answers = there is not None and there.state is not State.VANISHED
             both = there is not None and self.passes(process.host, there.host) and self.passes(there.host, process.host)
             (reached if answers and both else failed).append(peer.id)
-        told = e.Probed(reached=tuple(reached), failed=tuple(failed))
-        self.loop.later(PROBE if failed else 0.01, process.tell, told)
+        event = e.Probed(reached=tuple(reached), failed=tuple(failed))
+        self.loop.later(PROBE if failed else 0.01, process.tell, event)
 
     def _look_at_all(self) -> None:
         for me, ends in self._ends.items():

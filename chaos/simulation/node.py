@@ -186,7 +186,7 @@ class Member:
     def _list(self, tier: str, gap: bool, rolled_back: bool = False) -> None:
         roster_watches = self._roster_watches
         self.world.etcd.read(
-            self.client, tier, lambda *found: self._listed(tier, gap, rolled_back, roster_watches, *found)
+            self.client, tier, lambda *listed: self._listed(tier, gap, rolled_back, roster_watches, *listed)
         )
 
     def _listed(
@@ -195,7 +195,7 @@ class Member:
         gap: bool,
         rolled_back: bool,
         roster_watches: int,
-        found: list[Change],
+        changes: list[Change],
         revision: int,
         position: int,
         history: int,
@@ -203,9 +203,9 @@ class Member:
         if not self.alive or (tier == "roll" and roster_watches != self._roster_watches):
             return
         if tier == "board":
-            items = self._reader.listed([change.item for change in found if change.item is not None])
+            items = self._reader.listed([change.item for change in changes if change.item is not None])
         else:
-            items = [change.event for change in found if change.event is not None]
+            items = [change.event for change in changes if change.event is not None]
         news = e.Listed(
             tier=e.Tier(tier),
             items=tuple(i for i in items if not isinstance(i, e.Broken)),
@@ -213,7 +213,7 @@ class Member:
             gap=gap,
             rolled_back=rolled_back,
         )
-        self._digest(sum(change.size for change in found) * DECODING, [news, e.EtcdBack()])
+        self._digest(sum(change.size for change in changes) * DECODING, [news, e.EtcdBack()])
         self.etcd_lost = False
         self._heard_at = self.world.loop.now
         etcd = self.world.etcd
@@ -223,7 +223,7 @@ class Member:
 
     def _delivered(self, changes: list[Change]) -> None:
         self._heard_at = self.world.loop.now
-        told: list[e.Event] = []
+        events: list[e.Event] = []
         seconds, unknown = 0.0, False
         for change in changes:
             seconds += change.size * DECODING
@@ -236,8 +236,8 @@ class Member:
                 formed = said.generation if isinstance(said, e.GenerationPut) else said.proposal.generation
                 seconds += (len(formed.nodes) + len(formed.spares)) * APPLYING
             if said is not None:
-                told.append(said)
-        self._digest(seconds, told)
+                events.append(said)
+        self._digest(seconds, events)
         if unknown:
             self.world.etcd.unwatch(self.client.watches["board"])
             self._list("board", True)

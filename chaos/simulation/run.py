@@ -59,8 +59,8 @@ class Outcome:
 
     def document(self) -> dict[str, object]:
         """Return the outcome as JSON."""
-        told: dict[str, object] = {"seed": self.schedule.job.seed, "schedule": str(self.schedule)}
-        return told | {"violations": self.violations}
+        fields: dict[str, object] = {"seed": self.schedule.job.seed, "schedule": str(self.schedule)}
+        return fields | {"violations": self.violations}
 
 
 def policy_of(job: Job) -> Policy:

@@ -130,8 +130,8 @@ class World:
 
     def member(self, host: int) -> Member | None:
         """Return the living process of a host."""
-        found = self.members.get(host)
-        return found if found is not None and found.alive else None
+        member = self.members.get(host)
+        return member if member is not None and member.alive else None
 
     def alive(self) -> list[Member]:
         """Return all living processes, by host."""

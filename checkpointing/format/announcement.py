@@ -87,13 +87,13 @@ def at_work(announced: list[tuple[float, Announcement | FormatError]], now: floa
     An announcement that cannot be read may be that of a writer who began at any time.
     """
     checkpoints, since = set(), []
-    for modified, told in announced:
-        if isinstance(told, FormatError):
+    for modified, announcement in announced:
+        if isinstance(announcement, FormatError):
             if now < modified + EXPIRES:
                 since.append(0.0)
-        elif now < modified + told.expires:
-            if told.checkpoint is not None:
-                checkpoints.add(told.checkpoint)
-            if told.role is Role.WRITER:
-                since.append(modified - told.began)
+        elif now < modified + announcement.expires:
+            if announcement.checkpoint is not None:
+                checkpoints.add(announcement.checkpoint)
+            if announcement.role is Role.WRITER:
+                since.append(modified - announcement.began)
     return AtWork(checkpoints=frozenset(checkpoints), writing_since=min(since, default=None))

@@ -239,7 +239,7 @@ def _where(fields: Fields, spec: TensorSpec, box: Box, nbytes: int, packs: list[
     place, codec = fields.integer("pack"), fields.codec()
     if place >= len(packs):
         raise fields.fail(f"{spec.key} {box}: names pack {place} of {len(packs)}")
-    found = Base(
+    base = Base(
         digest=fields.digest("digest"),
         pack=packs[place][0],
         offset=fields.integer("offset"),
@@ -247,11 +247,11 @@ def _where(fields: Fields, spec: TensorSpec, box: Box, nbytes: int, packs: list[
         codec=codec,
         check="" if codec is Codec.RAW else fields.digest("check"),
     )
-    if not fits(codec, found.length, nbytes):
-        raise fields.fail(f"{spec.key} {box}: {found.length} stored bytes are not those of its box")
-    if found.offset < len(HEAD) or found.offset + found.length > packs[place][1] - TAIL:
+    if not fits(codec, base.length, nbytes):
+        raise fields.fail(f"{spec.key} {box}: {base.length} stored bytes are not those of its box")
+    if base.offset < len(HEAD) or base.offset + base.length > packs[place][1] - TAIL:
         raise fields.fail(f"{spec.key} {box}: lies outside its pack")
-    return found
+    return base
 
 
 def _stats(fields: Fields) -> Stats:

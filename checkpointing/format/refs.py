@@ -331,22 +331,22 @@ def decode_older(value: object, where: str) -> Older | None:
 
 def _tags(fields: Fields, where: str) -> dict[str, Target]:
     value = fields.optional("tags")
-    found = {}
+    tags = {}
     for tag, item in _object(fields, "tags", value).items():
         target = _target(item, where)
         if not names.is_tag(tag) or target is None:
             raise fields.fail(f"{tag!r:.80} is not a tag")
-        found[tag] = target
-    return found
+        tags[tag] = target
+    return tags
 
 
 def _pins(fields: Fields) -> dict[str, str]:
-    found = {}
+    pins = {}
     for checkpoint, reason in _object(fields, "pins", fields.optional("pins")).items():
         if names.parse_checkpoint(checkpoint) is None or not isinstance(reason, str):
             raise fields.fail(f"{checkpoint!r:.80} is not a pinned checkpoint")
-        found[checkpoint] = reason
-    return found
+        pins[checkpoint] = reason
+    return pins
 
 
 def _object(fields: Fields, name: str, value: object) -> dict[str, Any]:
@@ -377,11 +377,11 @@ def _quarantined(fields: Fields, where: str) -> tuple[Quarantined, ...]:
         return ()
     if not isinstance(value, list):
         raise fields.fail("quarantined is not a list")
-    found = []
+    objects = []
     for item in value:
         entry = Fields(item, where)
         until = entry.raw("until")
         if not names.is_tombstone(entry.raw("name")) or isinstance(until, bool) or not isinstance(until, int | float):
             raise entry.fail("quarantined names no tombstone, or no time")
-        found.append(Quarantined(name=entry.text("name"), digest=entry.digest("digest"), until=float(until)))
-    return tuple(found)
+        objects.append(Quarantined(name=entry.text("name"), digest=entry.digest("digest"), until=float(until)))
+    return tuple(objects)

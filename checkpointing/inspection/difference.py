@@ -122,10 +122,10 @@ def difference(before: CheckpointDocuments, after: CheckpointDocuments) -> Diffe
 
 def by_key(tiles: Iterable[StoredTile]) -> dict[str, list[StoredTile]]:
     """Return tiles by the key of their tensor."""
-    found: dict[str, list[StoredTile]] = defaultdict(list)
+    grouped: dict[str, list[StoredTile]] = defaultdict(list)
     for tile in tiles:
-        found[tile.spec.key].append(tile)
-    return found
+        grouped[tile.spec.key].append(tile)
+    return grouped
 
 
 def _tensor(

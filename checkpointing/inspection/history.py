@@ -56,19 +56,19 @@ def history(store: Store, committed: Sequence[str], modified: Mapping[str, float
 
 
 def commit_of(
-    found: CheckpointDocuments | None,
+    documents: CheckpointDocuments | None,
     before: CheckpointDocuments | None,
     name: str,
     error: str,
     modified: Mapping[str, float],
 ) -> Commit:
     """Return one line of history, from a checkpoint and the one committed before it."""
-    if found is None:
+    if documents is None:
         return Commit(checkpoint=name, modified=modified.get(name, 0.0), error=error)
-    own = _extents(found)
+    own = _extents(documents)
     older = _extents(before) if before is not None else set()
-    record = found.record
-    changed, recut = _changed(before, found) if before is not None else (None, 0)
+    record = documents.record
+    changed, recut = _changed(before, documents) if before is not None else (None, 0)
     return Commit(
         checkpoint=name,
         modified=modified.get(name, 0.0),
@@ -76,20 +76,20 @@ def commit_of(
         made_in=record.save.made_in,
         committed_in=record.committed_in,
         ranks=record.world,
-        parent=found.ranks[0].parent,
-        tensors=len(found.specs),
-        bytes=found.nbytes,
+        parent=documents.ranks[0].parent,
+        tensors=len(documents.specs),
+        bytes=documents.nbytes,
         written=sum(extent.length for extent in own - older),
         kept=sum(extent.length for extent in own & older),
         changed=changed,
         recut=recut,
-        added=len(found.specs.keys() - before.specs.keys()) if before is not None else 0,
-        removed=len(before.specs.keys() - found.specs.keys()) if before is not None else 0,
+        added=len(documents.specs.keys() - before.specs.keys()) if before is not None else 0,
+        removed=len(before.specs.keys() - documents.specs.keys()) if before is not None else 0,
     )
 
 
-def _extents(found: CheckpointDocuments) -> set[Extent]:
-    return {extent for tile in found.tiles for extent in extents(tile)}
+def _extents(documents: CheckpointDocuments) -> set[Extent]:
+    return {extent for tile in documents.tiles for extent in extents(tile)}
 
 
 def _changed(before: CheckpointDocuments, after: CheckpointDocuments) -> tuple[int, int]:

@@ -58,29 +58,31 @@ class Summary:
     facts: Mapping[str, Any]
 
 
-def summarise(found: CheckpointDocuments, labels: tuple[str, ...] = (), lineage: tuple[Ancestor, ...] = ()) -> Summary:
+def summarise(
+    documents: CheckpointDocuments, labels: tuple[str, ...] = (), lineage: tuple[Ancestor, ...] = ()
+) -> Summary:
     """Return the page about a checkpoint."""
-    save = found.record.save
+    save = documents.record.save
     return Summary(
-        checkpoint=found.name,
+        checkpoint=documents.name,
         step=save.step,
         made_in=save.made_in,
         attempt=save.attempt,
-        committed_in=found.record.committed_in,
-        root=found.record.root,
-        modified=found.modified,
+        committed_in=documents.record.committed_in,
+        root=documents.record.root,
+        modified=documents.modified,
         labels=labels,
-        tensors=len(found.specs),
-        tiles=len(found.tiles),
-        bytes=found.nbytes,
-        stored=sum(extent.length for extent in {extent for tile in found.tiles for extent in extents(tile)}),
-        packs=len(found.packs),
-        pack_bytes=sum(found.packs.values()),
-        codecs=_shares(found.tiles, lambda tile: str(tile.codec)),
-        dtypes=_shares(found.tiles, lambda tile: tile.spec.dtype),
-        writers=writers(found.ranks),
+        tensors=len(documents.specs),
+        tiles=len(documents.tiles),
+        bytes=documents.nbytes,
+        stored=sum(extent.length for extent in {extent for tile in documents.tiles for extent in extents(tile)}),
+        packs=len(documents.packs),
+        pack_bytes=sum(documents.packs.values()),
+        codecs=_shares(documents.tiles, lambda tile: str(tile.codec)),
+        dtypes=_shares(documents.tiles, lambda tile: tile.spec.dtype),
+        writers=writers(documents.ranks),
         lineage=lineage,
-        facts=found.record.facts,
+        facts=documents.record.facts,
     )
 
 
@@ -95,11 +97,11 @@ def _shares(tiles: Iterable[StoredTile], by: Callable[[StoredTile], str]) -> dic
     return dict(sorted(shares.items(), key=lambda item: (-item[1].bytes, item[0])))
 
 
-def lineage(store: Store, found: CheckpointDocuments, most: int) -> tuple[Ancestor, ...]:
+def lineage(store: Store, documents: CheckpointDocuments, most: int) -> tuple[Ancestor, ...]:
     """Follow parents back, `most` of them at most; reads the record and one manifest of each."""
     ancestors: list[Ancestor] = []
-    seen: set[str] = {found.name}
-    parent = found.ranks[0].parent
+    seen: set[str] = {documents.name}
+    parent = documents.ranks[0].parent
     while parent is not None and parent not in seen and len(ancestors) < most:
         seen.add(parent)
         try:

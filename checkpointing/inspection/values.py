@@ -34,9 +34,9 @@ class ValueDifference:
     rms: float | None
 
 
-def doubtful(found: Difference) -> list[str]:
+def doubtful(difference: Difference) -> list[str]:
     """Return the keys of tensors that both checkpoints have and that may differ."""
-    return [one.key for one in found.tensors if one.change in (Change.CHANGED, Change.RECUT)]
+    return [one.key for one in difference.tensors if one.change in (Change.CHANGED, Change.RECUT)]
 
 
 def to_read(before: CheckpointDocuments, after: CheckpointDocuments, keys: Sequence[str]) -> int:
@@ -98,10 +98,10 @@ class _Side:
         self._source: TileSource = checkpoint.source("store")
 
     def read(self, spec: TensorSpec, boxes: Sequence[Box]) -> dict[Box, bytearray]:
-        found = {box: bytearray(box.numel * spec.itemsize) for box in boxes}
+        buffers = {box: bytearray(box.numel * spec.itemsize) for box in boxes}
         wanted = [(spec, box) for box in boxes]
-        resolve(wanted, self._offers[spec.key], {"store": self._source}, lambda _, box: memoryview(found[box]))
-        return found
+        resolve(wanted, self._offers[spec.key], {"store": self._source}, lambda _, box: memoryview(buffers[box]))
+        return buffers
 
 
 def _batches(spec: TensorSpec, boxes: Sequence[Box]) -> Iterator[list[Box]]:

@@ -95,10 +95,10 @@ class Contents:
 
     def read(self, keys: Sequence[str]) -> dict[str, bytearray]:
         """Return the bytes of small tensors, whole."""
-        found = {key: bytearray(spec.box.numel * spec.itemsize) for key, spec in self._specs(keys).items()}
+        buffers = {key: bytearray(spec.box.numel * spec.itemsize) for key, spec in self._specs(keys).items()}
         specs = self.checkpoint.specs
-        self.fill(Wanted(spec=specs[key], box=specs[key].box, buffer=found[key]) for key in found)
-        return found
+        self.fill(Wanted(spec=specs[key], box=specs[key].box, buffer=buffers[key]) for key in buffers)
+        return buffers
 
     def slabs(self, specs: Iterable[TensorSpec]) -> Iterator[tuple[TensorSpec, Box, memoryview]]:
         """Yield tensors slab by slab, in the order of their bytes; at most two batches are in memory."""
@@ -135,12 +135,12 @@ class Contents:
         """
         if objects.TIES not in self.checkpoint.specs:
             return {}
-        found: dict[str, str] = {}
+        ties: dict[str, str] = {}
         for group in objects.read_ties(bytes(self.read([objects.TIES])[objects.TIES])):
             there = [key for key in group if key in self.checkpoint.specs]
             looks = {key: self._look(key) for key in there}
-            found |= {key: there[0] for key in there[1:] if looks[key] == looks[there[0]]}
-        return found
+            ties |= {key: there[0] for key in there[1:] if looks[key] == looks[there[0]]}
+        return ties
 
     def _look(self, key: str) -> tuple[str, tuple[int, ...], frozenset[tuple[Box, str]]]:
         spec = self.checkpoint.specs[key]
@@ -152,8 +152,8 @@ class Contents:
             yield want.spec, want.box, memoryview(want.buffer)
 
     def _specs(self, keys: Sequence[str]) -> dict[str, TensorSpec]:
-        found = {key: self.checkpoint.specs[key] for key in keys}
-        for key, spec in found.items():
+        specs = {key: self.checkpoint.specs[key] for key in keys}
+        for key, spec in specs.items():
             if spec.dtype != "uint8" or len(spec.shape) != 1:
                 raise FormatError(f"{key}: is {spec.dtype} {list(spec.shape)}, where an object is one row of uint8")
-        return found
+        return specs

@@ -69,7 +69,7 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     numbers as keys become their text. Tensors that shared memory lie at one place.
     """
     target.mkdir()
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     paths: dict[str, objects.Path] = {}
     names = {spec.key: name for name, spec in specs.items()}
     tied = {key: first for key, first in contents.ties().items() if key in names and first in names}
@@ -77,30 +77,32 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     total = sum(spec.box.numel * spec.itemsize for spec in once)
     for name, spec in specs.items():
         properties = TensorProperties(dtype=DTYPES[spec.dtype])
-        found[name] = TensorStorageMetadata(properties=properties, size=torch.Size(spec.shape), chunks=[])
+        entries[name] = TensorStorageMetadata(properties=properties, size=torch.Size(spec.shape), chunks=[])
     with _Output(target) as output:
         done = 0
         for name, spec in specs.items():
             if not spec.box.numel:
-                output.tensor(name, found[name], spec, spec.box, memoryview(b""))
+                output.tensor(name, entries[name], spec, spec.box, memoryview(b""))
         for spec, box, slab in contents.slabs(once):
-            output.tensor(names[spec.key], found[names[spec.key]], spec, box, slab)
+            output.tensor(names[spec.key], entries[names[spec.key]], spec, box, slab)
             done += slab.nbytes
             progress(done, total)
         for key, first in tied.items():
-            output.again(names[key], found[names[key]], names[first], found[names[first]])
+            output.again(names[key], entries[names[key]], names[first], entries[names[first]])
         if all(name == contents.name(spec.key) for name, spec in specs.items()):
             paths = contents.paths()
             stored = contents.read(list(contents.objects.values()))
             for name, key in contents.objects.items():
                 data = bytes(stored[key])
                 output.bytes(name, data if key.startswith(objects.TORCH) else objects.saved(objects.unwrap(key, data)))
-                found[name] = BytesStorageMetadata()
+                entries[name] = BytesStorageMetadata()
         places = output.places
     metadata = Metadata(
-        state_dict_metadata=found,
+        state_dict_metadata=entries,
         # The paths in their own order, which is that of the nested state dict.
-        planner_data={name: objects.plain_path(name, paths) for name in [*filter(found.__contains__, paths), *found]},
+        planner_data={
+            name: objects.plain_path(name, paths) for name in [*filter(entries.__contains__, paths), *entries]
+        },
         storage_data=places,
     )
     with (target / METADATA).open("wb") as file:
@@ -155,10 +157,10 @@ class _Files:
                 self._open.pop(next(iter(self._open))).close()
             self._open[path] = path.open("rb")
         section = torch_files.Section(self._open[path], info.offset, info.length)
-        found = torch_files.load_without_data(section, f"{path}: {name}")
-        if not isinstance(found, torch.Tensor):
-            raise ForeignFormat(f"{path}: {name} is stored as a {type(found).__name__}, not as a tensor")
-        return found, path
+        tensor = torch_files.load_without_data(section, f"{path}: {name}")
+        if not isinstance(tensor, torch.Tensor):
+            raise ForeignFormat(f"{path}: {name} is stored as a {type(tensor).__name__}, not as a tensor")
+        return tensor, path
 
 
 def _chunks(
@@ -183,13 +185,13 @@ def _chunks(
                 raise ForeignFormat(f"{inside.file}: {key} {box} is stored as {inside.spec.dtype} {inside.spec.shape}")
             yield Stored(spec=spec, box=box, file=inside.file, offset=inside.offset)
             continue
-        found, path = files.tensor(info, key)
-        if tuple(found.shape) != box.shape or dtype_name(found.dtype) != dtype:
+        tensor, path = files.tensor(info, key)
+        if tuple(tensor.shape) != box.shape or dtype_name(tensor.dtype) != dtype:
             raise ForeignFormat(
-                f"{path}: {key} {box} is stored as {found.dtype} {list(found.shape)}, and {METADATA} says "
+                f"{path}: {key} {box} is stored as {tensor.dtype} {list(tensor.shape)}, and {METADATA} says "
                 f"{dtype} {list(box.shape)}"
             )
-        place = torch_files.locate(key, found, path, info.offset)
+        place = torch_files.locate(key, tensor, path, info.offset)
         yield Stored(spec=spec, box=box, file=path, offset=place.offset, strides=place.strides)
 
 
@@ -223,13 +225,13 @@ def _sizes(value: Any) -> bool:
     return isinstance(value, tuple) and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
 
 
-def _paths(found: Any) -> dict[str, objects.Path]:
+def _paths(planner_data: Any) -> dict[str, objects.Path]:
     """Return the paths that the default planner left, those of the right form."""
-    if not isinstance(found, dict):
+    if not isinstance(planner_data, dict):
         return {}
     return {
         name: list(path)
-        for name, path in found.items()
+        for name, path in planner_data.items()
         if isinstance(name, str) and isinstance(path, tuple) and path and all(type(step) in (str, int) for step in path)
     }
 

@@ -52,16 +52,16 @@ class DcpMetadata:
 def load(data: bytes, name: str) -> DcpMetadata:
     """Return the metadata in a `.metadata` file; ForeignFormat names the file and what is not allowed in it."""
     try:
-        found = _Unpickler(data).load()
-        if not isinstance(found, metadata.Metadata) or not isinstance(found.state_dict_metadata, dict):
+        loaded = _Unpickler(data).load()
+        if not isinstance(loaded, metadata.Metadata) or not isinstance(loaded.state_dict_metadata, dict):
             raise ForeignFormat(f"{name}: holds no metadata of DCP")
-        if not isinstance(found.storage_data, dict):
+        if not isinstance(loaded.storage_data, dict):
             raise ForeignFormat(f"{name}: does not say where its data lies")
         places = {
             (index.fqn, None if index.offset is None else tuple(index.offset)): info
-            for index, info in found.storage_data.items()
+            for index, info in loaded.storage_data.items()
         }
-        return DcpMetadata(entries=found.state_dict_metadata, places=places, paths=found.planner_data)
+        return DcpMetadata(entries=loaded.state_dict_metadata, places=places, paths=loaded.planner_data)
     except _Forbidden as error:
         raise ForeignFormat(f"{name}: its pickle names {error}, which DCP does not write; it is not loaded") from error
     except ForeignFormat:

@@ -83,20 +83,20 @@ class Reader(StorageReader):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Return the checkpoint's contents in DCP's terms: each tensor as a single chunk."""
         self._contents = contents = Contents(open_checkpoint(self._store, self._name))
-        found: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+        entries: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
         for spec in contents.tensors:
             if spec.dtype not in DTYPES:
                 raise SpecMismatch(f"{spec.key}: this torch has no {spec.dtype}; upgrade it to load the checkpoint")
             whole = ChunkStorageMetadata(offsets=torch.Size([0] * len(spec.shape)), sizes=torch.Size(spec.shape))
             properties = TensorProperties(dtype=DTYPES[spec.dtype])
-            found[contents.name(spec.key)] = TensorStorageMetadata(
+            entries[contents.name(spec.key)] = TensorStorageMetadata(
                 properties=properties, size=torch.Size(spec.shape), chunks=[whole] if spec.box.numel else []
             )
-        found |= {name: BytesStorageMetadata() for name in contents.objects}
+        entries |= {name: BytesStorageMetadata() for name in contents.objects}
         paths = contents.paths()
         return Metadata(
-            state_dict_metadata=found,
-            planner_data={name: objects.plain_path(name, paths) for name in found},
+            state_dict_metadata=entries,
+            planner_data={name: objects.plain_path(name, paths) for name in entries},
             storage_meta=StorageMeta(checkpoint_id=contents.checkpoint.name, load_id=self.load_id),
         )
 
@@ -170,7 +170,7 @@ class Reader(StorageReader):
         keys = self._contents.objects
         data = self._contents.read([keys[item.storage_index.fqn] for item in items])
         # All are checked before any is passed on; torch only unpickles bytes written here, never those stored.
-        values = {key: objects.unwrap(key, bytes(found)) for key, found in data.items()}
+        values = {key: objects.unwrap(key, bytes(wrapped)) for key, wrapped in data.items()}
         for item in items:
             planner.load_bytes(item, io.BytesIO(objects.saved(values[keys[item.storage_index.fqn]])))
 

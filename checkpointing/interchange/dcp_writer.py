@@ -155,11 +155,11 @@ class Writer(StorageWriter, AsyncStager):
         try:
             stager = DefaultStager(StagingOptions(False, False, False, False))
             try:
-                found = stager.stage(state_dict)
+                staged = stager.stage(state_dict)
             finally:
                 stager.close()
-            assert isinstance(found, dict)
-            return Staged(found, self._turns, turn)
+            assert isinstance(staged, dict)
+            return Staged(staged, self._turns, turn)
         except BaseException:
             turn.end()
             raise
@@ -368,13 +368,13 @@ def _objects(plan: SavePlan, planner: SavePlanner) -> dict[Any, tuple[str, bytes
     for item in plan.items:
         if item.type is not WriteItemType.BYTE_IO:
             continue
-        found = planner.resolve_data(item)
-        assert isinstance(found, io.BytesIO)
+        resolved = planner.resolve_data(item)
+        assert isinstance(resolved, io.BytesIO)
         name = objects.key_of(item.index.fqn)
-        key, data = objects.wrap_saved(name, found.getvalue())
+        key, data = objects.wrap_saved(name, resolved.getvalue())
         try:
             if not objects.loadable(key, data):
-                key, data = objects.wrap_plain(name, _looked_up(item, planner, found.getvalue()))
+                key, data = objects.wrap_plain(name, _looked_up(item, planner, resolved.getvalue()))
             kept[item.index] = key, data
         except NoPlainForm as error:
             refused.append(f"{shown(item.index.fqn)}: {error}")

@@ -52,8 +52,8 @@ def ties(tensors: Iterable[Stored]) -> list[list[str]]:
             place = (spec.dtype, spec.shape, stored.box, stored.file, stored.offset, stored.strides)
             places.setdefault(spec.key, []).append(place)
     groups: dict[frozenset[Any], list[str]] = {}
-    for name, found in places.items():
-        groups.setdefault(frozenset(found), []).append(name)
+    for name, spots in places.items():
+        groups.setdefault(frozenset(spots), []).append(name)
     return sorted(sorted(group) for group in groups.values() if len(group) > 1)
 
 

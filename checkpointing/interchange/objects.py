@@ -70,8 +70,8 @@ _MADE = re.compile("named/[0-9a-f]{64}")
 
 def read_names(data: bytes) -> dict[str, str]:
     """Return the names stored under `object/names`, by key, if the key is derived from the name."""
-    found = json.loads(data)
-    return {key: name for key, name in found.items() if isinstance(name, str) and key_of(name) == key}
+    stored = json.loads(data)
+    return {key: name for key, name in stored.items() if isinstance(name, str) and key_of(name) == key}
 
 
 def name_of(key: str) -> str:
@@ -224,11 +224,11 @@ def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[Any,
             if following is None:
                 _set(here, step, value)
             else:
-                found = _get(here, step)
-                if found is None:
-                    found = [] if isinstance(following, int) else {}
-                    _set(here, step, found)
-                here = found
+                child = _get(here, step)
+                if child is None:
+                    child = [] if isinstance(following, int) else {}
+                    _set(here, step, child)
+                here = child
     return root
 
 
@@ -248,14 +248,14 @@ def _set(container: Any, step: Step, value: Any) -> None:
 
 def read_paths(data: bytes) -> dict[str, Path]:
     """Return the paths stored under `object/paths`; those that do not have the form above are left out."""
-    found = json.loads(data)
-    return {name: path for name, path in found.items() if path and all(map(_is_step, path))}
+    stored = json.loads(data)
+    return {name: path for name, path in stored.items() if path and all(map(_is_step, path))}
 
 
 def read_ties(data: bytes) -> list[list[str]]:
     """Return the groups stored under `object/ties`; others are left out."""
-    found = json.loads(data)
-    return [group for group in found if isinstance(group, list) and all(isinstance(name, str) for name in group)]
+    stored = json.loads(data)
+    return [group for group in stored if isinstance(group, list) and all(isinstance(name, str) for name in group)]
 
 
 def _is_step(step: Any) -> bool:

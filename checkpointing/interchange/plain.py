@@ -146,10 +146,10 @@ def _enum(value: enum.Enum) -> Any:
 
 
 def _class(module: str, name: str) -> Any:
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, "__dict__", {}).get(part)
-    return found
+        value = getattr(value, "__dict__", {}).get(part)
+    return value
 
 
 def _member(tree: Mapping[str, Any]) -> enum.Enum:
@@ -195,10 +195,10 @@ def _moment(value: datetime.datetime | datetime.time) -> Any:
 
 
 def _dtype(tree: Mapping[str, Any]) -> torch.dtype:
-    found = getattr(torch, tree["name"], None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, tree["name"], None)
+    if not isinstance(dtype, torch.dtype):
         raise NotHere(f"this torch has no {tree['name']}; upgrade it")
-    return found
+    return dtype
 
 
 def _known(dtype: str) -> str:
@@ -208,9 +208,9 @@ def _known(dtype: str) -> str:
 
 
 def _buffer(tree: Mapping[str, Any]) -> io.BytesIO:
-    found = io.BytesIO(_bytes(tree["data"]))
-    found.seek(tree["at"])
-    return found
+    buffer = io.BytesIO(_bytes(tree["data"]))
+    buffer.seek(tree["at"])
+    return buffer
 
 
 _ENCODERS: dict[type, Callable[[Any], Any]] = {

@@ -49,13 +49,13 @@ def read(source: Path) -> Foreign:
     parts: list[tuple[Stored, tuple[int, ...]]] = []
     facts = None
     for file, expected in files.items():
-        found, metadata = read_file(file)
-        if expected is not None and expected - found.keys():
-            missing = ", ".join(sorted(expected - found.keys())[:8])
+        in_file, metadata = read_file(file)
+        if expected is not None and expected - in_file.keys():
+            missing = ", ".join(sorted(expected - in_file.keys())[:8])
             raise ForeignFormat(f"{file}: its index says it holds {missing}, and it does not")
         offsets = _offsets(metadata, file)
-        parts.extend((stored, offsets[name]) for name, stored in found.items() if name in offsets)
-        whole = {name: stored for name, stored in found.items() if name not in offsets}
+        parts.extend((stored, offsets[name]) for name, stored in in_file.items() if name in offsets)
+        whole = {name: stored for name, stored in in_file.items() if name not in offsets}
         twice = sorted(whole.keys() & tensors.keys())
         if twice:
             raise ForeignFormat(f"{file}: {', '.join(twice[:8])}: in another shard, too")
@@ -198,10 +198,10 @@ def _without_index(folder: Path) -> list[Path]:
     if len(files) == 1:
         return files
     shards = [_SHARD.fullmatch(file.name) for file in files]
-    sets = {(found["stem"], int(found["all"])) for found in shards if found}
+    sets = {(match["stem"], int(match["all"])) for match in shards if match}
     if all(shards) and len(sets) == 1:
         ((_, count),) = sets
-        if {int(found["number"]) for found in shards if found} == set(range(1, count + 1)):
+        if {int(match["number"]) for match in shards if match} == set(range(1, count + 1)):
             return files
         raise ForeignFormat(f"{folder}: has {len(files)} shards of {count}, and no index: some are missing")
     raise ForeignFormat(
@@ -212,10 +212,12 @@ def _without_index(folder: Path) -> list[Path]:
 
 def _index(folder: Path) -> Path | None:
     """Return the index in a folder: the usual one, or the only one, such as that of a variant."""
-    found = [folder / INDEX] if (folder / INDEX).exists() else sorted(folder.glob("*" + _INDEX))
-    if len(found) > 1:
-        raise ForeignFormat(f"{folder}: has {len(found)} indexes; give one of them: {', '.join(f.name for f in found)}")
-    return found[0] if found else None
+    indexes = [folder / INDEX] if (folder / INDEX).exists() else sorted(folder.glob("*" + _INDEX))
+    if len(indexes) > 1:
+        raise ForeignFormat(
+            f"{folder}: has {len(indexes)} indexes; give one of them: {', '.join(f.name for f in indexes)}"
+        )
+    return indexes[0] if indexes else None
 
 
 def read_file(file: Path, base: int = 0) -> tuple[dict[str, Stored], dict[str, Any]]:
@@ -230,11 +232,11 @@ def read_file(file: Path, base: int = 0) -> tuple[dict[str, Stored], dict[str, A
         if not isinstance(header, dict):
             raise ValueError("its header is no object")
         metadata = header.pop("__metadata__", None) or {}
-        found = {name: _stored(name, entry, file, end) for name, entry in header.items()}
+        tensors = {name: _stored(name, entry, file, end) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ForeignFormat(f"{file}: its header is damaged: {error}") from error
     # The format's own rule: bytes that belong to no tensor, or to two, could hide something.
-    for stored in sorted(found.values(), key=lambda item: (item.offset, item.spec.box.numel)):
+    for stored in sorted(tensors.values(), key=lambda item: (item.offset, item.spec.box.numel)):
         if stored.offset != end:
             raise ForeignFormat(f"{file}: {stored.spec.key} does not begin where the tensor before it ends")
         end += stored.spec.box.numel * stored.spec.itemsize
@@ -242,7 +244,7 @@ def read_file(file: Path, base: int = 0) -> tuple[dict[str, Stored], dict[str, A
         raise ForeignFormat(
             f"{file}: has {base + size} bytes where its header says {end}: it is cut short, or has a tail"
         )
-    return found, metadata
+    return tensors, metadata
 
 
 def _offsets(metadata: Mapping[str, Any], file: Path) -> dict[str, tuple[int, ...]]:
@@ -250,12 +252,12 @@ def _offsets(metadata: Mapping[str, Any], file: Path) -> dict[str, tuple[int, ..
     if not isinstance(metadata, dict) or _SHARDING not in metadata:
         return {}
     try:
-        found = {name: tuple(entry["saved_offsets"]) for name, entry in json.loads(metadata[_SHARDING]).items()}
+        offsets = {name: tuple(entry["saved_offsets"]) for name, entry in json.loads(metadata[_SHARDING]).items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ForeignFormat(f"{file}: its {_SHARDING} is damaged: {error}") from error
-    if not all(type(n) is int and 0 <= n < 1 << 63 for offset in found.values() for n in offset):
+    if not all(type(n) is int and 0 <= n < 1 << 63 for offset in offsets.values() for n in offset):
         raise ForeignFormat(f"{file}: its {_SHARDING} has an offset that is no number from 0")
-    return found
+    return offsets
 
 
 def _joined(parts: Sequence[tuple[Stored, tuple[int, ...]]], source: Path) -> list[Stored]:
@@ -269,20 +271,20 @@ def _joined(parts: Sequence[tuple[Stored, tuple[int, ...]]], source: Path) -> li
         if not len(offset) == len(shape) == len(before) or dtypes.setdefault(key, part.spec.dtype) != part.spec.dtype:
             raise ForeignFormat(f"{source}: {key}: its parts do not fit one another")
         shapes[key] = tuple(map(max, before, reach))
-    found: dict[tuple[str, Box], Stored] = {}
+    joined: dict[tuple[str, Box], Stored] = {}
     for part, offset in parts:
         spec = TensorSpec(key=part.spec.key, dtype=part.spec.dtype, shape=shapes[part.spec.key])
         box = Box(start=offset, stop=tuple(a + n for a, n in zip(offset, part.spec.shape, strict=True)))
         # Tensors that every rank has whole are in each rank's file.
-        found.setdefault((spec.key, box), Stored(spec=spec, box=box, file=part.file, offset=part.offset))
-    return list(found.values())
+        joined.setdefault((spec.key, box), Stored(spec=spec, box=box, file=part.file, offset=part.offset))
+    return list(joined.values())
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("names something twice")
-    return found
+    return entries
 
 
 def _counted(spec: TensorSpec) -> list[int]:
@@ -310,7 +312,7 @@ def _facts(metadata: Mapping[str, Any], file: Path) -> dict[str, Any] | None:
     if _FACTS not in metadata:
         return None
     try:
-        found = json.loads(metadata[_FACTS])
+        facts = json.loads(metadata[_FACTS])
     except (ValueError, TypeError) as error:
         raise ForeignFormat(f"{file}: its facts are no JSON: {error}") from error
-    return found if isinstance(found, dict) else None
+    return facts if isinstance(facts, dict) else None

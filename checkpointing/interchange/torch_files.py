@@ -161,9 +161,9 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     with target.open("wb") as opened, torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save(state, opened)
     with target.open("rb") as written:
-        found, _ = objects.flatten(load_without_data(written, str(target), ours=True))
+        flat, _ = objects.flatten(load_without_data(written, str(target), ours=True))
     places = {
-        name: locate(name, value, target).offset for name, value in found.items() if isinstance(value, torch.Tensor)
+        name: locate(name, value, target).offset for name, value in flat.items() if isinstance(value, torch.Tensor)
     }
     written_once = [spec for spec in specs.values() if spec.key not in tied]
     begins = {spec.key: places[named[spec.key]] for spec in written_once if spec.box.numel}

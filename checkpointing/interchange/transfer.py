@@ -95,7 +95,7 @@ def import_checkpoint(
     if not foreign.tensors and not foreign.objects:
         raise ForeignFormat(f"{path}: holds nothing")
     parts = list(_parts(foreign, tile_bytes))
-    told = facts if facts is not None else foreign.facts or {"imported": {"kind": known.value}}
+    recorded = facts if facts is not None else foreign.facts or {"imported": {"kind": known.value}}
     total = sum(unit.nbytes for part in parts for unit in part if isinstance(unit, Slab))
     count = _Count(progress or _silent, total)
     for rank, part in enumerate(parts):
@@ -108,7 +108,7 @@ def import_checkpoint(
                 rank=rank,
                 world=len(parts),
                 pieces=_pieces(part, count),
-                facts=dict(told),
+                facts=dict(recorded),
                 options=options,
             )
         except Inconsistent as error:

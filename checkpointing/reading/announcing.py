@@ -59,9 +59,9 @@ class Announced:
         self._asked = True
         for _ in range(_WRITES):
             sent = self._clock()
-            told = Announcement(role=self._role, checkpoint=self._checkpoint, began=sent - self._began + MARGIN)
+            announcement = Announcement(role=self._role, checkpoint=self._checkpoint, began=sent - self._began + MARGIN)
             try:
-                self._store.put(self._name, encode_announcement(told))
+                self._store.put(self._name, encode_announcement(announcement))
             except (CheckpointError, OSError):
                 return False  # such as for a reader who may not write, and has only the grace
             if self._clock() - sent <= MARGIN:
@@ -112,28 +112,28 @@ def reading(store: Store, name: str = "latest", *, after: float = ANNOUNCED_AFTE
     checked to be still committed after it was announced. Errors are those of `open_checkpoint`.
     """
     for _ in range(_TRIES):
-        found = open_checkpoint(store, name)
-        with announced(store, Role.READER, found.name, after=after):
-            if after <= 0 and found.name not in committed(store, read_versioned(store)[0]):
+        checkpoint = open_checkpoint(store, name)
+        with announced(store, Role.READER, checkpoint.name, after=after):
+            if after <= 0 and checkpoint.name not in committed(store, read_versioned(store)[0]):
                 continue  # a collection dropped it meanwhile
-            yield found
+            yield checkpoint
             return
     raise NoCheckpoint(f"store {store.url}: what {name} means was collected {_TRIES} times while it was opened")
 
 
 def announced_in(store: Store, now: float) -> AtWork:
     """Return the readers and writers in a store at `now`, by its clock."""
-    found: list[tuple[float, Announcement | FormatError]] = []
+    announcements: list[tuple[float, Announcement | FormatError]] = []
     for entry in list(store.entries(names.ANNOUNCEMENTS)):
         if not names.is_announcement(entry.name):
             continue
         try:
-            found.append((entry.modified, decode_announcement(store.get(entry.name), entry.name)))
+            announcements.append((entry.modified, decode_announcement(store.get(entry.name), entry.name)))
         except StoreNotFound:
             continue  # done just now
         except FormatError as error:
-            found.append((entry.modified, error))
-    return at_work(found, now)
+            announcements.append((entry.modified, error))
+    return at_work(announcements, now)
 
 
 def forget_expired(store: Store, now: float, after: float) -> None:

@@ -41,11 +41,11 @@ def read_ref(store: Store, name: str = LATEST) -> Ref | None:
 
 def read_versioned(store: Store) -> tuple[Ref | None, str | None]:
     """Return `latest` and the token that a swap of it must name; (None, None) if it is not there."""
-    found = store.read(names.LATEST)
-    if found is None:
+    versioned = store.read(names.LATEST)
+    if versioned is None:
         return None, None
     try:
-        return decode_ref(found.data, names.LATEST), found.token
+        return decode_ref(versioned.data, names.LATEST), versioned.token
     except NewerFormat:
         raise
     except FormatError as error:
@@ -107,12 +107,14 @@ def match(kept: Sequence[str], text: str, *, where: str) -> str:
         for name in kept:
             if int(name.partition(".")[0]) == int(text):
                 return name
-    found = [name for name in kept if name.startswith(text)] if text else []
-    if len(found) == 1:
-        return found[0]
-    if found:
-        shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
-        raise NoCheckpoint(f"{where}: {text!r} begins the names of {len(found)} checkpoints: {shown}; give more of it")
+    matches = [name for name in kept if name.startswith(text)] if text else []
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        shown = ", ".join(matches[:_SHOWN]) + (", ..." if len(matches) > _SHOWN else "")
+        raise NoCheckpoint(
+            f"{where}: {text!r} begins the names of {len(matches)} checkpoints: {shown}; give more of it"
+        )
     raise NoCheckpoint(f"{where}: {text!r} is no tag, step or committed checkpoint; `ls` shows those there")
 
 

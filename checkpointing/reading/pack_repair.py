@@ -46,10 +46,10 @@ class RepairingPackSource(PackSource):
             raise SourceError(str(error)) from error
         if base is not None and hexdigest(stored) == own.check:
             # The difference is whole, so that the base must be damaged: tile and difference give the base.
-            found = decode(own.codec, stored, tile.nbytes, tile.spec.itemsize, data)
-            if digest(tile.spec, tile.box, memoryview(found)) != base.digest:
+            base_data = decode(own.codec, stored, tile.nbytes, tile.spec.itemsize, data)
+            if digest(tile.spec, tile.box, memoryview(base_data)) != base.digest:
                 raise SourceError(f"{names.pack(own.pack)} at {own.offset}: was not a difference to its base")
-            self._put_back(base, bytes(encode(base.codec, found, tile.spec.itemsize)))
+            self._put_back(base, bytes(encode(base.codec, base_data, tile.spec.itemsize)))
         else:
             under = None if base is None else self.base(tile, base)
             self._put_back(own, bytes(encode(own.codec, data, tile.spec.itemsize, under)))

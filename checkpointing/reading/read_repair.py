@@ -33,8 +33,8 @@ class ReadRepair:
     def good(self, offer: Offered, data: memoryview) -> None:
         """Repair all bad copies of a tile that has just been verified."""
         with self._lock:
-            found = self._bad.pop((offer.spec.key, offer.box, offer.digest), ()) if self._bad else ()
-        self._repair(found, data)
+            bad = self._bad.pop((offer.spec.key, offer.box, offer.digest), ()) if self._bad else ()
+        self._repair(bad, data)
 
     def finish(self, regions: Iterable[Region]) -> None:
         """Repair the copies that lie whole in a region, all regions being filled."""

@@ -92,9 +92,9 @@ def open_checkpoint(store: Store, ref_or_name: Ref | str = "latest") -> Checkpoi
                 raise NoCheckpoint(f"store {store.url}: nothing was ever committed here")
             else:
                 name, expected = ref_or_name.checkpoint, ref_or_name.record_digest
-            found = _open(store, name, expected)
-            if found is not None:
-                return found
+            checkpoint = _open(store, name, expected)
+            if checkpoint is not None:
+                return checkpoint
     raise NoCheckpoint(f"store {store.url}: checkpoint {name} was collected while it was opened")
 
 

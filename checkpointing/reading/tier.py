@@ -224,8 +224,8 @@ class DiskTier:
         for folder, _, files in os.walk(self._root / "tiles"):
             for file in files:
                 with contextlib.suppress(FileNotFoundError):
-                    found = os.stat(f"{folder}/{file}")
-                    yield found.st_mtime, found.st_size, f"{folder}/{file}"
+                    stat = os.stat(f"{folder}/{file}")
+                    yield stat.st_mtime, stat.st_size, f"{folder}/{file}"
 
     def _used(self) -> int:
         return sum(size for _, size, _ in self._files())

@@ -76,8 +76,8 @@ class _Verifier:
         self._sizes = {entry.name: entry.size for entry in self._store.entries("")}
         self._total = sum(self._sizes.values())
         documents = [name for name in self._sizes if _decoder(name)]
-        for found in self._each(self._document, sorted(documents, key=_first)):
-            yield from found
+        for findings in self._each(self._document, sorted(documents, key=_first)):
+            yield from findings
         self._committed = {checkpoint for ref in self._refs.values() for checkpoint in ref.committed}
         yield from self._chains()
         yield from self._links()
@@ -85,8 +85,8 @@ class _Verifier:
             for use in uses(manifest):
                 self._users[use.pack].append(use)
         yield from self._packs_missing()
-        for found in self._each(self._pack, [pack for name in self._sizes if (pack := names.parse_pack(name))]):
-            yield from found
+        for findings in self._each(self._pack, [pack for name in self._sizes if (pack := names.parse_pack(name))]):
+            yield from findings
         for name in self._sizes:
             if not (_decoder(name) or names.parse_pack(name)):
                 self._step(self._sizes[name])
@@ -118,7 +118,7 @@ class _Verifier:
         assert decoder is not None
         try:
             data = self._store.get(name)
-            digest, found = hexdigest(data), decoder(data, name)
+            digest, document = hexdigest(data), decoder(data, name)
         except StoreNotFound:
             with self._lock:
                 self._total -= self._sizes.pop(name)  # gone since it was listed; whether it is needed is checked later
@@ -128,15 +128,15 @@ class _Verifier:
             parsed = names.parse_manifest(name)
             return [from_error(name, error, rank=parsed[1] if parsed else None)]
         self._digests[name] = digest
-        if isinstance(found, Ref):
+        if isinstance(document, Ref):
             if name.startswith(names.REFS):  # the shadow may be old: it only has to be whole
-                self._refs[name] = found
-        elif isinstance(found, History):
-            self._history[name] = found
-        elif isinstance(found, Record):
-            self._records[name] = found
-        elif isinstance(found, RankManifest):
-            self._manifests[name] = found
+                self._refs[name] = document
+        elif isinstance(document, History):
+            self._history[name] = document
+        elif isinstance(document, Record):
+            self._records[name] = document
+        elif isinstance(document, RankManifest):
+            self._manifests[name] = document
         self._step(self._sizes[name])
         return []
 

@@ -33,26 +33,26 @@ class Reach:
         listed: the names that a listing has shown. relisted: the history will be written anew, so that its present
         parts are not needed. FormatError if a kept checkpoint cannot be read.
         """
-        found = {link.name for link in ref.condemning}
+        needed = {link.name for link in ref.condemning}
         older = None if relisted else ref.older
         for part in history(self._store, older):
             assert older is not None, "there is a part"
-            found.add(older.name)
+            needed.add(older.name)
             older = part.older
         with ThreadPoolExecutor(_READERS, thread_name_prefix="reach") as pool:
             for sizes in pool.map(self.objects, kept):
-                found.update(sizes)
+                needed.update(sizes)
             for objects in pool.map(self._save, _open(ref, listed)):
-                found |= objects
-        return found
+                needed |= objects
+        return needed
 
     def of_dropped(self, checkpoints: Iterable[str]) -> set[str]:
         """Return the objects of checkpoints that may no longer be committed, as far as they exist."""
-        found: set[str] = set()
+        needed: set[str] = set()
         for name in checkpoints:
             with contextlib.suppress(FormatError, NoCheckpoint, StoreNotFound):
-                found.update(self.objects(name))
-        return found
+                needed.update(self.objects(name))
+        return needed
 
     def objects(self, checkpoint: str) -> dict[str, int]:
         """Return the bytes of every object that a checkpoint needs, by name; FormatError if it cannot be read.
@@ -61,11 +61,11 @@ class Reach:
         """
         if checkpoint not in self._checkpoints:
             record = read_record(self._store, checkpoint)
-            found = {record.name: 0}
+            sizes = {record.name: 0}
             for entry in record.manifests:
-                found[entry.name] = entry.size
-                found |= self._packs(entry.name)
-            self._checkpoints[checkpoint] = found
+                sizes[entry.name] = entry.size
+                sizes |= self._packs(entry.name)
+            self._checkpoints[checkpoint] = sizes
         return self._checkpoints[checkpoint]
 
     def _save(self, name: str) -> frozenset[str]:

@@ -40,26 +40,26 @@ def repair_latest(store: Store, *, generation: int = 0) -> Ref:
     Nothing is deleted. KeepRefused if there is nothing to repair from; NewerFormat if only a newer version may repair.
     """
     for _ in range(_TRIES):
-        found = store.read(names.LATEST)
-        base, sound = _base(store, found)
+        versioned = store.read(names.LATEST)
+        base, sound = _base(store, versioned)
         if sound and base is not None:
             return base
         wholes, tombstones = _wholes(store), _tombstones(store)
-        if found is None and base is None and not wholes:
+        if versioned is None and base is None and not wholes:
             raise KeepRefused(f"store {store.url}: there is no ref and no checkpoint here; nothing was changed")
         rebuilt = _rebuild(store, base, wholes, tombstones, generation)
         data = encode_ref(rebuilt)
-        if store.compare_and_swap(names.LATEST, found.token if found is not None else None, data):
+        if store.compare_and_swap(names.LATEST, versioned.token if versioned is not None else None, data):
             leave_shadow(store, data)
             return rebuilt
     raise StoreError(f"store {store.url}: somebody else writes {names.LATEST}; look at it, then try again")
 
 
-def _base(store: Store, found: Versioned | None) -> tuple[Ref | None, bool]:
+def _base(store: Store, versioned: Versioned | None) -> tuple[Ref | None, bool]:
     """Return the better of ref and shadow, and whether it is the ref and all its links are intact."""
-    if found is not None:
+    if versioned is not None:
         try:
-            ref = decode_ref(found.data, names.LATEST)
+            ref = decode_ref(versioned.data, names.LATEST)
         except NewerFormat:
             raise
         except FormatError:
@@ -79,15 +79,15 @@ def _base(store: Store, found: Versioned | None) -> tuple[Ref | None, bool]:
 
 def _wholes(store: Store) -> list[_Whole]:
     """Return all whole records, newest first, one for each step of a generation."""
-    found = []
+    wholes = []
     for name in store.list(names.CHECKPOINTS):
         checkpoint = names.parse_record(name)
         whole = _whole(store, checkpoint) if checkpoint else None
         if whole is not None:
-            found.append(whole)
-    found.sort(key=lambda whole: (*_place(whole.record), whole.record.committed_in), reverse=True)
+            wholes.append(whole)
+    wholes.sort(key=lambda whole: (*_place(whole.record), whole.record.committed_in), reverse=True)
     best: dict[tuple[int, int], _Whole] = {}
-    for whole in found:
+    for whole in wholes:
         best.setdefault(_place(whole.record), whole)
     return list(best.values())
 
@@ -112,15 +112,15 @@ def _whole(store: Store, checkpoint: str) -> _Whole | None:
 
 def _tombstones(store: Store) -> dict[str, tuple[str, frozenset[str]]]:
     """Return digest and objects of every tombstone that can be read."""
-    found = {}
+    tombstones = {}
     for name in filter(names.is_tombstone, store.list(names.SWEEPS)):
         try:
             data = store.get(name)
             objects = frozenset(doomed.name for doomed in decode_tombstone(data, name).objects)
         except (FormatError, StoreNotFound):
             continue
-        found[name] = hexdigest(data), objects
-    return found
+        tombstones[name] = hexdigest(data), objects
+    return tombstones
 
 
 def _rebuild(
@@ -163,11 +163,11 @@ def _rebuild(
 
 def _generations(store: Store) -> set[int]:
     """Return the generations that occur in names in the store."""
-    found = set()
+    generations = set()
     for prefix in (names.CHECKPOINTS, names.SAVES):
         for name in store.list(prefix):
             parsed = names.parse_checkpoint(names.parse_record(name)) or names.parse_manifest(name)
             if parsed is not None:
-                found.add(parsed[0].made_in)
-                found.update({parsed[1]} if prefix == names.CHECKPOINTS else ())
-    return found
+                generations.add(parsed[0].made_in)
+                generations.update({parsed[1]} if prefix == names.CHECKPOINTS else ())
+    return generations

@@ -161,12 +161,12 @@ def _manifest_names(store: Store, save: names.Save, committed_in: int, world: in
     name = names.record(names.checkpoint(save, committed_in))
     with contextlib.suppress(StoreNotFound):
         return [entry.name for entry in decode_record(store.get(name), name).manifests]
-    found: dict[int, str] = {}
+    by_rank: dict[int, str] = {}
     for name in store.list(names.manifests(save)):
         parsed = names.parse_manifest(name)
         if parsed is not None and parsed[1] < world:
-            found.setdefault(parsed[1], name)
-    return [found[rank] for rank in sorted(found)]
+            by_rank.setdefault(parsed[1], name)
+    return [by_rank[rank] for rank in sorted(by_rank)]
 
 
 def _read_manifests(store: Store, chosen: list[str]) -> tuple[list[RankManifest], list[ManifestEntry]]:
@@ -178,8 +178,8 @@ def _read_manifests(store: Store, chosen: list[str]) -> tuple[list[RankManifest]
         return decode_manifest(data, name), ManifestEntry(name=name, digest=hexdigest(data), size=len(data))
 
     with ThreadPoolExecutor(max(1, min(_READERS, len(chosen))), thread_name_prefix="manifests") as pool:
-        found = [pair for pair in pool.map(read, chosen) if pair is not None]
-    return [manifest for manifest, _ in found], [entry for _, entry in found]
+        pairs = [pair for pair in pool.map(read, chosen) if pair is not None]
+    return [manifest for manifest, _ in pairs], [entry for _, entry in pairs]
 
 
 def _check_packs(store: Store, manifests: list[RankManifest]) -> None:

@@ -44,19 +44,19 @@ def encode_tile(tile: Hashed, choice: Choice, bases: Bases) -> Encoded:
     difference to the parent's tile if that halves them, or at least makes them shorter than their planes.
     """
     spec, box, data = tile.piece.spec, tile.piece.box, tile.piece.data
-    found: tuple[Bytes, Codec, Base | None] = (data, Codec.RAW, None)
+    best: tuple[Bytes, Codec, Base | None] = (data, Codec.RAW, None)
     shortest = data.nbytes / WORTH
     if choice is Choice.XOR and spec.dtype in _STEPS and (base := bases.older(spec, box)) is not None:
         older = bases.fetch(spec, box, base)
         if older is not None:
             stored = encode(Codec.XOR_PLANES, data, spec.itemsize, older)
             if len(stored) <= shortest:
-                found, shortest = (stored, Codec.XOR_PLANES, base), len(stored)
+                best, shortest = (stored, Codec.XOR_PLANES, base), len(stored)
     if choice is not Choice.RAW and shortest > data.nbytes / _FRESH:
         stored = encode(Codec.PLANES, data, spec.itemsize)
         if len(stored) <= shortest:
-            found = (stored, Codec.PLANES, None)
-    stored, codec, base_used = found
+            best = (stored, Codec.PLANES, None)
+    stored, codec, base_used = best
     content = Content(
         spec=spec,
         box=box,

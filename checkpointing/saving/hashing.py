@@ -42,15 +42,15 @@ def _hash(tile: Piece, bases: Bases) -> Hashed:
     stats: Stats = None
     if tile.digest and bases.same(tile.spec, tile.box, tile.digest) is not None:
         return Hashed(piece=tile, digest=tile.digest, stats=stats)
-    found = digest(tile.spec, tile.box, tile.data)
-    if tile.digest not in ("", found):
+    tile_digest = digest(tile.spec, tile.box, tile.data)
+    if tile.digest not in ("", tile_digest):
         raise Corrupt(
             f"{tile.spec.key} {tile.box}: its bytes changed in memory after their digest was taken, and were not "
             "written. A save of a newer state helps; if this happens again, have the machine's memory tested"
         )
-    if bases.same(tile.spec, tile.box, found) is None:
+    if bases.same(tile.spec, tile.box, tile_digest) is None:
         stats = statistics(tile.spec.dtype, tile.data)  # right after the digest, while the tile is in the cache
-    return Hashed(piece=tile, digest=found, stats=stats)
+    return Hashed(piece=tile, digest=tile_digest, stats=stats)
 
 
 def _batches(tiles: Sequence[Piece]) -> Iterator[list[Piece]]:

@@ -129,8 +129,8 @@ def save_rank(
             manifest = there
         return _saved(manifest, data, parent, sent=packed.sent, speeds=packed.speeds)
     manifest = decode_manifest(data, name)
-    with contextlib.closing(hashed(tiles, bases, options.workers)) as found:
-        _check_same(manifest, world, common, specs, {(t.piece.spec, t.piece.box, t.digest) for t in found})
+    with contextlib.closing(hashed(tiles, bases, options.workers)) as hashed_tiles:
+        _check_same(manifest, world, common, specs, {(t.piece.spec, t.piece.box, t.digest) for t in hashed_tiles})
     return _saved(manifest, data, parent, sent=0, speeds=options.speeds)
 
 
@@ -144,9 +144,9 @@ def _pack(
 ) -> Packed:
     with (
         Packer(store, bases, options, tiles=tiles, clock=clock, sleep=sleep) as packer,
-        contextlib.closing(hashed(tiles, bases, options.workers)) as found,
+        contextlib.closing(hashed(tiles, bases, options.workers)) as hashed_tiles,
     ):
-        for tile in found:
+        for tile in hashed_tiles:
             packer.add(tile)
         return packer.finish()
 

@@ -48,15 +48,15 @@ class Sent:
 
     def compare(self, store: Readable, name: str) -> None:
         """Read the object back; Miswritten if it is not what was yielded last."""
-        found = blake3.blake3()
+        hasher = blake3.blake3()
         read = 0
         while True:
             piece = store.get(name, read, read + _PIECE)
-            found.update(piece)
+            hasher.update(piece)
             read += len(piece)
             if len(piece) < _PIECE:
                 break
-        if read != self._size or found.digest() != self._hash.digest():
+        if read != self._size or hasher.digest() != self._hash.digest():
             raise miswritten(store.url, name)
 
 

@@ -66,10 +66,10 @@ class EncryptedStore:
 
     def read(self, name: str) -> Versioned | None:
         """Return an object with its token, None if it is not there."""
-        found = self._store.read(name)
-        if found is None:
+        versioned = self._store.read(name)
+        if versioned is None:
             return None
-        return Versioned(data=self._open(name, found.data), token=found.token)
+        return Versioned(data=self._open(name, versioned.data), token=versioned.token)
 
     def size(self, name: str) -> int:
         """Return an object's size when decrypted."""
@@ -101,13 +101,13 @@ class EncryptedStore:
         """Yield the objects whose names begin with `prefix`, sorted by name."""
         # Pack names are encrypted below, so all of them are listed.
         below = names.PACKS if prefix.startswith(names.PACKS) else prefix
-        found: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         for entry in self._store.entries(below):
             name = self._name_of(entry.name)
             if name.startswith(prefix):
-                found[name] = Entry(name=name, size=_plain_size(entry.size), modified=entry.modified)
-        for name in sorted(found):
-            yield found[name]
+                entries[name] = Entry(name=name, size=_plain_size(entry.size), modified=entry.modified)
+        for name in sorted(entries):
+            yield entries[name]
 
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens if it is not there."""

@@ -159,14 +159,14 @@ class FsspecStore:
         folder = prefix.rpartition("/")[0]
         try:
             with self._errors("list", prefix):
-                found = self._fs.find(f"{self._root}/{folder}".rstrip("/"), detail=True)
+                infos = self._fs.find(f"{self._root}/{folder}".rstrip("/"), detail=True)
         except StoreNotFound:
             return
         lead = len(self._root) + 1
-        for path in sorted(found):
+        for path in sorted(infos):
             name = path[lead:]
             if name.startswith(prefix):
-                yield Entry(name=name, size=int(found[path]["size"]), modified=_modified(found[path]))
+                yield Entry(name=name, size=int(infos[path]["size"]), modified=_modified(infos[path]))
 
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens if it is not there."""

@@ -98,8 +98,8 @@ class LocalStore:
     def read(self, name: str) -> Versioned | None:
         """Return an object with its token, None if it is not there."""
         with self._errors("read", name):
-            found = newest(self._versions(name), f"store {self._root}: {name}")
-        return found[1] if found is not None else None
+            version = newest(self._versions(name), f"store {self._root}: {name}")
+        return version[1] if version is not None else None
 
     def size(self, name: str) -> int:
         """Return an object's bytes."""
@@ -175,8 +175,8 @@ class LocalStore:
         """Yield the objects whose names begin with `prefix`, sorted by name; those that vanish are left out."""
         for name in self.list(prefix):
             with self._errors("list", prefix), contextlib.suppress(FileNotFoundError), self._opened(name) as descriptor:
-                found = os.fstat(descriptor)
-                yield Entry(name=name, size=found.st_size, modified=found.st_mtime)
+                stat = os.fstat(descriptor)
+                yield Entry(name=name, size=stat.st_size, modified=stat.st_mtime)
 
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens if it is not there."""

@@ -61,10 +61,10 @@ def swap(versions: Versions, expected: str, data: bytes, where: str) -> bool:
 
     StoreError if so many others came after it that it cannot be known whether this one succeeded.
     """
-    found = newest(versions, where)
-    if found is None or found[1].token != expected:
+    version = newest(versions, where)
+    if version is None or version[1].token != expected:
         return False
-    return append(versions, found[0] + 1, data, where)
+    return append(versions, version[0] + 1, data, where)
 
 
 def append(versions: Versions, number: int, data: bytes, where: str) -> bool:

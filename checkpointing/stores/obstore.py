@@ -158,8 +158,8 @@ class ObstoreStore:
             return True
         if self._bare or '"' not in expected:
             return False
-        found = self.read(name)
-        if found is None or found.token != expected:
+        versioned = self.read(name)
+        if versioned is None or versioned.token != expected:
             return False
         # Refused although nothing has changed: Ceph's radosgw wants the ETag without its quotes.
         self._bare = self._swap(name, expected.replace('"', ""), data)
@@ -185,14 +185,14 @@ class ObstoreStore:
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield the objects whose names begin with `prefix`, sorted by name."""
         folder = prefix.rpartition("/")[0]  # obstore's prefixes are whole parts of names
-        found = []
+        entries = []
         with self._errors("list", prefix or "its objects"):
             for page in self._client.list(folder or None, chunk_size=1000):
                 for meta in page:
                     if meta["path"].startswith(prefix):
                         modified = meta["last_modified"].timestamp()
-                        found.append(Entry(name=meta["path"], size=meta["size"], modified=modified))
-        yield from sorted(found, key=lambda entry: entry.name)
+                        entries.append(Entry(name=meta["path"], size=meta["size"], modified=modified))
+        yield from sorted(entries, key=lambda entry: entry.name)
 
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens if it is not there."""
@@ -276,10 +276,10 @@ class _Summed:
 
 
 def _md5(blocks: Iterable[bytes | memoryview]) -> hashlib._Hash:
-    found = hashlib.md5(usedforsecurity=False)
+    hasher = hashlib.md5(usedforsecurity=False)
     for block in blocks:
-        found.update(block)
-    return found
+        hasher.update(block)
+    return hasher
 
 
 def _first(

@@ -26,16 +26,16 @@ def probe(store: Store) -> None:
     try:
         created = store.put_if_absent(name, first)
         again = store.put_if_absent(name, second)
-        found = store.read(name)
+        versioned = store.read(name)
         demand(
-            created and not again and found is not None and found.data == first,
+            created and not again and versioned is not None and versioned.data == first,
             "create-only writes (If-None-Match)",
             "two writers could overwrite each other",
             f"{_ELSEWHERE}, or give a register that decides in its place.",
         )
-        assert found is not None
-        swapped = store.compare_and_swap(name, found.token, second)
-        stale = store.compare_and_swap(name, found.token, third)
+        assert versioned is not None
+        swapped = store.compare_and_swap(name, versioned.token, second)
+        stale = store.compare_and_swap(name, versioned.token, third)
         demand(
             swapped and not stale and store.get(name) == second,
             "compare-and-swap (If-Match)",

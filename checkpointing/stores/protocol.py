@@ -102,10 +102,10 @@ def create(store: Store, name: str, data: bytes) -> bytes:
         if store.put_if_absent(name, data):
             return data
     except StoreError:
-        found = store.read(name)
-        if found is None:
+        versioned = store.read(name)
+        if versioned is None:
             raise
-        return found.data
+        return versioned.data
     return store.get(name)
 
 

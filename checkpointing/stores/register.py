@@ -95,10 +95,10 @@ class RegisteredStore:
         try:
             return self._store.get(name, start, stop)
         except StoreNotFound:
-            found = self.read(name)
-            if found is None:
+            versioned = self.read(name)
+            if versioned is None:
                 raise
-            return found.data[start : max(start, stop) if stop is not None else None]
+            return versioned.data[start : max(start, stop) if stop is not None else None]
 
     def read(self, name: str) -> Versioned | None:
         """Return an object with its token, from the register, or from the store if the register does not know it."""
@@ -119,10 +119,10 @@ class RegisteredStore:
         try:
             return self._store.size(name)
         except StoreNotFound:
-            found = self.read(name)
-            if found is None:
+            versioned = self.read(name)
+            if versioned is None:
                 raise
-            return len(found.data)
+            return len(versioned.data)
 
     def put(self, name: str, data: Data, *, check: bool = False) -> None:
         """Write an object that needs no decision, such as a pack."""

@@ -151,15 +151,15 @@ class RetryingStore:
                     return True
             except StoreError as error:
                 lost.append(error)
-                found = self._store.read(name)
-                if found is None:
+                versioned = self._store.read(name)
+                if versioned is None:
                     raise
-                return found.data == data
+                return versioned.data == data
             if not lost:
                 return False
             # An earlier try may have arrived late.
-            found = self._store.read(name)
-            return found is not None and found.data == data
+            versioned = self._store.read(name)
+            return versioned is not None and versioned.data == data
 
         return self._again(attempt)
 
@@ -179,10 +179,10 @@ class RetryingStore:
                     return False
             except StoreError as error:
                 lost.append(error)
-            found = self._store.read(name)
-            if found is not None and found.data == data:
+            versioned = self._store.read(name)
+            if versioned is not None and versioned.data == data:
                 return True
-            if (found.token if found is not None else None) == expected:
+            if (versioned.token if versioned is not None else None) == expected:
                 raise lost[-1]  # not done, so that it may be tried again
             raise _Undecided from lost[-1]
 

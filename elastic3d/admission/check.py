@@ -60,7 +60,7 @@ def run_checks(works: Sequence[Check], *, clock: Clock = SYSTEM) -> tuple[CheckR
 
 
 def _start(work: Check, clock: Clock) -> _Running:
-    found: list[CheckResult] = []
+    results: list[CheckResult] = []
 
     def run() -> None:
         begun = clock.monotonic()
@@ -72,7 +72,7 @@ def _start(work: Check, clock: Clock) -> _Running:
             detail = str(error)
         except Exception as error:  # noqa: BLE001  # drivers raise anything; whatever it is, it is the result
             detail = f"{type(error).__name__}: {error}"
-        found.append(CheckResult(name=work.name, ok=ok, detail=detail, seconds=clock.monotonic() - begun))
+        results.append(CheckResult(name=work.name, ok=ok, detail=detail, seconds=clock.monotonic() - begun))
 
     thread = threads.start(run, name=f"check-{work.name}", edge=threads.Edge.ALONE)
-    return _Running(work, thread, found)
+    return _Running(work, thread, results)

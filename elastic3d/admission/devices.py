@@ -62,8 +62,8 @@ def present(kind: str, places: int) -> str:
 def product(device: str, multiply: Multiply | None = None) -> str:
     """Multiply two matrices of whole numbers on a device and compare the digest; Unfit if it differs."""
     one, other = _factors()
-    found = (multiply or _multiply)(one.to(device), other.to(device)).cpu().contiguous()
-    digest = blake3.blake3(found.numpy().tobytes()).hexdigest()
+    result = (multiply or _multiply)(one.to(device), other.to(device)).cpu().contiguous()
+    digest = blake3.blake3(result.numpy().tobytes()).hexdigest()
     if digest != PRODUCT:
         raise Unfit(
             f"{device} multiplies wrongly: the digest of a known product is {digest[:12]}, not {PRODUCT[:12]}; "

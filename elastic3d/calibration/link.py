@@ -143,6 +143,6 @@ def one_of_two(spec: Any) -> None:
     torch.set_num_threads(1)
     device = torch.device(spec["device"], spec["rank"]) if spec["device"] == "cuda" else torch.device("cpu")
     store = FileStore(spec["meet"], 2)
-    found = exchange(store, spec["rank"], device, seconds=spec["seconds"], sizes=spec["sizes"])
+    measured = exchange(store, spec["rank"], device, seconds=spec["seconds"], sizes=spec["sizes"])
     if spec["rank"] == 0:
-        Path(spec["answer"]).write_text(json.dumps(to_json(found)))
+        Path(spec["answer"]).write_text(json.dumps(to_json(measured)))

@@ -121,14 +121,16 @@ def calibrate(
             between = _between(wish, listen, host, port)
             if _companion():
                 return
-            found = measure(wish, made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), between=between, say=say)
+            calibration = measure(
+                wish, made=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), between=between, say=say
+            )
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     try:
-        save(found, output)
+        save(calibration, output)
     except OSError as error:
         raise UsageError(f"--output {str(output)!r} cannot be written: {error.strerror or error}") from error
-    _tell(found, as_json)
+    _tell(calibration, as_json)
     if not as_json:
         print(f"saved to {output}; use it with elastic3d plan --calibration {output}")
 
@@ -176,24 +178,24 @@ def _address(peer: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _tell(found: Calibration, as_json: bool) -> None:
+def _tell(calibration: Calibration, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(to_json(found), indent=2))
+        print(json.dumps(to_json(calibration), indent=2))
         return
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_row("device", f"{found.name} ({found.device}), {spell_bytes(found.memory)} a slot")
-    table.add_row("products", f"{found.flops / 1e12:.3g} TFLOP/s in {found.number}")
-    table.add_row("memory", f"{found.memory_bandwidth / 1e9:.3g} GB/s")
-    for what, one in (("inside a node", found.inside), ("between nodes", found.between)):
-        told = "not measured"
+    table.add_row("device", f"{calibration.name} ({calibration.device}), {spell_bytes(calibration.memory)} a slot")
+    table.add_row("products", f"{calibration.flops / 1e12:.3g} TFLOP/s in {calibration.number}")
+    table.add_row("memory", f"{calibration.memory_bandwidth / 1e9:.3g} GB/s")
+    for what, one in (("inside a node", calibration.inside), ("between nodes", calibration.between)):
+        text = "not measured"
         if one is not None:
-            told = f"{spell_time(one.latency)} + {one.bandwidth / 1e9:.3g} GB/s each way ({one.backend})"
-            told += f", line within {one.error:.0%}"
-        table.add_row(what, told)
-    if found.block is not None:
-        block = found.block
-        told = f"forward {spell_time(block.forward)}, backward {spell_time(block.backward)}"
+            text = f"{spell_time(one.latency)} + {one.bandwidth / 1e9:.3g} GB/s each way ({one.backend})"
+            text += f", line within {one.error:.0%}"
+        table.add_row(what, text)
+    if calibration.block is not None:
+        block = calibration.block
+        text = f"forward {spell_time(block.forward)}, backward {spell_time(block.backward)}"
         if block.flops:
-            told += f", {3e-12 * block.flops / (block.forward + block.backward):.3g} TFLOP/s"
-        table.add_row("a block", f"{told}, keeps {spell_bytes(block.kept_bytes)}")
+            text += f", {3e-12 * block.flops / (block.forward + block.backward):.3g} TFLOP/s"
+        table.add_row("a block", f"{text}, keeps {spell_bytes(block.kept_bytes)}")
     Console(highlight=False).print(table)

@@ -130,10 +130,10 @@ def doctor(
         if listener is not None and not wanted.peers:
             _listen(listener)
             return
-        found, stuck = _examined(wanted, listener, total, ended_by)
-    code = int(found.status is FindingStatus.FAILURE)
+        examination, stuck = _examined(wanted, listener, total, ended_by)
+    code = int(examination.status is FindingStatus.FAILURE)
     try:
-        _tell(found, as_json)
+        _tell(examination, as_json)
         sys.stdout.flush()
     except BrokenPipeError:
         raise  # click ends quietly: whoever read has read enough
@@ -146,40 +146,43 @@ def doctor(
     raise typer.Exit(code)
 
 
-def document(found: Examination) -> dict[str, Any]:
+def document(examination: Examination) -> dict[str, Any]:
     """Return what `--json` prints: the fields of `Examination`, with the version of this form."""
-    data: dict[str, Any] = {"schema": SCHEMA, **to_json(found)}
+    data: dict[str, Any] = {"schema": SCHEMA, **to_json(examination)}
     return data
 
 
-def picture(found: Examination, width: int) -> RenderableType:
+def picture(examination: Examination, width: int) -> RenderableType:
     """Return the display of what was found for a terminal of `width` columns."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("status", no_wrap=True)
     if width >= WIDE:
         table.add_column("subject", no_wrap=True)
     table.add_column("what", overflow="fold", ratio=1)
-    for each in found.findings:
+    for each in examination.findings:
         said = Text.assemble((clean(each.name), "bold"), "  ", clean(each.seen))
         if each.remedy:
             said.append(f"\n{clean(each.remedy)}", style="italic")
         cells: list[RenderableType] = [Text(str(each.status), style=_STYLES[each.status])]
         cells += [Text(str(each.subject), style="dim")] if width >= WIDE else []
         table.add_row(*cells, said)
-    return Group(table, Text(), *([_left_out(found.skipped)] if found.skipped else []), _sum(found))
+    return Group(table, Text(), *([_left_out(examination.skipped)] if examination.skipped else []), _sum(examination))
 
 
 def _left_out(skipped: Sequence[str]) -> Text:
     return Text(f"Not looked at: {', '.join(skipped)}.", style="dim")
 
 
-def _sum(found: Examination) -> Text:
-    counts = {status: sum(each.status is status for each in found.findings) for status in FindingStatus}
+def _sum(examination: Examination) -> Text:
+    counts = {status: sum(each.status is status for each in examination.findings) for status in FindingStatus}
     words = [f"{counts[FindingStatus.OK]} ok"]
     for status in (FindingStatus.WARNING, FindingStatus.FAILURE):
         if counts[status]:
             words.append(f"{counts[status]} {status}{'' if counts[status] == 1 else 's'}")
-    return Text(f"{clean(found.host)}: {', '.join(words)}, in {spell(found.seconds)}", style=_STYLES[found.status])
+    return Text(
+        f"{clean(examination.host)}: {', '.join(words)}, in {spell(examination.seconds)}",
+        style=_STYLES[examination.status],
+    )
 
 
 def _place(endpoint: str, prefix: str, user: str, password_file: str, ca: str, cert: str, key: str) -> EtcdPlace | None:
@@ -218,11 +221,11 @@ def _examined(
     runs = CheckRuns(checkup.checks(), limit=total)
     try:
         with Console(stderr=True).status("looking") as spinner:
-            found = runs.wait(lambda runs: _progress(spinner, runs, SYSTEM.monotonic() - begun))
-            found += checkup.together()
+            findings = runs.wait(lambda runs: _progress(spinner, runs, SYSTEM.monotonic() - begun))
+            findings += checkup.together()
             if wanted.etcd is not None and wanted.etcd.user:
                 sent = password_warning(wanted.etcd.user, wanted.etcd.endpoints)
-                found += (warning(Subject.ETCD, "password", *_halves(sent)),) if sent else ()
+                findings += (warning(Subject.ETCD, "password", *_halves(sent)),) if sent else ()
             if listener is not None:
                 _wait_for_callers(listener, spinner, len(wanted.peers), begun + total)
     except KeyboardInterrupt:
@@ -240,7 +243,7 @@ def _examined(
     finally:
         if listener is not None:
             listener.close()
-    return examination(wanted, found, seconds=SYSTEM.monotonic() - begun), runs.stuck
+    return examination(wanted, findings, seconds=SYSTEM.monotonic() - begun), runs.stuck
 
 
 def _halves(text: str) -> tuple[str, str]:
@@ -265,12 +268,12 @@ def _wait_for_callers(listener: PeerListener, spinner: Spinner, peers: int, ends
 def _listen(listener: PeerListener) -> None:
     """Answer other nodes until somebody has had enough."""
     print(f"listening on port {listener.port} for elastic3d doctor --peers; Ctrl-C ends it", file=sys.stderr)
-    told: set[str] = set()
+    greeted: set[str] = set()
     try:
         while True:
             for id, address in listener.callers.items():
-                if id not in told:
-                    told.add(id)
+                if id not in greeted:
+                    greeted.add(id)
                     print(f"{clean(address)} called", file=sys.stderr)
             SYSTEM.sleep(0.2)
     except KeyboardInterrupt:
@@ -279,12 +282,12 @@ def _listen(listener: PeerListener) -> None:
         listener.close()
 
 
-def _tell(found: Examination, as_json: bool) -> None:
+def _tell(examination: Examination, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(document(found), indent=2))
+        print(json.dumps(document(examination), indent=2))
     else:
         console = Console(highlight=False)
-        console.print(picture(found, console.width))
+        console.print(picture(examination, console.width))
 
 
 @contextmanager

@@ -206,10 +206,10 @@ def _health(node: NodeStatus) -> Text:
     return Text(clean("; ".join(wrong)))
 
 
-def generations(told: Sequence[GenerationHistory], now: float, width: int) -> RenderableType:
+def generations(histories: Sequence[GenerationHistory], now: float, width: int) -> RenderableType:
     """Return the table of generations, oldest first."""
     if width < NARROW:
-        return Group(*(line(history, now) for history in told))
+        return Group(*(line(history, now) for history in histories))
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("#", justify="right", no_wrap=True)
     table.add_column("when", no_wrap=True)
@@ -219,7 +219,7 @@ def generations(told: Sequence[GenerationHistory], now: float, width: int) -> Re
     table.add_column("layout", overflow="fold", max_width=26 if width >= 110 else 13)
     table.add_column("leader", overflow="fold", max_width=16)
     table.add_column("why", overflow="fold", ratio=1)
-    for history in told:
+    for history in histories:
         table.add_row(
             str(history.number),
             when(history.at, now),

@@ -132,9 +132,9 @@ def _events(folder: Path, as_json: bool) -> bool:
             for line in file.open("rb"):
                 read += len(line)
                 advance(read)
-                found = _step(line)
-                if found is not None and (found.step not in steps or steps[found.step].generation <= found.generation):
-                    steps[found.step] = found  # a step that a later generation made again replaces the earlier one
+                seen = _step(line)
+                if seen is not None and (seen.step not in steps or steps[seen.step].generation <= seen.generation):
+                    steps[seen.step] = seen  # a step that a later generation made again replaces the earlier one
     if not steps:
         raise UsageError(f"--events {folder}: no step.committed in the {len(files)} event file(s) there")
     account = count((steps[step].first, steps[step].stop) for step in sorted(steps))
@@ -161,7 +161,7 @@ def _step(line: bytes) -> _Step | None:
         return None
 
 
-def _print(told: CheckpointSamplesDocument | EventSamplesDocument, account: Account) -> None:
+def _print(fields: CheckpointSamplesDocument | EventSamplesDocument, account: Account) -> None:
     from elastic3d.cli.samples_documents import SamplesDocument
 
     proved = SamplesDocument(
@@ -171,7 +171,7 @@ def _print(told: CheckpointSamplesDocument | EventSamplesDocument, account: Acco
         wrong=account.wrong,
         whole=account.whole,
     )
-    print(json.dumps({"schema": SCHEMA, **to_json(told), **to_json(proved)}, indent=2))
+    print(json.dumps({"schema": SCHEMA, **to_json(fields), **to_json(proved)}, indent=2))
 
 
 def _picture(where: str, ledger: Ledger, order: Order, account: Account, width: int) -> RenderableType:
@@ -196,8 +196,8 @@ def _mark(line: Line, account: Account) -> Text:
 def _verdict(where: str, account: Account) -> Text:
     if account.whole:
         return Text.assemble(("ok", "green"), f" {where}: each of {account.consumed:,} samples was consumed once.")
-    found = [(account.missing, "missing"), (account.repeated, "repeated")]
-    broken = [f"{number:,} {what}" for number, what in found if number]
+    counts = [(account.missing, "missing"), (account.repeated, "repeated")]
+    broken = [f"{number:,} {what}" for number, what in counts if number]
     if account.wrong:
         broken.append(f"{len(account.wrong)} line(s) whose samples are not those of their steps")
     return Text.assemble(("broken", "bold red"), f" {where}: {', '.join(broken)}; {account.consumed:,} consumed.")

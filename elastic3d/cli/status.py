@@ -106,15 +106,15 @@ def events(
             return
         return
     with options.connect() as (client, job):
-        told, problems = history(job.root, client.range(job.root + keys.HISTORY)[0])
-    told = told[-number:]
+        histories, problems = history(job.root, client.range(job.root + keys.HISTORY)[0])
+    histories = histories[-number:]
     if as_json:
-        print(json.dumps({"schema": SCHEMA, "run_id": job.run_id, "generations": to_json(told)}, indent=2))
-    elif not told:
+        print(json.dumps({"schema": SCHEMA, "run_id": job.run_id, "generations": to_json(histories)}, indent=2))
+    elif not histories:
         print(f"{job.run_id}: no generation was sealed yet")
     else:
         console = Console()
-        console.print(render.generations(told, SYSTEM.wall(), console.width))
+        console.print(render.generations(histories, SYSTEM.wall(), console.width))
     _complain(problems)
 
 
@@ -200,8 +200,8 @@ def _follow(options: JobOptions, number: int, as_json: bool) -> None:
                         raise ended.error
                     case _:
                         continue
-                told, problems = history(job.root, [item for item in items if item.mod_revision > newest])
-                for each in told[-number:] if not newest else told:
+                histories, problems = history(job.root, [item for item in items if item.mod_revision > newest])
+                for each in histories[-number:] if not newest else histories:
                     _tell(each, console, as_json)
                 _complain(problems)
                 newest = revision

@@ -146,10 +146,10 @@ class Packed:
 
 
 def _lengths(documents: Any, given: Any) -> Table:
-    found = getattr(documents, "lengths", None) if given is None else given
-    if found is None:
-        found = [len(_words(documents[number], number, None)) for number in range(len(documents))]
-    lengths = np.asarray(found)
+    known = getattr(documents, "lengths", None) if given is None else given
+    if known is None:
+        known = [len(_words(documents[number], number, None)) for number in range(len(documents))]
+    lengths = np.asarray(known)
     if lengths.ndim != 1 or len(lengths) != len(documents) or (lengths.size and lengths.dtype.kind not in "iu"):
         raise UsageError(
             f"Packed: lengths must be one whole number for each of {len(documents)} documents; they are an array of "

@@ -47,7 +47,7 @@ class TokenFile:
     ) -> None:
         if not isinstance(length, int) or length < 1:
             raise UsageError(f"TokenFile: length must be the number of tokens of a sample, 1 or more; it is {length!r}")
-        self._files = [_look(found, _dtype(dtype)) for found in _paths(path)]
+        self._files = [_look(name, _dtype(dtype)) for name in _paths(path)]
         self._length = length
         windows = [max(0, file.tokens - 1) // length for file in self._files]
         self._starts = [0, *accumulate(windows)]

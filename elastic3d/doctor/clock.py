@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from elastic3d.admission.check import Unfit
 from elastic3d.admission.host import clock_goes
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.doctor.findings import Finding, Subject, failure, ok, warning
+from elastic3d.doctor.findings import NodeFinding, Subject, failure, ok, warning
 
 FAR = 2.0
 """Seconds beyond which people are warned: logs of several nodes cannot be put in order any more."""
@@ -44,7 +44,7 @@ def reading(against: str, *, before: float, after: float, theirs: float, grain: 
     )
 
 
-def judge(against: ClockReading) -> Finding:
+def judge(against: ClockReading) -> NodeFinding:
     """Say whether two clocks agree; what cannot be told apart from agreement is ok."""
     least = max(0.0, abs(against.offset) - against.within)
     way = "ahead of" if against.offset > 0 else "behind"
@@ -58,7 +58,7 @@ def judge(against: ClockReading) -> Finding:
     return warning(Subject.CLOCK, name, seen, f"{_SET}; or that machine's clock is wrong")
 
 
-def judge_own(*, wrong: str, synchronised: bool | None, compared: bool) -> Finding:
+def judge_own(*, wrong: str, synchronised: bool | None, compared: bool) -> NodeFinding:
     """Say whether this machine's own clock can be trusted.
 
     wrong: what is wrong with how it goes, "" for nothing. synchronised: as the kernel says, None where it does not.

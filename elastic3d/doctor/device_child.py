@@ -43,16 +43,16 @@ def main(slots: int) -> None:
             torch.cuda.init()  # type: ignore[no-untyped-call]
         except (RuntimeError, AssertionError) as problem:
             refused = str(problem)
-    found = (
+    devices = (
         []
         if refused or not torch.cuda.is_available()
         else [_device(index) for index in range(torch.cuda.device_count())]
     )
     other = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    _say(devices=found, error=refused, other="" if other is None or other.type == "cuda" else other.type)
+    _say(devices=devices, error=refused, other="" if other is None or other.type == "cuda" else other.type)
     from elastic3d.admission.devices import check_devices
 
-    kind, places = ("cuda", len(found)) if found else ("cpu", slots or 1)
+    kind, places = ("cuda", len(devices)) if devices else ("cpu", slots or 1)
     _say(broken=[check.detail for check in check_devices(kind, places) if not check.ok])
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from elastic3d import environment
 from elastic3d.doctor import child
-from elastic3d.doctor.findings import Finding, Subject, failure, ok, warning
+from elastic3d.doctor.findings import NodeFinding, Subject, failure, ok, warning
 from elastic3d.doctor.running import CheckRun
 from elastic3d.doctor.words import spell_size
 
@@ -101,11 +101,11 @@ def slots_of(facts: HostDevices, asked: int) -> int:
     return asked or len(facts.torch.devices) or 1
 
 
-def judge(facts: HostDevices, slots: int) -> tuple[Finding, ...]:
+def judge(facts: HostDevices, slots: int) -> tuple[NodeFinding, ...]:
     """Say what would train here. slots: as asked for, 0 where nobody did."""
-    found = [*_torch(facts.torch)]
+    findings = [*_torch(facts.torch)]
     if facts.torch.silent:
-        found.append(
+        findings.append(
             failure(
                 Subject.DEVICE,
                 "torch",
@@ -114,21 +114,21 @@ def judge(facts: HostDevices, slots: int) -> tuple[Finding, ...]:
             )
         )
     if facts.driver_error:
-        found.append(
+        findings.append(
             warning(Subject.DEVICE, "driver", facts.driver_error, "run nvidia-smi by hand, and look at dmesg for NVRM")
         )
     if facts.torch.devices:
-        found += _devices(facts, slots)
+        findings += _devices(facts, slots)
     elif not facts.torch.silent and not facts.torch.missing:
-        found += _none(facts, slots)
-    found += [
+        findings += _none(facts, slots)
+    findings += [
         failure(Subject.DEVICE, "product", one, "take this device out of service; a run would keep the node out")
         for one in facts.torch.broken
     ]
-    return tuple(found)
+    return tuple(findings)
 
 
-def _torch(torch: TorchFacts) -> tuple[Finding, ...]:
+def _torch(torch: TorchFacts) -> tuple[NodeFinding, ...]:
     if torch.missing:
         return (
             failure(
@@ -139,19 +139,19 @@ def _torch(torch: TorchFacts) -> tuple[Finding, ...]:
         return ()
     built = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "the CPU alone"
     seen = f"{torch.torch}, built for {built}"
-    found = [
+    findings = [
         failure(Subject.TORCH, "torch", f"{seen}: {torch.unsupported}", "install a torch that elastic3d works with")
         if torch.unsupported
         else ok(Subject.TORCH, "torch", seen)
     ]
     if not torch.gloo:
-        found.append(
+        findings.append(
             failure(Subject.TORCH, "gloo", "this torch was built without it", "install torch as PyTorch publishes it")
         )
     if torch.nccl:
-        found.append(ok(Subject.TORCH, "NCCL", torch.nccl))
+        findings.append(ok(Subject.TORCH, "NCCL", torch.nccl))
     elif torch.devices:
-        found.append(
+        findings.append(
             failure(
                 Subject.TORCH,
                 "NCCL",
@@ -159,18 +159,18 @@ def _torch(torch: TorchFacts) -> tuple[Finding, ...]:
                 "install torch as PyTorch publishes it for your CUDA or ROCm",
             )
         )
-    return tuple(found)
+    return tuple(findings)
 
 
-def _devices(facts: HostDevices, slots: int) -> list[Finding]:
+def _devices(facts: HostDevices, slots: int) -> list[NodeFinding]:
     devices = facts.torch.devices
     counts = Counter((one.name, one.memory) for one in devices)
     seen = ", ".join(f"{count} x {name} ({spell_size(memory)})" for (name, memory), count in counts.items())
     seen += f", driver {facts.driver}" if facts.driver else ""
-    found = []
+    findings = []
     if len(counts) > 1:
         mig = any(" MIG " in one.name for one in devices)
-        found.append(
+        findings.append(
             failure(
                 Subject.DEVICE,
                 "devices",
@@ -180,7 +180,7 @@ def _devices(facts: HostDevices, slots: int) -> list[Finding]:
             )
         )
     elif slots > len(devices):
-        found.append(
+        findings.append(
             failure(
                 Subject.DEVICE,
                 "devices",
@@ -189,10 +189,10 @@ def _devices(facts: HostDevices, slots: int) -> list[Finding]:
             )
         )
     else:
-        found.append(ok(Subject.DEVICE, "devices", seen))
+        findings.append(ok(Subject.DEVICE, "devices", seen))
     hidden = len(facts.listed) - len(devices)
     if facts.visible and hidden > 0 and not any(one.mig for one in facts.listed):
-        found.append(
+        findings.append(
             warning(
                 Subject.DEVICE,
                 "hidden",
@@ -203,7 +203,7 @@ def _devices(facts: HostDevices, slots: int) -> list[Finding]:
     busy = [one for one in facts.listed if one.used > HELD]
     if busy:
         said = ", ".join(f"device {one.index}: {spell_size(one.used)}" for one in busy)
-        found.append(
+        findings.append(
             warning(
                 Subject.DEVICE,
                 "in use",
@@ -211,10 +211,10 @@ def _devices(facts: HostDevices, slots: int) -> list[Finding]:
                 "nvidia-smi shows which processes; end them, or the job runs out of memory",
             )
         )
-    return found
+    return findings
 
 
-def _none(facts: HostDevices, slots: int) -> list[Finding]:
+def _none(facts: HostDevices, slots: int) -> list[NodeFinding]:
     torch = facts.torch
     vendors = ", ".join(sorted(set(facts.pci)))
     first = torch.error.strip().splitlines()[0] if torch.error.strip() else ""
@@ -321,42 +321,42 @@ def measure(run: CheckRun, slots: int) -> HostDevices:
 
 def parse_torch(said: child.Said) -> TorchFacts:
     """Return what device_child printed; `silent` says what is missing where it did not come to its end."""
-    told: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     for line in said.output.splitlines():
         try:
             fields = json.loads(line)
         except ValueError:
             continue  # a library's own word on stdout
         if isinstance(fields, dict):
-            told |= fields
+            answers |= fields
     silent = ""
-    if "missing" not in told and "broken" not in told:
+    if "missing" not in answers and "broken" not in answers:
         last = (said.errors.strip().splitlines() or [""])[-1][-300:]
         how = "it did not answer in time" if said.code is None else f"its process ended with {said.code}"
         silent = f"{how}{f' ({last})' if last else ''}"
     names = TorchFacts.__dataclass_fields__.keys() - {"devices", "broken", "silent"}
     return TorchFacts(
-        **{name: told[name] for name in names if name in told},
-        devices=tuple(SeenDevice(**one) for one in told.get("devices", ())),
-        broken=tuple(told.get("broken", ())),
+        **{name: answers[name] for name in names if name in answers},
+        devices=tuple(SeenDevice(**one) for one in answers.get("devices", ())),
+        broken=tuple(answers.get("broken", ())),
         silent=silent,
     )
 
 
 def parse_driver(output: str) -> tuple[tuple[DriverDevice, ...], str]:
     """Return the devices that nvidia-smi listed, and the driver's version; lines that are no list are left out."""
-    found, version = [], ""
+    listed, version = [], ""
     for line in output.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != len(_QUERY) or not cells[0].isdecimal():
             continue
         index, name, version, total, used, mig = cells
-        found.append(
+        listed.append(
             DriverDevice(
                 index=index, name=name, memory=_mebibytes(total), used=_mebibytes(used), mig=mig.lower() == "enabled"
             )
         )
-    return tuple(found), version
+    return tuple(listed), version
 
 
 def _mebibytes(text: str) -> int:
@@ -372,7 +372,7 @@ def seen_nodes(dev: Path) -> tuple[str, ...]:
 
 def seen_on_bus(devices: Path) -> tuple[str, ...]:
     """Return the makers of the 3D controllers and accelerators on the bus."""
-    found = []
+    vendors = []
     for folder in sorted(devices.glob("*")):
         try:
             kind, vendor = (folder / "class").read_text().strip(), (folder / "vendor").read_text().strip()
@@ -380,8 +380,8 @@ def seen_on_bus(devices: Path) -> tuple[str, ...]:
             continue
         computes = kind.startswith(("0x0302", "0x0380", "0x1200"))
         if vendor in _VENDORS and (computes or (kind.startswith("0x03") and vendor == "0x10de")):
-            found.append(_VENDORS[vendor])
-    return tuple(found)
+            vendors.append(_VENDORS[vendor])
+    return tuple(vendors)
 
 
 def _visible() -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpointing.errors import StoreUnfit
-from elastic3d.doctor.findings import Finding, Subject, failure, ok, warning
+from elastic3d.doctor.findings import NodeFinding, Subject, failure, ok, warning
 from elastic3d.doctor.words import spell_size
 
 ROOM = 10 << 30
@@ -34,7 +34,7 @@ class DirectoryFacts:
     denied: tuple[str, ...] = ()
 
 
-def judge(facts: DirectoryFacts, url: str) -> list[Finding]:
+def judge(facts: DirectoryFacts, url: str) -> list[NodeFinding]:
     """Say whether checkpoints can be kept in a directory, and by how many nodes."""
     name = "directory"
     if facts.denied:

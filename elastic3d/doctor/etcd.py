@@ -18,7 +18,7 @@ from email.utils import parsedate_to_datetime
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.doctor import clock as clocks
 from elastic3d.doctor.clock import ClockReading
-from elastic3d.doctor.findings import Finding, Subject, failure, ok, warning
+from elastic3d.doctor.findings import NodeFinding, Subject, failure, ok, warning
 from elastic3d.doctor.running import CheckRun
 from elastic3d.doctor.words import spell_size, spell_time
 from elastic3d.errors import EtcdError, EtcdUnavailable
@@ -101,24 +101,24 @@ class WriteFacts:
     removed: bool = True
 
 
-def judge_member(facts: MemberFacts, now: float) -> tuple[Finding, ...]:
+def judge_member(facts: MemberFacts, now: float) -> tuple[NodeFinding, ...]:
     """Say whether a member serves as it should. now: wall time."""
     if facts.error or facts.status is None:
         return (_bad(facts, facts.error, facts.remedy),)
     status = facts.status
     role = "leader" if status.leads else "learner" if status.learner else "follower"
     seen = f"version {status.version}, {role}, reads in {spell_time(facts.read)}, database {spell_size(status.size)}"
-    found = []
+    findings = []
     if not status.has_leader:
-        found.append(
+        findings.append(
             _bad(facts, f"{seen}; it has no leader", "see that most members of the cluster run and reach each other")
         )
     elif status.learner:
-        found.append(
+        findings.append(
             _bad(facts, f"{seen}: it serves no reads or writes", "promote it (etcdctl member promote), or leave it out")
         )
     elif facts.read > SLOW_READ:
-        found.append(
+        findings.append(
             warning(
                 Subject.ETCD,
                 facts.endpoint,
@@ -127,11 +127,11 @@ def judge_member(facts: MemberFacts, now: float) -> tuple[Finding, ...]:
             )
         )
     else:
-        found.append(ok(Subject.ETCD, facts.endpoint, seen))
-    return (*found, *_alarms(facts.endpoint, status), *_space(facts.endpoint, status), *_certificate(facts, now))
+        findings.append(ok(Subject.ETCD, facts.endpoint, seen))
+    return (*findings, *_alarms(facts.endpoint, status), *_space(facts.endpoint, status), *_certificate(facts, now))
 
 
-def _bad(facts: MemberFacts, seen: str, remedy: str) -> Finding:
+def _bad(facts: MemberFacts, seen: str, remedy: str) -> NodeFinding:
     return failure(Subject.ETCD, facts.endpoint, seen, remedy)
 
 
@@ -146,11 +146,11 @@ def explained(error: EtcdError) -> tuple[str, str]:
     return seen.removeprefix("etcd: "), remedy or _SET_UP
 
 
-def _alarms(endpoint: str, status: MemberStatus) -> list[Finding]:
-    found = []
+def _alarms(endpoint: str, status: MemberStatus) -> list[NodeFinding]:
+    findings = []
     for error in status.errors:
         if "NOSPACE" in error:
-            found.append(
+            findings.append(
                 failure(
                     Subject.ETCD,
                     endpoint,
@@ -159,7 +159,7 @@ def _alarms(endpoint: str, status: MemberStatus) -> list[Finding]:
                 )
             )
         elif "CORRUPT" in error:
-            found.append(
+            findings.append(
                 failure(
                     Subject.ETCD,
                     endpoint,
@@ -168,11 +168,11 @@ def _alarms(endpoint: str, status: MemberStatus) -> list[Finding]:
                 )
             )
         elif "no leader" not in error:
-            found.append(warning(Subject.ETCD, endpoint, f"it says: {error[:200]}", "look at its log"))
-    return found
+            findings.append(warning(Subject.ETCD, endpoint, f"it says: {error[:200]}", "look at its log"))
+    return findings
 
 
-def _space(endpoint: str, status: MemberStatus) -> list[Finding]:
+def _space(endpoint: str, status: MemberStatus) -> list[NodeFinding]:
     quota = status.quota or DEFAULT_QUOTA
     if status.size <= FULL * quota or any("NOSPACE" in error for error in status.errors):
         return []
@@ -188,7 +188,7 @@ def _space(endpoint: str, status: MemberStatus) -> list[Finding]:
     ]
 
 
-def _certificate(facts: MemberFacts, now: float) -> list[Finding]:
+def _certificate(facts: MemberFacts, now: float) -> list[NodeFinding]:
     if facts.certificate_ends is None:
         return []
     left = facts.certificate_ends - now
@@ -204,7 +204,7 @@ def _certificate(facts: MemberFacts, now: float) -> list[Finding]:
     ]
 
 
-def judge_cluster(members: Sequence[MemberFacts]) -> tuple[Finding, ...]:
+def judge_cluster(members: Sequence[MemberFacts]) -> tuple[NodeFinding, ...]:
     """Say whether the members that answer are those of one cluster, each once."""
     there = [(one.endpoint, one.status) for one in members if one.status is not None and not one.error]
     if len({status.cluster for _, status in there}) > 1:
@@ -241,7 +241,7 @@ def judge_cluster(members: Sequence[MemberFacts]) -> tuple[Finding, ...]:
     return ()
 
 
-def judge_write(facts: WriteFacts, prefix: str) -> Finding:
+def judge_write(facts: WriteFacts, prefix: str) -> NodeFinding:
     """Say whether this node can write as a job does."""
     name = f"write under {prefix}"
     if facts.error:

@@ -35,7 +35,7 @@ class FindingStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class NodeFinding:
     """One thing that was looked at."""
 
     subject: Subject
@@ -60,7 +60,7 @@ class Examination:
     """Of elastic3d."""
     status: FindingStatus
     """The worst of all findings."""
-    findings: tuple[Finding, ...]
+    findings: tuple[NodeFinding, ...]
     """In the order of their subjects."""
     skipped: tuple[str, ...]
     """What was not looked at, since nobody said where it is."""
@@ -68,28 +68,28 @@ class Examination:
     """How long it all took."""
 
 
-def ok(subject: Subject, name: str, seen: str) -> Finding:
+def ok(subject: Subject, name: str, seen: str) -> NodeFinding:
     """Return a finding with nothing to do about it."""
-    return Finding(subject=subject, name=name, status=FindingStatus.OK, seen=seen)
+    return NodeFinding(subject=subject, name=name, status=FindingStatus.OK, seen=seen)
 
 
-def warning(subject: Subject, name: str, seen: str, remedy: str) -> Finding:
+def warning(subject: Subject, name: str, seen: str, remedy: str) -> NodeFinding:
     """Return a finding with which a job runs, less well or less safely."""
-    return Finding(subject=subject, name=name, status=FindingStatus.WARNING, seen=seen, remedy=remedy)
+    return NodeFinding(subject=subject, name=name, status=FindingStatus.WARNING, seen=seen, remedy=remedy)
 
 
-def failure(subject: Subject, name: str, seen: str, remedy: str) -> Finding:
+def failure(subject: Subject, name: str, seen: str, remedy: str) -> NodeFinding:
     """Return a finding with which a job will not run."""
-    return Finding(subject=subject, name=name, status=FindingStatus.FAILURE, seen=seen, remedy=remedy)
+    return NodeFinding(subject=subject, name=name, status=FindingStatus.FAILURE, seen=seen, remedy=remedy)
 
 
-def worst(findings: Sequence[Finding]) -> FindingStatus:
+def worst(findings: Sequence[NodeFinding]) -> FindingStatus:
     """Return the worst status of some findings, ok of none."""
     order = tuple(FindingStatus)
     return order[max((order.index(finding.status) for finding in findings), default=0)]
 
 
-def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+def ordered(findings: Sequence[NodeFinding]) -> tuple[NodeFinding, ...]:
     """Return findings by their subjects; those of one subject stay in the order in which they were found."""
     order = tuple(Subject)
     return tuple(sorted(findings, key=lambda finding: order.index(finding.subject)))

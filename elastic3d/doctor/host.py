@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic3d.admission.host import available_memory
-from elastic3d.doctor.findings import Finding, Subject, failure, ok, warning
+from elastic3d.doctor.findings import NodeFinding, Subject, failure, ok, warning
 from elastic3d.doctor.words import spell_size
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import most_copies
@@ -59,12 +59,12 @@ class HostFacts:
     infiniband: bool
 
 
-def judge(facts: HostFacts, slots: int) -> tuple[Finding, ...]:
+def judge(facts: HostFacts, slots: int) -> tuple[NodeFinding, ...]:
     """Say whether there is room for this many slots."""
     return (_memory(facts, slots), _memfd(facts), _shm(facts, slots), *_limits(facts))
 
 
-def _memory(facts: HostFacts, slots: int) -> Finding:
+def _memory(facts: HostFacts, slots: int) -> NodeFinding:
     limited = f" of {spell_size(facts.total)}"
     seen = f"{spell_size(facts.available)} available{limited}"
     left = facts.available - slots * TRAINER
@@ -87,7 +87,7 @@ def _memory(facts: HostFacts, slots: int) -> Finding:
     return ok(Subject.MEMORY, "host", room)
 
 
-def _memfd(facts: HostFacts) -> Finding:
+def _memfd(facts: HostFacts) -> NodeFinding:
     if facts.memfd:
         return failure(
             Subject.MEMORY,
@@ -98,7 +98,7 @@ def _memfd(facts: HostFacts) -> Finding:
     return ok(Subject.MEMORY, "shared segments", "memfd segments can be made, sealed and mapped")
 
 
-def _shm(facts: HostFacts, slots: int) -> Finding:
+def _shm(facts: HostFacts, slots: int) -> NodeFinding:
     more = "docker run --shm-size=8g, or in Kubernetes an emptyDir with medium: Memory at /dev/shm"
     if facts.shm_size is None or facts.shm_free is None:
         return failure(
@@ -112,8 +112,8 @@ def _shm(facts: HostFacts, slots: int) -> Finding:
     return ok(Subject.MEMORY, "/dev/shm", seen)
 
 
-def _limits(facts: HostFacts) -> tuple[Finding, ...]:
-    found = [
+def _limits(facts: HostFacts) -> tuple[NodeFinding, ...]:
+    findings = [
         _count(
             "open files",
             facts.files,
@@ -130,7 +130,7 @@ def _limits(facts: HostFacts) -> tuple[Finding, ...]:
         ),
     ]
     if facts.file_size is not None:
-        found.append(
+        findings.append(
             failure(
                 Subject.LIMITS,
                 "file size",
@@ -139,7 +139,7 @@ def _limits(facts: HostFacts) -> tuple[Finding, ...]:
             )
         )
     if facts.address_space is not None:
-        found.append(
+        findings.append(
             warning(
                 Subject.LIMITS,
                 "address space",
@@ -148,7 +148,7 @@ def _limits(facts: HostFacts) -> tuple[Finding, ...]:
             )
         )
     if facts.infiniband and facts.locked is not None:
-        found.append(
+        findings.append(
             warning(
                 Subject.LIMITS,
                 "locked memory",
@@ -156,10 +156,10 @@ def _limits(facts: HostFacts) -> tuple[Finding, ...]:
                 "ulimit -l unlimited: NCCL registers its buffers with the adapter",
             )
         )
-    return tuple(found)
+    return tuple(findings)
 
 
-def _count(name: str, most: int | None, wanted: int, needed: int, remedy: str) -> Finding:
+def _count(name: str, most: int | None, wanted: int, needed: int, remedy: str) -> NodeFinding:
     if most is None:
         return ok(Subject.LIMITS, name, "no limit")
     if most >= wanted:
@@ -204,25 +204,25 @@ def _segment(create: Callable[[], Arena]) -> str:
 
 def _file_system(path: str) -> tuple[int | None, int | None]:
     try:
-        found = os.statvfs(path)
+        statistics = os.statvfs(path)
     except OSError:
         return None, None
     if not os.access(path, os.W_OK):
         return None, None
-    return found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+    return statistics.f_frsize * statistics.f_blocks, statistics.f_frsize * statistics.f_bavail
 
 
 def _limit(kind: int, *, soft: bool = False, most: int | None = None) -> int | None:
     now, hard = resource.getrlimit(kind)
-    found = now if soft else hard
-    if found == resource.RLIM_INFINITY:
+    limit = now if soft else hard
+    if limit == resource.RLIM_INFINITY:
         return None
-    return found if most is None else min(found, most)
+    return limit if most is None else min(limit, most)
 
 
 def _processes() -> int | None:
     """Return the smallest of what the user, and the control groups, may have; root's own limit does not hold."""
-    found = [] if os.geteuid() == 0 else [_limit(resource.RLIMIT_NPROC, soft=True)]
+    limits = [] if os.geteuid() == 0 else [_limit(resource.RLIMIT_NPROC, soft=True)]
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, group = line.split(":", 2)
@@ -231,8 +231,8 @@ def _processes() -> int | None:
                 continue
             for folder in (Path(group), *Path(group).parents):
                 text = _text(f"{base}{str(folder).rstrip('/')}/pids.max")
-                found.append(int(text) if text.isdecimal() else None)
-    return min((one for one in found if one is not None), default=None)
+                limits.append(int(text) if text.isdecimal() else None)
+    return min((one for one in limits if one is not None), default=None)
 
 
 def _text(path: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic3d import environment
-from elastic3d.doctor.findings import Finding, Subject, failure, ok, warning
+from elastic3d.doctor.findings import NodeFinding, Subject, failure, ok, warning
 from elastic3d.errors import ConfigurationError
 from elastic3d.rendezvous.settings import own_address
 
@@ -57,13 +57,13 @@ class NetworkFacts:
     nccl: str
 
 
-def judge(facts: NetworkFacts) -> tuple[Finding, ...]:
+def judge(facts: NetworkFacts) -> tuple[NodeFinding, ...]:
     """Say by what others reach this node, and whether gloo and NCCL would use an interface that is there."""
-    found = [_address(facts), _host(facts)]
+    findings = [_address(facts), _host(facts)]
     if facts.gloo:
-        found.append(_gloo(facts))
-    found.append(_nccl(facts))
-    return tuple(found)
+        findings.append(_gloo(facts))
+    findings.append(_nccl(facts))
+    return tuple(findings)
 
 
 def interface_of(facts: NetworkFacts) -> Interface | None:
@@ -84,7 +84,7 @@ def chosen_by_nccl(value: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if matches(name) != exclude)
 
 
-def _address(facts: NetworkFacts) -> Finding:
+def _address(facts: NetworkFacts) -> NodeFinding:
     way = f"on the way to etcd ({facts.towards})" if facts.towards else "on the default route"
     other = "give torchrun another by --local-addr"
     if not facts.address:
@@ -113,7 +113,7 @@ def _address(facts: NetworkFacts) -> Finding:
     return ok(Subject.NETWORK, "address", seen)
 
 
-def _host(facts: NetworkFacts) -> Finding:
+def _host(facts: NetworkFacts) -> NodeFinding:
     if not facts.resolved:
         return warning(
             Subject.NETWORK,
@@ -132,7 +132,7 @@ def _host(facts: NetworkFacts) -> Finding:
     return ok(Subject.NETWORK, "host name", seen)
 
 
-def _gloo(facts: NetworkFacts) -> Finding:
+def _gloo(facts: NetworkFacts) -> NodeFinding:
     name = environment.GLOO_INTERFACE.name
     given = {one.name: one for one in facts.interfaces}
     ours = interface_of(facts)
@@ -158,7 +158,7 @@ def _gloo(facts: NetworkFacts) -> Finding:
     return ok(Subject.NETWORK, name, facts.gloo)
 
 
-def _nccl(facts: NetworkFacts) -> Finding:
+def _nccl(facts: NetworkFacts) -> NodeFinding:
     name = environment.NCCL_INTERFACE.name
     usable = [one for one in facts.interfaces if one.up and one.addresses]
     there = ", ".join(one.name for one in usable) or "none"
@@ -210,7 +210,7 @@ def measure(endpoint: str) -> NetworkFacts:
 def interfaces() -> tuple[Interface, ...]:
     """Return all interfaces of this network namespace."""
     six = _six()
-    found = []
+    up = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _index, name in socket.if_nameindex():
             addresses = list(six.get(name, ()))
@@ -220,10 +220,10 @@ def interfaces() -> tuple[Interface, ...]:
             except OSError:
                 pass  # it has no IPv4 address
             flags = _flags(name)
-            found.append(
+            up.append(
                 Interface(name=name, addresses=tuple(addresses), up=bool(flags & _UP), loopback=bool(flags & _LOOPBACK))
             )
-    return tuple(found)
+    return tuple(up)
 
 
 def _flags(name: str) -> int:
@@ -235,17 +235,17 @@ def _flags(name: str) -> int:
 
 def _six() -> dict[str, list[str]]:
     """Return the IPv6 addresses by interface, but for those that hold on their own link only."""
-    found: dict[str, list[str]] = {}
+    addresses: dict[str, list[str]] = {}
     try:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
     except OSError:
-        return found
+        return addresses
     for line in lines:
         digits, *_, name = line.split()
         address = ipaddress.IPv6Address(int(digits, 16))
         if not address.is_link_local:
-            found.setdefault(name, []).append(str(address))
-    return found
+            addresses.setdefault(name, []).append(str(address))
+    return addresses
 
 
 def _resolved(host: str) -> tuple[str, ...]:

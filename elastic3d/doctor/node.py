@@ -11,7 +11,7 @@ from elastic3d.clock import SYSTEM
 from elastic3d.doctor import clock, devices, etcd, host, network, peers, store
 from elastic3d.doctor.clock import ClockReading
 from elastic3d.doctor.etcd import EtcdPlace, MemberFacts, WriteFacts
-from elastic3d.doctor.findings import Examination, Finding, Subject, ordered, worst
+from elastic3d.doctor.findings import Examination, NodeFinding, Subject, ordered, worst
 from elastic3d.doctor.peers import PeerAddress, Versions
 from elastic3d.doctor.running import CheckRun, NodeCheck, Stopped
 from elastic3d.doctor.store import StoreFacts
@@ -72,19 +72,19 @@ class Checkup:
             made.append(NodeCheck(subject=Subject.PEERS, name=str(peer), run=run, limit=PEER + wanted.wait))
         return made
 
-    def together(self) -> tuple[Finding, ...]:
+    def together(self) -> tuple[NodeFinding, ...]:
         """Return what only all checks together say, once they are done."""
-        found: list[Finding] = []
+        findings: list[NodeFinding] = []
         if self._own is not None:
             wrong, synchronised = self._own
-            found.append(clock.judge_own(wrong=wrong, synchronised=synchronised, compared=bool(self._readings)))
-        found += map(clock.judge, self._readings)
+            findings.append(clock.judge_own(wrong=wrong, synchronised=synchronised, compared=bool(self._readings)))
+        findings += map(clock.judge, self._readings)
         if self._wanted.etcd is not None:
-            found += etcd.judge_cluster(self._members)
+            findings += etcd.judge_cluster(self._members)
             # Where no member lets us in, that has been said for each of them.
             if self._write is not None and any(not one.error for one in self._members):
-                found.append(etcd.judge_write(self._write, self._wanted.etcd.prefix))
-        return tuple(found)
+                findings.append(etcd.judge_write(self._write, self._wanted.etcd.prefix))
+        return tuple(findings)
 
     def _devices(self, run: CheckRun) -> None:
         # Memory is looked at before torch is asked, which takes some.
@@ -147,7 +147,7 @@ def skipped(wanted: Wanted) -> tuple[str, ...]:
     )
 
 
-def examination(wanted: Wanted, findings: Sequence[Finding], *, seconds: float) -> Examination:
+def examination(wanted: Wanted, findings: Sequence[NodeFinding], *, seconds: float) -> Examination:
     """Return what the command prints."""
     return Examination(
         host=socket.gethostname(),

@@ -27,7 +27,7 @@ from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.doctor import clock as clocks
 from elastic3d.doctor.clock import ClockReading
-from elastic3d.doctor.findings import Finding, Subject, failure, ok, warning
+from elastic3d.doctor.findings import NodeFinding, Subject, failure, ok, warning
 from elastic3d.doctor.running import CheckRun
 from elastic3d.doctor.words import spell_time
 from elastic3d.errors import UsageError
@@ -104,22 +104,22 @@ class PeerFacts:
 
 def parse_peers(text: str) -> tuple[PeerAddress, ...]:
     """Return the peers of `h1:29400,[::1]:29400`; UsageError for what cannot be one."""
-    found = []
+    addresses = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         host, colon, port = part.rpartition(":")
         bare = host.removeprefix("[").removesuffix("]")
         bracketed = host != bare
         if not colon or not bare or (":" in bare) != bracketed or not port.isdecimal() or not 0 < int(port) < 65536:
             raise UsageError(f"--peers {part!r}: give HOST:PORT,..., as in node-1:29400, of nodes that --listen there")
-        found.append(PeerAddress(host=bare, port=int(port)))
-    if not found:
+        addresses.append(PeerAddress(host=bare, port=int(port)))
+    if not addresses:
         raise UsageError(f"--peers {text!r}: give HOST:PORT, several separated by commas")
-    if len(found) > MOST:
-        raise UsageError(f"--peers names {len(found)} nodes: give at most {MOST}, some of those of a larger job")
-    return tuple(dict.fromkeys(found))
+    if len(addresses) > MOST:
+        raise UsageError(f"--peers names {len(addresses)} nodes: give at most {MOST}, some of those of a larger job")
+    return tuple(dict.fromkeys(addresses))
 
 
-def judge(facts: PeerFacts, here: Versions) -> tuple[Finding, ...]:
+def judge(facts: PeerFacts, here: Versions) -> tuple[NodeFinding, ...]:
     """Say whether a job of this node and that one could run."""
     name = str(facts.peer)
     if facts.refused:
@@ -142,10 +142,10 @@ def judge(facts: PeerFacts, here: Versions) -> tuple[Finding, ...]:
         return (
             ok(Subject.PEERS, name, f"{seen}; no doctor listens there, so that this one port is all that was tried"),
         )
-    found = []
+    findings = []
     for (tried, reached), way in ((facts.forth, "from here"), (facts.back, "from there to here")):
         if reached < tried:
-            found.append(
+            findings.append(
                 failure(
                     Subject.PEERS,
                     name,
@@ -159,7 +159,7 @@ def judge(facts: PeerFacts, here: Versions) -> tuple[Finding, ...]:
         ("torch", here.torch, facts.versions.torch),
     ):
         if ours != theirs:
-            found.append(
+            findings.append(
                 failure(
                     Subject.PEERS,
                     name,
@@ -168,7 +168,7 @@ def judge(facts: PeerFacts, here: Versions) -> tuple[Finding, ...]:
                 )
             )
     if facts.seen_as != facts.ours:
-        found.append(
+        findings.append(
             warning(
                 Subject.PEERS,
                 name,
@@ -177,8 +177,8 @@ def judge(facts: PeerFacts, here: Versions) -> tuple[Finding, ...]:
                 "Kubernetes), or an overlay that all share",
             )
         )
-    if found:
-        return tuple(found)
+    if findings:
+        return tuple(findings)
     if facts.connect > SLOW:
         return (
             warning(
@@ -374,30 +374,30 @@ def _line(connection: socket.socket, ends: float, now: Callable[[], float]) -> d
             return None
         data += part
     try:
-        told = json.loads(data.partition(b"\n")[0])
+        answer = json.loads(data.partition(b"\n")[0])
     except (ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) else None
+    return answer if isinstance(answer, dict) else None
 
 
 def _encoded(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields).encode() + b"\n"
 
 
-def _ports(told: dict[str, Any]) -> list[int]:
-    given = told.get("ports")
-    found = [one for one in given if isinstance(one, int) and 1024 <= one < 65536] if isinstance(given, list) else []
-    return found[:PORTS]
+def _ports(answer: dict[str, Any]) -> list[int]:
+    given = answer.get("ports")
+    ports = [one for one in given if isinstance(one, int) and 1024 <= one < 65536] if isinstance(given, list) else []
+    return ports[:PORTS]
 
 
-def _text(told: dict[str, Any], name: str) -> str:
+def _text(answer: dict[str, Any], name: str) -> str:
     """Return a short text that can be shown, whatever was sent."""
-    text = told.get(name)
+    text = answer.get(name)
     return "".join(one for one in text[:128] if one.isprintable()) if isinstance(text, str) else ""
 
 
-def _number(told: dict[str, Any], name: str) -> int:
-    number = told.get(name)
+def _number(answer: dict[str, Any], name: str) -> int:
+    number = answer.get(name)
     return number if isinstance(number, int) and number >= 0 else 0
 
 

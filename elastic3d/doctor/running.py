@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.doctor.findings import Finding, Subject, failure
+from elastic3d.doctor.findings import NodeFinding, Subject, failure
 
 CLEANING = 5.0
 """Seconds for a check that was asked to stop to remove what it made."""
@@ -48,7 +48,7 @@ class CheckRun:
         self.done = threading.Event()
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._findings: list[Finding] = []
+        self._findings: list[NodeFinding] = []
         self._made: list[str] = []
 
     # For the check.
@@ -58,7 +58,7 @@ class CheckRun:
         """Seconds until the check's time is over, 0 from then on."""
         return max(0.0, self.ends - self._clock.monotonic())
 
-    def tell(self, *findings: Finding) -> None:
+    def tell(self, *findings: NodeFinding) -> None:
         """Take note of what was found."""
         with self._lock:
             self._findings += findings
@@ -88,7 +88,7 @@ class CheckRun:
     # For the command.
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[NodeFinding, ...]:
         """What was found so far."""
         with self._lock:
             return tuple(self._findings)
@@ -113,7 +113,7 @@ class CheckRuns:
         for run in self.runs:
             threads.start(_run, run, name=f"doctor-{run.check.name}", edge=threads.Edge.ALONE)
 
-    def wait(self, shown: Callable[[Sequence[CheckRun]], None] = lambda runs: None) -> tuple[Finding, ...]:
+    def wait(self, shown: Callable[[Sequence[CheckRun]], None] = lambda runs: None) -> tuple[NodeFinding, ...]:
         """Return what all checks found. A check that was not done in time adds a failure that says so."""
         while waiting := [run for run in self.runs if not run.done.is_set()]:
             now = self._clock.monotonic()
@@ -124,12 +124,12 @@ class CheckRuns:
                 break
             shown(self.runs)
             waiting[0].done.wait(TURN)
-        found: list[Finding] = []
+        findings: list[NodeFinding] = []
         for run in self.runs:
-            found += run.findings
+            findings += run.findings
             if not run.done.is_set():
-                found.append(_hangs(run))
-        return tuple(found)
+                findings.append(_hangs(run))
+        return tuple(findings)
 
     def stop(self) -> tuple[str, ...]:
         """End all checks, wait a moment for them to remove what they made, and return what may be left."""
@@ -178,7 +178,7 @@ def _run(run: CheckRun) -> None:
         run.done.set()
 
 
-def _hangs(run: CheckRun) -> Finding:
+def _hangs(run: CheckRun) -> NodeFinding:
     left = "".join(f"; {what} may be left behind" for what in run.made)
     return failure(
         run.check.subject,

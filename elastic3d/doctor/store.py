@@ -31,7 +31,7 @@ from elastic3d.doctor import clock as clocks
 from elastic3d.doctor import directory as directories
 from elastic3d.doctor.clock import ClockReading
 from elastic3d.doctor.directory import DirectoryFacts
-from elastic3d.doctor.findings import Finding, Subject, failure, ok, warning
+from elastic3d.doctor.findings import NodeFinding, Subject, failure, ok, warning
 from elastic3d.doctor.running import CheckRun
 from elastic3d.doctor.words import spell_rate, spell_size, spell_time
 
@@ -93,12 +93,12 @@ class StoreFacts:
     clock: ClockReading | None = None
 
 
-def judge(facts: StoreFacts, *, register: bool) -> tuple[Finding, ...]:
+def judge(facts: StoreFacts, *, register: bool) -> tuple[NodeFinding, ...]:
     """Say whether checkpoints can be kept there. register: etcd decides what the store cannot."""
-    found = [] if facts.directory is None else directories.judge(facts.directory, facts.url)
+    findings = [] if facts.directory is None else directories.judge(facts.directory, facts.url)
     if facts.small is not None:
         seen = f"a small object in {spell_time(facts.small)}, and back"
-        found.append(
+        findings.append(
             ok(Subject.STORE, "write and read", seen)
             if facts.whole
             else failure(
@@ -109,23 +109,23 @@ def judge(facts: StoreFacts, *, register: bool) -> tuple[Finding, ...]:
             )
         )
     if facts.stopped is not None:
-        found.append(_stopped(facts.stopped))
-    found += _conditions(facts, register=register)
+        findings.append(_stopped(facts.stopped))
+    findings += _conditions(facts, register=register)
     if facts.unfit is not None:
-        found.append(
+        findings.append(
             failure(Subject.STORE, "ranges, listings, deletions", facts.unfit, "keep checkpoints in another store")
             if facts.unfit
             else ok(Subject.STORE, "ranges, listings, deletions", "as the format needs them")
         )
-    found += [
+    findings += [
         _flow(name, flow)
         for name, flow in (("bandwidth, write", facts.writes), ("bandwidth, read", facts.reads))
         if flow
     ]
-    return tuple(found)
+    return tuple(findings)
 
 
-def _stopped(error: StoreError) -> Finding:
+def _stopped(error: StoreError) -> NodeFinding:
     remedy = "look at the URL, and at the store's own log"
     match error:
         case StoreDenied():
@@ -141,7 +141,7 @@ def _stopped(error: StoreError) -> Finding:
     return failure(Subject.STORE, "reach", seen, remedy)
 
 
-def _conditions(facts: StoreFacts, *, register: bool) -> list[Finding]:
+def _conditions(facts: StoreFacts, *, register: bool) -> list[NodeFinding]:
     name = "conditional writes"
     if facts.creates is None and not facts.conditions:
         return []
@@ -156,7 +156,7 @@ def _conditions(facts: StoreFacts, *, register: bool) -> list[Finding]:
     return [failure(Subject.STORE, name, seen, _SWAPS)]
 
 
-def _flow(name: str, flow: Flow) -> Finding:
+def _flow(name: str, flow: Flow) -> NodeFinding:
     seen = f"{spell_rate(flow.rate)}, one at a time, objects up to {spell_size(flow.size)}"
     if flow.rate < SLOW:
         return warning(
@@ -261,13 +261,13 @@ def _try_conditions(store: Store, facts: StoreFacts) -> None:
     first, second, third = (secrets.token_bytes(32) for _ in range(3))
     try:
         created, again = store.put_if_absent(name, first), store.put_if_absent(name, second)
-        found = store.read(name)
-        facts.creates = created and not again and found is not None and found.data == first
-        if found is None:
+        entry = store.read(name)
+        facts.creates = created and not again and entry is not None and entry.data == first
+        if entry is None:
             facts.swaps = False
             return
-        swapped = store.compare_and_swap(name, found.token, second)
-        stale = store.compare_and_swap(name, found.token, third)
+        swapped = store.compare_and_swap(name, entry.token, second)
+        stale = store.compare_and_swap(name, entry.token, third)
         facts.swaps = swapped and not stale and store.get(name) == second
     except StoreUnfit as error:
         facts.conditions = str(error).removeprefix("store ")

@@ -51,8 +51,8 @@ def handshake(endpoint: Endpoint, tls: Tls | None, timeout: float) -> str:
 
 def require_version(version: str, oldest: tuple[int, int]) -> None:
     """Raise EtcdRefused if `version`, such as "3.5.1", is older than `oldest`."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None or (int(found[1]), int(found[2])) < oldest:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None or (int(match[1]), int(match[2])) < oldest:
         wanted = ".".join(map(str, oldest))
         raise EtcdRefused(f"etcd: the server is version {version or 'unknown'}; {wanted} or later is needed")
 

@@ -84,8 +84,8 @@ class DeliveredRevisions:
             return False
         if newest is None:
             return True
-        found = [_mark(codec.key_value(kv)) for kv in answer.kvs]
-        return found == ([] if newest.kv is None else [_mark(newest.kv)])
+        marks = [_mark(codec.key_value(kv)) for kv in answer.kvs]
+        return marks == ([] if newest.kv is None else [_mark(newest.kv)])
 
 
 def _mark(kv: KeyValue) -> tuple[int, int, int, int]:

@@ -89,12 +89,14 @@ def _build(table: str) -> dict[str, Any]:
                     field.oneof_index = 0
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    found = {message.name: pool.FindMessageTypeByName(f"{PACKAGE}.{message.name}") for message in file.message_type}
+    descriptors = {
+        message.name: pool.FindMessageTypeByName(f"{PACKAGE}.{message.name}") for message in file.message_type
+    }
     if hasattr(message_factory, "GetMessageClass"):
-        return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in found.items()}
+        return {name: message_factory.GetMessageClass(descriptor) for name, descriptor in descriptors.items()}
     # protobuf before 4.22: the factory must be of the same pool.
     factory = message_factory.MessageFactory(pool)
-    return {name: factory.GetPrototype(descriptor) for name, descriptor in found.items()}
+    return {name: factory.GetPrototype(descriptor) for name, descriptor in descriptors.items()}
 
 
 CLASSES: dict[str, Any] = _build(TABLE)

@@ -86,8 +86,8 @@ class Session:
         self._slowed_at = -math.inf
         self._login: Login | None = None
         if user is not None and password is not None:
-            told = password
-            self._login = Login(user, told if callable(told) else lambda: told, timeout, clock)
+            text = password
+            self._login = Login(user, text if callable(text) else lambda: text, timeout, clock)
         self._let_in = False
         _sessions.add(self)
 

@@ -100,10 +100,10 @@ def _end(path: Path) -> float | None:
     a serial number, an algorithm, the issuer, and the validity: a sequence of two times.
     """
     try:
-        found = _PEM.search(path.read_bytes())
-        if found is None:
+        match = _PEM.search(path.read_bytes())
+        if match is None:
             return None
-        parts = _parts(_parts(_parts(base64.b64decode(found[1]))[0][1])[0][1])
+        parts = _parts(_parts(_parts(base64.b64decode(match[1]))[0][1])[0][1])
         kind, value = _parts(parts[4 if parts[0][0] == 0xA0 else 3][1])[1]
         return datetime.strptime(value.decode(), _TIMES[kind]).replace(tzinfo=UTC).timestamp()
     except (OSError, ValueError, LookupError):

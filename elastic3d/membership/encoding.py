@@ -54,10 +54,10 @@ def unpack(data: dict[str, Any]) -> dict[str, Any]:
         plain = zstandard.ZstdDecompressor().decompress(frame, max_output_size=BOUND)
     except zstandard.ZstdError as error:
         raise ValueError(f"its zstd does not decompress: {error}") from error
-    found = json.loads(plain)
-    if not isinstance(found, dict):
+    content = json.loads(plain)
+    if not isinstance(content, dict):
         raise ValueError("its zstd holds no object")
-    return found
+    return content
 
 
 def write_generation(generation: Generation) -> dict[str, Any]:
@@ -148,7 +148,7 @@ _PLAIN: dict[str, type] = {
 def read_nodes(rows: Any, sets: Any) -> tuple[Node, ...]:
     """Return the nodes of rows and label sets that `write_nodes` wrote; ValueError where they do not fit."""
     labels = [_labels(entry) for entry in _list(sets)]
-    found = []
+    nodes = []
     for row in _list(rows):
         # A later writer of this schema may add to the row's end.
         name, incarnation, address, heartbeat, store, ports, at, home = row if len(row) == 8 else _list(row)[:8]
@@ -160,7 +160,7 @@ def read_nodes(rows: Any, sets: Any) -> tuple[Node, ...]:
             raise ValueError(f"expected numbers in a node's row, got {str(row)[:200]}")
         if not 0 <= at < len(labels):
             raise ValueError(f"a node's label set is {at} of {len(labels)}")
-        found.append(
+        nodes.append(
             Node(
                 name=name,
                 incarnation=incarnation,
@@ -172,7 +172,7 @@ def read_nodes(rows: Any, sets: Any) -> tuple[Node, ...]:
                 home=home,
             )
         )
-    return tuple(found)
+    return tuple(nodes)
 
 
 _INT = {int}

@@ -107,17 +107,17 @@ def release(client: EtcdClient, root: str, name: str) -> tuple[str, ...]:
     """
     roster = _roster(client, root)
     place = roster.nodes[name][0].place if name in roster.nodes else name
-    found = {
+    orders = {
         f"drain of {name}": root + keys.drain(name) if name in roster.drains else "",
         f"quarantine of {place}": root + keys.quarantine(place) if place in roster.quarantine else "",
         f"losses of {place}": root + keys.flap(place) if place in roster.flaps else "",
     }
-    there = [key for key in found.values() if key]
+    there = [key for key in orders.values() if key]
     if not there:
         known = {*roster.drains, *roster.quarantine, *roster.flaps}
         raise UsageError(f"nothing is ordered of {name!r}; {_listed('there are orders for', known)}")
     client.txn([], [Delete(key) for key in there], idempotent=True)
-    return tuple(words for words, key in found.items() if key)
+    return tuple(words for words, key in orders.items() if key)
 
 
 def _roster(client: EtcdClient, root: str) -> NodesAndDrains:

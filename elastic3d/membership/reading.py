@@ -66,10 +66,10 @@ def read(
     try:
         match kind:
             case keys.MEMBERS:
-                found = record(MemberRecord)
-                if found.node.id != name:
-                    raise ConfigurationError(f"etcd key {item.key} holds the record of {found.node.id}")
-                return e.MemberPut(record=found, order=item.create_revision, revision=at)
+                member = record(MemberRecord)
+                if member.node.id != name:
+                    raise ConfigurationError(f"etcd key {item.key} holds the record of {member.node.id}")
+                return e.MemberPut(record=member, order=item.create_revision, revision=at)
             case keys.REPORTS:
                 return e.ReportPut(id=name, report=record(Report), revision=at)
             case keys.DRAINS:
@@ -166,14 +166,14 @@ class Reader:
         """Return the events of a listing of all keys that begin with `etcd_keys.LISTED`."""
         wholes = {item.key: item.value for item in items if item.key.startswith(self._root + keys.WHOLE)}
         self._generation = None
-        found = []
+        events = []
         for item in items:
             said = self._read(self._root, item, whole=wholes.get(keys.whole(item.key), b""))
             if isinstance(said, e.GenerationPut):
                 self._generation = said.generation
             if said is not None:
-                found.append(said)
-        return found
+                events.append(said)
+        return events
 
     def changed(self, key: str, item: KeyValue | None, revision: int) -> e.OfRoster | e.OfBoard | e.Broken | None:
         """Return the event of a key that was written or deleted; BaseUnknown if the board must be listed."""

@@ -98,10 +98,10 @@ def buddies(nodes: Sequence[Node]) -> tuple[int, ...]:
     if not _grouped(paths):
         return tuple((at + 1) % count for at in range(count))
     turned = sorted(range(count), key=lambda at: (paths[at], at))
-    found = [0] * count
+    buddy_of = [0] * count
     for at, index in enumerate(turned):
-        found[index] = turned[(at + count // 2) % count]
-    return tuple(found)
+        buddy_of[index] = turned[(at + count // 2) % count]
+    return tuple(buddy_of)
 
 
 def _grouped(paths: Sequence[Path]) -> bool:
@@ -192,11 +192,11 @@ class _Pool:
         """Take the node nearest to any of the anchors, the first that arrived among equals."""
         for depth in range(len(LEVELS), -1, -1):
             for anchor in anchors:
-                found = self._near.get(anchor[:depth], deque())
-                while found and found[0] not in self._waiting:
-                    found.popleft()
-                if found:
-                    return self._waiting.pop(found.popleft())
+                nearest = self._near.get(anchor[:depth], deque())
+                while nearest and nearest[0] not in self._waiting:
+                    nearest.popleft()
+                if nearest:
+                    return self._waiting.pop(nearest.popleft())
         raise AssertionError("more holes than newcomers")
 
     def rest(self) -> list[Node]:

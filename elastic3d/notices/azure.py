@@ -104,7 +104,7 @@ def _read(answer: MetadataResponse, vm: str) -> list[_Event]:
     listed = document.get("Events")
     if not isinstance(listed, list):
         raise Unheard(f"{answer.asked} was answered without a list of events: {answer.text()[:200]}")
-    found = []
+    events = []
     for data in listed:
         event = data if isinstance(data, dict) else {}
         resources = event.get("Resources")
@@ -115,7 +115,7 @@ def _read(answer: MetadataResponse, vm: str) -> list[_Event]:
         names = {str(name).lower() for name in resources}
         if vm.lower() in names:
             not_before = event.get("NotBefore")
-            found.append(
+            events.append(
                 _Event(
                     identity=identity,
                     type=kind,
@@ -125,7 +125,7 @@ def _read(answer: MetadataResponse, vm: str) -> list[_Event]:
                     text=json.dumps(event)[:1000],
                 )
             )
-    return found
+    return events
 
 
 def _left(event: _Event, wall: float) -> float | None:

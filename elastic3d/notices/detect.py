@@ -56,13 +56,13 @@ def by_firmware(dmi: Path) -> tuple[NoticeKind | None, bool]:
 
 def probe(base: str, *, clock: Clock = SYSTEM) -> NoticeKind | None:
     """Return the cloud whose metadata server answers at `base` within half a second."""
-    found: set[NoticeKind] = set()
+    answering: set[NoticeKind] = set()
     metadata = Metadata(base)
 
     def ask(kind: NoticeKind) -> None:
         try:
             if _PROBES[kind](metadata):
-                found.add(kind)
+                answering.add(kind)
         except Unheard:
             pass
 
@@ -73,7 +73,7 @@ def probe(base: str, *, clock: Clock = SYSTEM) -> NoticeKind | None:
     for thread in probes:
         thread.join(timeout=max(0.0, until - clock.monotonic()))
     metadata.close()
-    return next((kind for kind in _PROBES if kind in found), None)
+    return next((kind for kind in _PROBES if kind in answering), None)
 
 
 def _string(path: Path) -> str:

@@ -53,7 +53,7 @@ class Watcher:
         Call it before `close`. As a rule it is answered at once; it blocks for some 15 s if the server hangs. Returns
         False if the cloud could not be told, which is logged and harmless: it then waits for the time it had set.
         """
-        told = True
+        acknowledged = True
         retry = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Unheard),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
@@ -67,8 +67,8 @@ class Watcher:
                 retry(source.acknowledge, keys)
             except Unheard as error:
                 process_log().emit("notices.unacknowledged", source=source.name, error=str(error))
-                told = False
-        return told
+                acknowledged = False
+        return acknowledged
 
     def close(self) -> None:
         """Stop listening; nothing is reported after this returns. May be called from `tell`."""
@@ -122,14 +122,14 @@ class Watcher:
             if key in heard or self._closed.is_set():
                 continue
             heard[key] = notice
-            told = notice.action not in self._only_logged
+            reported = notice.action not in self._only_logged
             process_log().emit(
                 "notice.heard",
                 kind=notice.kind.value,
                 action=notice.action,
                 seconds=notice.seconds,
-                told=told,
+                told=reported,
                 detail=notice.detail,
             )
-            if told:
+            if reported:
                 self._tell(notice)

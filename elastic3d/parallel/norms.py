@@ -33,7 +33,7 @@ def squares(model: nn.Module, cut: Mapping[str, int], tp: int) -> dict[str, tupl
 
     Gradients must be those of the step, one kind of shard with their parameters.
     """
-    found = {}
+    sums = {}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
         if gradient is None or copied_on(gradient):
@@ -42,8 +42,8 @@ def squares(model: nn.Module, cut: Mapping[str, int], tp: int) -> dict[str, tupl
         first = start[0] if start else 0
         if cut.get(name):
             first += tp * parameter.shape[0]
-        found[name] = (first, row_squares(local(gradient)))
-    return found
+        sums[name] = (first, row_squares(local(gradient)))
+    return sums
 
 
 def row_squares(gradient: torch.Tensor) -> torch.Tensor:

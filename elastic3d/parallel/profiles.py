@@ -24,24 +24,24 @@ def with_costs(
     if scheme is not None:
         profile = replace(profile, heads=scheme.divisor)
     try:
-        found = measure_costs(model, blocks, example)
+        costs = measure_costs(model, blocks, example)
     except ModelError:
         return profile
-    listed = found.blocks or (found.before,)
-    boundary = found.before.output_bytes if found.blocks else 0
-    logits = (found.after if found.blocks else found.before).output_bytes
+    listed = costs.blocks or (costs.before,)
+    boundary = costs.before.output_bytes if costs.blocks else 0
+    logits = (costs.after if costs.blocks else costs.before).output_bytes
     block = replace(
         _part(listed[0], boundary),
         parameters=sum(part.parameters for part in listed) // len(listed),
         cut=_cut(model, blocks, scheme) // len(listed),
         flops=sum(part.forward_flops for part in listed) / len(listed),
     )
-    kept = KeptActivations(whole=found.after.saved_bytes + 3 * logits)
+    kept = KeptActivations(whole=costs.after.saved_bytes + 3 * logits)
     return replace(
         profile,
-        first=_part(found.before, 0) if found.blocks else ModelPart(),
+        first=_part(costs.before, 0) if costs.blocks else ModelPart(),
         block=block,
-        last=replace(_part(found.after, 0), kept={"none": kept, "full": kept}),
+        last=replace(_part(costs.after, 0), kept={"none": kept, "full": kept}),
         boundary=boundary,
         logits=logits,
     )

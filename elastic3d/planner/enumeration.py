@@ -58,18 +58,18 @@ def tensor_sizes(slots: int, profile: ModelProfile, request: Layout) -> list[int
 
 
 def _meshes(cluster: Cluster, profile: ModelProfile, request: Layout) -> list[tuple[int, int, int]]:
-    found: list[tuple[float, tuple[int, int, int]]] = []
+    meshes: list[tuple[float, tuple[int, int, int]]] = []
     for tp in tensor_sizes(cluster.slots, profile, request):
         most = min(max(1, profile.blocks), cluster.devices // tp)
         for pp in [request.pp] if request.pp else range(1, most + 1):
             slowest = -(-profile.blocks // pp) / tp
             for dp in _replications(pp, tp, cluster, profile, request):
-                found.append((-(-profile.micro_batches // dp) * slowest, (pp, dp, tp)))
+                meshes.append((-(-profile.micro_batches // dp) * slowest, (pp, dp, tp)))
     if cluster.nodes > MANY:
-        found = [one for one in found if -(-profile.micro_batches // one[1][1]) >= one[1][0]]
-        best = min(found, default=(0.0,))[0]
-        found = [one for one in found if one[0] <= 2 * best]
-    return [mesh for _, mesh in found]
+        meshes = [one for one in meshes if -(-profile.micro_batches // one[1][1]) >= one[1][0]]
+        best = min(meshes, default=(0.0,))[0]
+        meshes = [one for one in meshes if one[0] <= 2 * best]
+    return [mesh for _, mesh in meshes]
 
 
 def _replications(pp: int, tp: int, cluster: Cluster, profile: ModelProfile, request: Layout) -> list[int]:
@@ -108,11 +108,11 @@ def _replicas(dp: int, tp: int, slots: int, request: Layout) -> tuple[int, ...]:
 def _schedules(pp: int, blocks: int, request: Layout) -> list[tuple[Schedule | None, int]]:
     if pp == 1:
         return [(None, 1)]
-    found: list[tuple[Schedule | None, int]] = []
+    schedules: list[tuple[Schedule | None, int]] = []
     for schedule in [request.schedule] if request.schedule else Schedule:
         least, most = VIRTUAL[schedule]
         if request.virtual != 1 or least == most:
-            found.append((schedule, request.virtual if request.virtual != 1 else least))
+            schedules.append((schedule, request.virtual if request.virtual != 1 else least))
         else:
-            found += [(schedule, width) for width in WIDTHS if width == least or pp * width <= blocks]
-    return found
+            schedules += [(schedule, width) for width in WIDTHS if width == least or pp * width <= blocks]
+    return schedules

@@ -26,8 +26,8 @@ def unfit(layout: Layout, profile: ModelProfile) -> str | None:
     if profile.compress == "powersgd" and layout.dp > 1 and layout.replicas == 1:
         return f'dp={layout.dp} has one replica, and compress="powersgd" compresses what replicas exchange'
     counts = profile.counts or (profile.micro_batches,)
-    found = (problem(layout, blocks=profile.blocks, micro_batches=count) for count in counts)
-    return next(filter(None, found), None) or _experts(layout, profile, counts)
+    problems = (problem(layout, blocks=profile.blocks, micro_batches=count) for count in counts)
+    return next(filter(None, problems), None) or _experts(layout, profile, counts)
 
 
 def _experts(layout: Layout, profile: ModelProfile, counts: tuple[int, ...]) -> str | None:

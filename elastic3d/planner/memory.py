@@ -16,8 +16,8 @@ from elastic3d.values import KeptActivations, Layout, ModelPart, ModelProfile, S
 
 def memory(layout: Layout, profile: ModelProfile, reserve: int = 0) -> dict[str, int]:
     """Return the bytes on the fullest device by contributor, none of them 0. reserve: bytes lost from the start."""
-    found = [memory_of(load, layout, profile) for load in telling(layout, profile)]
-    most = max(found, key=lambda parts: sum(parts.values()))
+    memories = [memory_of(load, layout, profile) for load in telling(layout, profile)]
+    most = max(memories, key=lambda parts: sum(parts.values()))
     return {name: int(nbytes) for name, nbytes in (most | {"reserve": reserve}).items() if nbytes >= 1}
 
 

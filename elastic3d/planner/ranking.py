@@ -28,27 +28,27 @@ def rank(
     for equal ones. Layouts of equal time are ordered by nodes, then by bytes.
     """
     cluster = Cluster(nodes=nodes, slots=slots)
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     rejected: list[RejectedLayout] = []
     for layout in options(cluster, profile, request):
         judged = judge(layout, cluster, profile, costs, speeds)
         if isinstance(judged, Candidate):
-            found.append(judged)
+            candidates.append(judged)
         elif judged.nodes == nodes or judged.out_of_memory:
             rejected.append(judged)
-    found.sort(key=_order)
+    candidates.sort(key=_order)
     balanced: list[Candidate] = []
-    if found and not request.cuts:
-        fastest = found[0].seconds
-        hopes = sorted((_hope(one, cluster, profile, costs, speeds), at) for at, one in enumerate(found))
+    if candidates and not request.cuts:
+        fastest = candidates[0].seconds
+        hopes = sorted((_hope(one, cluster, profile, costs, speeds), at) for at, one in enumerate(candidates))
         for hope, at in hopes[:BALANCED]:
             if hope >= fastest:
                 break
-            better = _balanced(found[at], cluster, profile, costs, speeds)
+            better = _balanced(candidates[at], cluster, profile, costs, speeds)
             if better is not None:
                 balanced.append(better)
                 fastest = min(fastest, better.seconds)
-    return Ranking(ranking=tuple(sorted([*found, *balanced], key=_order)), rejected=tuple(rejected))
+    return Ranking(ranking=tuple(sorted([*candidates, *balanced], key=_order)), rejected=tuple(rejected))
 
 
 def judge(
@@ -106,10 +106,10 @@ def _balanced(
         return None
     first, last, blocks = _work(one.layout, profile, costs)
     there = stage_speeds(one.layout, cluster.slots, speeds)
-    found = cuts(blocks, one.layout, first=first, last=last, speeds=there)
-    if not found:
+    new_cuts = cuts(blocks, one.layout, first=first, last=last, speeds=there)
+    if not new_cuts:
         return None
-    better = judge(replace(one.layout, cuts=found), cluster, profile, costs, speeds)
+    better = judge(replace(one.layout, cuts=new_cuts), cluster, profile, costs, speeds)
     return better if isinstance(better, Candidate) and better.seconds < one.seconds else None
 
 

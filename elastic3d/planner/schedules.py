@@ -54,9 +54,9 @@ def problem(layout: Layout, *, blocks: int, micro_batches: int) -> str | None:
 
 def check(layout: Layout, *, blocks: int, micro_batches: int) -> None:
     """Raise LayoutError if there is a `problem`."""
-    found = problem(layout, blocks=blocks, micro_batches=micro_batches)
-    if found:
-        raise LayoutError(found)
+    reason = problem(layout, blocks=blocks, micro_batches=micro_batches)
+    if reason:
+        raise LayoutError(reason)
 
 
 def stages_problem(layout: Layout, blocks: int) -> str | None:
@@ -161,8 +161,8 @@ def cuts(
         ends = (first if stage == 0 else 0.0) + (last if stage == stages - 1 else 0.0)
         return (total[stop] - total[start] + ends) * speed[stage]
 
-    def judge(found: tuple[int, ...]) -> tuple[float, float]:
-        bounds = (0, *found, blocks)
+    def judge(candidate: tuple[int, ...]) -> tuple[float, float]:
+        bounds = (0, *candidate, blocks)
         return _slowest([weight(stage, bounds[stage], bounds[stage + 1]) for stage in range(stages)], of_rank)
 
     even = even_cuts(blocks, stages)
@@ -202,32 +202,32 @@ def _slowest(single: Sequence[float], of_rank: Sequence[int]) -> tuple[float, fl
 
 def _balanced(stages: int, blocks: int, weight: Weight) -> tuple[int, ...]:
     """Return the cuts whose heaviest stage is lightest; among those, rather ones with similar weights."""
-    found: list[tuple[float, float, tuple[int, ...]] | None]
-    found = [None] + [(weight(0, 0, stop), weight(0, 0, stop) ** 2, ()) for stop in range(1, blocks + 1)]
+    lightest: list[tuple[float, float, tuple[int, ...]] | None]
+    lightest = [None] + [(weight(0, 0, stop), weight(0, 0, stop) ** 2, ()) for stop in range(1, blocks + 1)]
     for stage in range(1, stages):
-        found = [
+        lightest = [
             min(
                 (
                     (max(before[0], own), before[1] + own * own, (*before[2], start))
                     for start in range(stage, stop)
-                    if (before := found[start]) is not None
+                    if (before := lightest[start]) is not None
                     for own in [weight(stage, start, stop)]
                 ),
                 default=None,
             )
             for stop in range(blocks + 1)
         ]
-    best = found[blocks]
+    best = lightest[blocks]
     assert best is not None
     return best[2]
 
 
-def _moves(found: tuple[int, ...], blocks: int) -> list[tuple[int, ...]]:
+def _moves(present: tuple[int, ...], blocks: int) -> list[tuple[int, ...]]:
     """Return the cuts that differ from these by one block."""
-    bounds = (0, *found, blocks)
+    bounds = (0, *present, blocks)
     moves = []
     for place in range(1, len(bounds) - 1):
         for cut in (bounds[place] - 1, bounds[place] + 1):
             if bounds[place - 1] < cut < bounds[place + 1]:
-                moves.append((*found[: place - 1], cut, *found[place:]))
+                moves.append((*present[: place - 1], cut, *present[place:]))
     return moves

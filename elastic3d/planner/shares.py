@@ -139,7 +139,7 @@ def _blocks(sizes: Mapping[str, int], path: str | None) -> tuple[str, int]:
             if number is not None:
                 numbers[prefix].add(number)
                 held[prefix] += nbytes
-    runs = {prefix: len(found) for prefix, found in numbers.items() if found == set(range(len(found)))}
+    runs = {prefix: len(seen) for prefix, seen in numbers.items() if seen == set(range(len(seen)))}
     if path is not None:
         if path not in runs:
             there = ", ".join(sorted(runs, key=lambda prefix: -held[prefix])[:5]) or "none"

@@ -46,11 +46,11 @@ def seconds(
 ) -> dict[str, float]:
     """Return the seconds of one step by contributor, none of them 0. speeds: of each pipeline rank, () if equal."""
     rounds = -(-profile.micro_batches // layout.dp)
-    found = [
+    timed = [
         (load, one_round(load, layout, profile, costs, slots, speeds[load.rank] if speeds else 1.0))
         for load in (loads if speeds else telling)(layout, profile)
     ]
-    slowest_load, slowest = max(found, key=lambda pair: pair[1].whole)
+    slowest_load, slowest = max(timed, key=lambda pair: pair[1].whole)
     way = hop(layout, profile, costs, slots)
     parts = {
         "compute": rounds * slowest.compute,

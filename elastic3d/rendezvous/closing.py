@@ -24,8 +24,8 @@ def close(client: EtcdClient, root: str, node: str) -> None:
 
 def closed_by(client: EtcdClient, root: str) -> str | None:
     """Return the node that has closed the run id, None if it is open."""
-    found = client.get(root + KEY)
-    return None if found is None else found.value.decode(errors="replace")
+    entry = client.get(root + KEY)
+    return None if entry is None else entry.value.decode(errors="replace")
 
 
 def words(run_id: str, node: str) -> str:

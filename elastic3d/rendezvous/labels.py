@@ -37,12 +37,12 @@ def labels_of(conf: str, variables: Mapping[str, str], hostname: str, read: Read
 
     conf: the text of --rdzv-conf=labels, "" for none. hostname: of this machine.
     """
-    found = {"host": _fitting(hostname)}
-    found |= _kubernetes(variables, read)
-    found |= _slurm(variables)
-    found |= _given(variables.get(LABELS, ""), LABELS, ",", "=", "zone=eu1,rack=r7")
-    found |= _given(conf, "--rdzv-conf=labels", "/", ":", "zone:eu1/rack:r7")
-    return {level: found[level] for level in LEVELS if found.get(level)}
+    labels = {"host": _fitting(hostname)}
+    labels |= _kubernetes(variables, read)
+    labels |= _slurm(variables)
+    labels |= _given(variables.get(LABELS, ""), LABELS, ",", "=", "zone=eu1,rack=r7")
+    labels |= _given(conf, "--rdzv-conf=labels", "/", ":", "zone:eu1/rack:r7")
+    return {level: labels[level] for level in LEVELS if labels.get(level)}
 
 
 def read_file(path: str) -> str:
@@ -53,8 +53,8 @@ def read_file(path: str) -> str:
 def _given(text: str, source: str, between: str, inside: str, example: str) -> dict[str, str]:
     labels: dict[str, str] = {}
     for part in text.split(between) if text else ():
-        name, found, value = part.partition(inside)
-        if not found or name not in LEVELS or not _VALUE.fullmatch(value):
+        name, separator, value = part.partition(inside)
+        if not separator or name not in LEVELS or not _VALUE.fullmatch(value):
             raise ConfigurationError(
                 f"{source}={text}: {part!r} is not a label; write them as {example}: names are {', '.join(LEVELS)}, "
                 "values letters, digits and . _ -"

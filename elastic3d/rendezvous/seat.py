@@ -69,8 +69,8 @@ class Seat:
 
     def get(self, keys: list[str], until: float | None = None) -> list[bytes]:
         """Return the values of the keys, once all are there."""
-        found = self._ask(["get", [self._prefix + key for key in keys]], until)
-        return [_bytes(value) for value in found]
+        values = self._ask(["get", [self._prefix + key for key in keys]], until)
+        return [_bytes(value) for value in values]
 
     def check(self, keys: list[str], until: float | None = None) -> bool:
         """Return whether all keys are there."""

@@ -121,8 +121,8 @@ def from_environment() -> Settings | None:
 def from_parameters(parameters: RendezvousParameters) -> Settings:
     """Return checked settings from torchrun's parameters; ConfigurationError says what to change."""
     given = {str(k): str(v) for k, v in parameters.config.items() if v is not None}
-    conf, endpoint, told = torch_options.translated(given, (parameters.endpoint or "").strip())
-    for line in told:
+    conf, endpoint, lines = torch_options.translated(given, (parameters.endpoint or "").strip())
+    for line in lines:
         output.say(line)
     unknown = sorted(set(conf) - set(KNOWN))
     if unknown:

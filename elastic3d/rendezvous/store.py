@@ -106,8 +106,8 @@ class GenerationStore(Store):
         "" means no value; if there is none and something was expected, `expected` is returned.
         """
         before, after = _checked(key, expected), _checked(key, value)
-        found = self._try([key], lambda until: self._seat.swap(key, before, after, until))
-        return before if found is None else found
+        current = self._try([key], lambda until: self._seat.swap(key, before, after, until))
+        return before if current is None else current
 
     def delete_key(self, key: str) -> bool:
         """Delete a key; return whether it was there."""

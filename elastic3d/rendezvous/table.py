@@ -186,16 +186,16 @@ class KeyTableServer:
 
     def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
-            found = self._listener.accept()
-            if found is None:
+            accepted = self._listener.accept()
+            if accepted is None:
                 return
-            if isinstance(found, float):
-                if found:
+            if isinstance(accepted, float):
+                if accepted:
                     # Otherwise it would wake the thread for ever.
                     self._selector.unregister(self._listener.socket)
-                    self._listen_at = self._clock.monotonic() + found
+                    self._listen_at = self._clock.monotonic() + accepted
                 return
-            self._welcome(*found)
+            self._welcome(*accepted)
 
     def _welcome(self, connection: socket.socket, address: str) -> None:
         if self._guests - len(self._waiting) >= most_known():

@@ -52,10 +52,10 @@ def translated(conf: Mapping[str, str], endpoint: str) -> tuple[dict[str, str], 
         if own in ours and own != "timeout" and ours[own] != conf[theirs]:
             raise ConfigurationError(f"--rdzv-conf: {own} and {theirs} are the same setting; give one of them")
         ours[own] = conf[theirs]
-    told = [
+    lines = [
         f"--rdzv-conf={key}={conf[key]} has no effect here: {why}" for key, why in WITHOUT_USE.items() if key in conf
     ]
-    return ours, _with_protocol(conf.get("protocol"), endpoint), told
+    return ours, _with_protocol(conf.get("protocol"), endpoint), lines
 
 
 def _with_protocol(protocol: str | None, endpoint: str) -> str:

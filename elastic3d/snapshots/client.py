@@ -69,7 +69,8 @@ def inventories(servers: Sequence[str], credentials: Credentials) -> list[Invent
     if not servers:
         return []
     with ThreadPoolExecutor(max_workers=min(len(servers), _ASKED_AT_ONCE), thread_name_prefix="inventory") as pool:
-        return [found for answer in pool.map(lambda server: _ask(server, credentials), servers) for found in answer]
+        answers = pool.map(lambda server: _ask(server, credentials), servers)
+        return [inventory for answer in answers for inventory in answer]
 
 
 def _ask(server: str, credentials: Credentials) -> list[Inventory]:
@@ -124,11 +125,11 @@ class PeerSource:
     def prefetch(self, tiles: Sequence[Offered]) -> None:
         """Fetch many tiles in one request, for `fetch` to hand out. Failures show in `fetch`."""
         try:
-            found = self._request([tuple(tile.where) for tile in tiles])
+            fetched = self._request([tuple(tile.where) for tile in tiles])
         except WireError:
             return
         with self._lock:
-            self._fetched.update(found)
+            self._fetched.update(fetched)
 
     def fetch(self, tile: Offered) -> bytes | memoryview:
         """Return the tile's bytes, unverified; SourceError if the server is gone or no longer has it."""
@@ -174,13 +175,13 @@ class PeerSource:
         if any(size != where[4] for where, size in present):
             raise WireError("not the bytes that were asked for")
         data = memoryview(connection.receive_bytes(sum(size for _, size in present)))
-        found, at = {}, 0
+        tiles, at = {}, 0
         for where, size in present:
-            found[where] = data[at : at + size]
+            tiles[where] = data[at : at + size]
             at += size
         with self._lock:
             self._idle.append(connection)
-        return found
+        return tiles
 
     def _borrow(self) -> Channel:
         with self._lock:

@@ -93,13 +93,13 @@ class TileServer:
 
     def _accept(self) -> None:
         while not self._closed:
-            found = self._listener.accept()
-            if found is None:
+            accepted = self._listener.accept()
+            if accepted is None:
                 break
-            if isinstance(found, float):
-                SYSTEM.sleep(found)
+            if isinstance(accepted, float):
+                SYSTEM.sleep(accepted)
                 continue
-            guest = _Guest(*found)
+            guest = _Guest(*accepted)
             if not self._admit(guest):
                 continue
             try:
@@ -215,7 +215,7 @@ class TileServer:
         )
 
     def _fetch(self, channel: Channel, ranges: list[list[int]]) -> None:
-        found: list[memoryview | None] = []
+        tiles: list[memoryview | None] = []
         snapshots: dict[tuple[int, int, int], Stored | None] = {}
         for generation, step, rank, offset, nbytes in ranges:
             name = (generation, step, rank)
@@ -223,9 +223,9 @@ class TileServer:
                 snapshots[name] = self._memory.find(*name)
             stored = snapshots[name]
             inside = stored is not None and 0 <= offset <= offset + nbytes <= len(stored.data)
-            found.append(stored.data[offset : offset + nbytes] if stored is not None and inside else None)
-        channel.send({"sizes": [-1 if data is None else len(data) for data in found]})
-        _send_many(channel, [data for data in found if data])
+            tiles.append(stored.data[offset : offset + nbytes] if stored is not None and inside else None)
+        channel.send({"sizes": [-1 if data is None else len(data) for data in tiles]})
+        _send_many(channel, [data for data in tiles if data])
 
     def _receive(self, channel: Channel, request: dict[str, Any]) -> None:
         mark, rank = Mark(int(request["generation"]), int(request["step"])), int(request["rank"])
@@ -276,12 +276,12 @@ def _receive_snapshot(channel: Channel, arriving: Arriving) -> bool:
     """Fill a snapshot and verify it; return whether every tile was good. All tiles are read in any case."""
     stored, good = arriving.stored, True
     for first, stop in stored.table.runs:
-        told = channel.receive_sealed((stop - first) * _DIGEST_BYTES).hex()
+        sent = channel.receive_sealed((stop - first) * _DIGEST_BYTES).hex()
         low, high = stored.span(first, stop)
         channel.receive_into(stored.data[low:high])
-        found = memory.digests(stored.table, stored.data, first, stop)
-        stored.digests[first:stop] = found
-        good = good and "".join(found) == told
+        computed = memory.digests(stored.table, stored.data, first, stop)
+        stored.digests[first:stop] = computed
+        good = good and "".join(computed) == sent
     return good
 
 

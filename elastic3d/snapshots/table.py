@@ -165,14 +165,14 @@ def from_wire(data: dict[str, object]) -> SnapshotTable:
 
 def split_digests(table: SnapshotTable, digits: str) -> tuple[str, ...]:
     """Return the digests of each box's tiles, from those of all of them in one text; ValueError for too many or few."""
-    found, at = [], 0
+    digests_of, at = [], 0
     for count in table.counts:
         size = count * DIGEST_DIGITS
-        found.append(digits[at : at + size])
+        digests_of.append(digits[at : at + size])
         at += size
     if len(digits) != at:
         raise ValueError(f"{at // DIGEST_DIGITS} tiles, and digests of {len(digits)} digits")
-    return tuple(found)
+    return tuple(digests_of)
 
 
 def _dims(data: Sequence[int]) -> tuple[int, ...]:

@@ -82,17 +82,17 @@ def changes(saved: AskedState, now: AskedState) -> list[str]:
                 f"the saved state was made with {kind} as its {what}, and this script has {here or 'none'}. Trying "
                 f"again does not help: go back to {kind}, or start a new run"
             )
-    found = []
+    lines = []
     if saved.micro_batch != now.micro_batch:
-        found.append(
+        lines.append(
             f"micro_batch was {saved.micro_batch} and is {now.micro_batch} from here on: the samples are the "
             "same, the bits are not"
         )
     for number, (old, new) in enumerate(zip(saved.groups, now.groups, strict=False)):
-        found += [_kept(f"{key} of parameter group {number}", old, new, key) for key in new if old.get(key) != new[key]]
+        lines += [_kept(f"{key} of parameter group {number}", old, new, key) for key in new if old.get(key) != new[key]]
     was, is_now = saved.schedule_state or {}, now.schedule_state or {}
-    found += [_kept(f"{key} of the schedule", was, is_now, key) for key in is_now if was.get(key) != is_now[key]]
-    return found
+    lines += [_kept(f"{key} of the schedule", was, is_now, key) for key in is_now if was.get(key) != is_now[key]]
+    return lines
 
 
 def _kept(what: str, saved: Mapping[str, Any], now: Mapping[str, Any], key: str) -> str:

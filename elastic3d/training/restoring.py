@@ -159,17 +159,17 @@ def choose(
     than done again, and the job would end as if all were well.
     """
     wanted = {spec.key: spec for spec in specs}
-    found: dict[tuple[int, int], list[PeerInventory]] = {}
+    by_moment: dict[tuple[int, int], list[PeerInventory]] = {}
     for inventory in inventories:
         if not believed(inventory, known):
             process_log().emit(
                 "snapshot.unbelieved", step=inventory.step, made_in=inventory.generation, newest=known.newest
             )
             continue
-        found.setdefault((inventory.step, inventory.generation), []).append(inventory)
-    for moment in sorted(found, reverse=True):
-        if moment[0] != known.failed_after and _whole(found[moment], wanted):
-            return found[moment]
+        by_moment.setdefault((inventory.step, inventory.generation), []).append(inventory)
+    for moment in sorted(by_moment, reverse=True):
+        if moment[0] != known.failed_after and _whole(by_moment[moment], wanted):
+            return by_moment[moment]
     return None
 
 

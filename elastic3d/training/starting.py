@@ -45,16 +45,16 @@ def load_weights(model: nn.Module, decision: restoring.Decision, sources: Mappin
     wrong: list[str] = []
     held: list[TensorInMemory] = []
     for one in held_by_model(model):
-        found = _find(one.spec, saved)
+        stored = _find(one.spec, saved)
         name = one.spec.key.removeprefix(_OWN)
-        if found is None:
+        if stored is None:
             wrong.append(f"{name} is not there")
-        elif found.shape != one.spec.shape or not _exact(found.dtype, one.local.dtype):
+        elif stored.shape != one.spec.shape or not _exact(stored.dtype, one.local.dtype):
             wrong.append(
-                f"{name} is {found.dtype} {list(found.shape)} there, {one.spec.dtype} {list(one.spec.shape)} here"
+                f"{name} is {stored.dtype} {list(stored.shape)} there, {one.spec.dtype} {list(one.spec.shape)} here"
             )
         else:
-            held.append(TensorInMemory(spec=found, tensor=one.tensor))
+            held.append(TensorInMemory(spec=stored, tensor=one.tensor))
     if wrong:
         some = ", ".join(sorted(saved)[:_SHOWN])
         raise StateError(

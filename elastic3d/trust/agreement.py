@@ -64,5 +64,5 @@ class Agreement:
         """Return what to write now, once for each time that no valid secret was seen."""
         if not leads:
             return None
-        found, self._spoiled = self._spoiled, None
-        return found
+        due, self._spoiled = self._spoiled, None
+        return due

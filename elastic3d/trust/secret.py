@@ -40,9 +40,9 @@ def obtain(client: EtcdClient, root: str, *, clock: Clock = SYSTEM) -> str:
     while True:
         # If it is sent twice, the second try finds what the first wrote.
         mine = secrets.token_hex(SECRET_BYTES).encode()
-        found = client.get(key, budget=BUDGET)
-        value = found.value if found is not None else b""
-        if found is None:
+        entry = client.get(key, budget=BUDGET)
+        value = entry.value if entry is not None else b""
+        if entry is None:
             result = client.txn([Compare.absent(key)], [Put(key, mine)], [Get(key)], idempotent=True, budget=BUDGET)
             value = mine if result.succeeded else result.gets[0][0].value
         if readable(value):

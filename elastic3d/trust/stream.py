@@ -139,18 +139,18 @@ class Stream:
             self._agree(tls, data)
         else:
             self._incoming.write(data)
-        found = bytearray()
+        plaintext = bytearray()
         try:
             while self._agreed and (part := tls.read(65536)):
-                found += part
+                plaintext += part
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
-            return bytes(found)
+            return bytes(plaintext)
         except ssl.SSLError as error:
             raise HandshakeRejected(f"sent something other than encrypted records: {error.reason or error}") from error
         self.flush()
-        return bytes(found) or None
+        return bytes(plaintext) or None
 
     def _agree(self, tls: ssl.SSLObject, data: bytes) -> None:
         """Take what arrived as a step towards encryption. HandshakeRejected."""

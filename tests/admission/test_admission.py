@@ -79,7 +79,7 @@ def test_an_unfit_node_is_kept_out_until_it_is_repaired(server: EtcdServer, tmp_
     assert f"node node0 is not fit to take part: disk: {why}" in said
     assert [(event["event"], event["check"]) for event in events] == [("admission.failed", "disk")]
     with EtcdClient(server.endpoint) as client:
-        ((key, value, lease),) = [(found.key, found.value, found.lease) for found in client.range(root)[0]]
+        ((key, value, lease),) = [(entry.key, entry.value, entry.lease) for entry in client.range(root)[0]]
         assert key == f"{root}refused/node0"
         assert json.loads(value)["schema"] == SCHEMA
         refusal = decode(FailedAdmission, value, key)
@@ -117,98 +117,98 @@ def settings(endpoint: str, **changes: Any) -> Settings:
     return Settings(**(values | changes))
 
 
-def run(told: Settings, *computed: CheckResult, options: RunOptions | None = None, folder: Path | None = None) -> None:
-    journal = Journal(str(folder) if folder else None, told.run_id, told.node)
+def run(conf: Settings, *computed: CheckResult, options: RunOptions | None = None, folder: Path | None = None) -> None:
+    journal = Journal(str(folder) if folder else None, conf.run_id, conf.node)
     try:
-        admit(told, options or RunOptions(), PROFILE, computed, journal)
+        admit(conf, options or RunOptions(), PROFILE, computed, journal)
     finally:
         journal.close()
 
 
-def train(client: EtcdClient, told: Settings, ports: dict[str, int], registered: set[str]) -> None:
+def train(client: EtcdClient, conf: Settings, ports: dict[str, int], registered: set[str]) -> None:
     """Seal a generation of nodes with these heartbeat ports, of which only some hold their lease."""
     nodes = tuple(
         Node(name=name, incarnation="i", address="127.0.0.1", slots=(), heartbeat_port=port)
         for name, port in ports.items()
     )
-    client.put(f"{told.root}board/generation", encode(Generation(number=1, cause=Cause.START, nodes=nodes)))
+    client.put(f"{conf.root}board/generation", encode(Generation(number=1, cause=Cause.START, nodes=nodes)))
     for node in nodes:
         if node.name in registered:
-            client.put(f"{told.root}roll/members/{node.id}", encode(MemberRecord(node=node)))
+            client.put(f"{conf.root}roll/members/{node.id}", encode(MemberRecord(node=node)))
 
 
 def test_a_healthy_node_is_admitted(server: EtcdServer, tmp_path: Path) -> None:
     """Nothing is left behind, neither in etcd nor on the disks."""
-    told = settings(server.endpoint)
+    conf = settings(server.endpoint)
     (tmp_path / "store").mkdir()
-    run(told, CheckResult(name="product cpu", ok=True), options=RunOptions(store=StoreAt(url=str(tmp_path / "store"))))
+    run(conf, CheckResult(name="product cpu", ok=True), options=RunOptions(store=StoreAt(url=str(tmp_path / "store"))))
     assert list((tmp_path / "store").iterdir()) == []
     with EtcdClient(server.endpoint) as client:
-        assert client.range(told.root)[0] == ()
+        assert client.range(conf.root)[0] == ()
 
 
 def test_a_failed_check_of_the_measuring_trainer_keeps_the_node_out(server: EtcdServer, tmp_path: Path) -> None:
     """A device that multiplies wrongly keeps its node out; the other reasons are reported beside it."""
-    told = settings(server.endpoint)
+    conf = settings(server.endpoint)
     (tmp_path / "file").touch()
     bad = CheckResult(name="product cuda:3", ok=False, detail="multiplies wrongly")
     with pytest.raises(AdmissionFailed, match=r"product cuda:3: multiplies wrongly; store: .*/file cannot be written"):
-        run(told, bad, options=RunOptions(store=StoreAt(url=f"file://{tmp_path}/file")), folder=tmp_path)
+        run(conf, bad, options=RunOptions(store=StoreAt(url=f"file://{tmp_path}/file")), folder=tmp_path)
     events = [json.loads(line)["check"] for line in (tmp_path / "me-0.jsonl").read_text().splitlines()]
     assert events == ["product cuda:3", "store"]
     with EtcdClient(server.endpoint) as client:
-        client.delete(told.root, prefix=True)
+        client.delete(conf.root, prefix=True)
 
 
 def test_a_model_too_large_for_every_allowed_layout_is_refused(server: EtcdServer) -> None:
     """Unless no snapshots are taken: then the memory is not needed."""
-    told = settings(server.endpoint)
-    journal = Journal(None, told.run_id, told.node)
+    conf = settings(server.endpoint)
+    journal = Journal(None, conf.run_id, conf.node)
     huge = ModelProfile(blocks=2, parameters=10**15, micro_batches=4, micro_batch=1, digest="d")
     with pytest.raises(AdmissionFailed, match="memory: snapshots of 1,000,000,000,000,000 parameters"):
-        admit(told, RunOptions(), huge, (), journal)
-    admit(told, RunOptions(snapshot_every=0), huge, (), journal)
+        admit(conf, RunOptions(), huge, (), journal)
+    admit(conf, RunOptions(snapshot_every=0), huge, (), journal)
 
 
 def test_neighbours_that_refuse_connections_keep_a_node_out(server: EtcdServer) -> None:
     """They hold their leases but do not answer this node: it could train with nobody."""
-    told = settings(server.endpoint)
+    conf = settings(server.endpoint)
     with EtcdClient(server.endpoint) as client:
-        train(client, told, {"a": free_port(), "b": free_port()}, {"a", "b"})
+        train(client, conf, {"a": free_port(), "b": free_port()}, {"a", "b"})
         with pytest.raises(AdmissionFailed, match=r"neighbours: .*Connection refused.*look at this node's network"):
-            run(told)
-        assert client.get(f"{told.root}refused/me") is not None
+            run(conf)
+        assert client.get(f"{conf.root}refused/me") is not None
 
 
 def test_neighbours_without_leases_are_ignored(server: EtcdServer) -> None:
     """A generation whose nodes have lost their leases is left over from a dead job; the next job must still start."""
-    told = settings(server.endpoint)
+    conf = settings(server.endpoint)
     with EtcdClient(server.endpoint) as client:
-        train(client, told, {"a": free_port(), "b": free_port(), "me": free_port()}, {"me"})
-        run(told)
+        train(client, conf, {"a": free_port(), "b": free_port(), "me": free_port()}, {"me"})
+        run(conf)
 
 
 def test_a_neighbour_that_dies_during_the_check_is_ignored(server: EtcdServer) -> None:
     """Its lease runs out while this node is still trying to reach it."""
-    told = settings(server.endpoint)
+    conf = settings(server.endpoint)
     with EtcdClient(server.endpoint) as client:
-        train(client, told, {"a": free_port()}, {"a"})
+        train(client, conf, {"a": free_port()}, {"a"})
         lease, _ = client.grant(2.0)
-        found = client.get(f"{told.root}roll/members/a@i")
-        assert found is not None
-        client.put(found.key, found.value, lease)
-        run(told)
+        record = client.get(f"{conf.root}roll/members/a@i")
+        assert record is not None
+        client.put(record.key, record.value, lease)
+        run(conf)
 
 
 def test_one_silent_neighbour_of_three_does_not_keep_a_node_out(
     server: EtcdServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The fault is more likely the neighbour's; the remark names it."""
-    told = settings(server.endpoint)
+    conf = settings(server.endpoint)
     with EtcdClient(server.endpoint) as client, socket.create_server(("127.0.0.1", 0)) as there:
         port = there.getsockname()[1]
-        train(client, told, {"a": port, "b": free_port(), "c": port}, {"a", "b", "c"})
-        run(told)
+        train(client, conf, {"a": port, "b": free_port(), "c": port}, {"a", "b", "c"})
+        run(conf)
     assert "admission: neighbours: b: 127.0.0.1:" in capsys.readouterr().err
 
 
@@ -220,8 +220,8 @@ def test_one_reachable_etcd_endpoint_is_enough(server: EtcdServer, capsys: pytes
 
 def test_reasons_are_reported_even_without_etcd(tmp_path: Path) -> None:
     """A fit node reports that etcd is missing, an unfit one what is wrong with itself."""
-    told = settings(f"127.0.0.1:{free_port()}", policy=Policy(below_minimum=1.0))
+    conf = settings(f"127.0.0.1:{free_port()}", policy=Policy(below_minimum=1.0))
     with pytest.raises(EtcdUnavailable):
-        run(told)
+        run(conf)
     with pytest.raises(AdmissionFailed, match="devices: none"):
-        run(told, CheckResult(name="devices", ok=False, detail="none"))
+        run(conf, CheckResult(name="devices", ok=False, detail="none"))

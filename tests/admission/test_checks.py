@@ -50,14 +50,14 @@ def test_checks_run_concurrently_and_return_in_order() -> None:
 def test_a_check_that_times_out_has_failed() -> None:
     """It is abandoned; the results of the others are kept."""
     never = threading.Event()
-    found = run_checks(
+    checks = run_checks(
         [
             Check(name="hangs", run=lambda: str(never.wait(60.0)), limit=0.1),
             Check(name="answers", run=lambda: "by the way", limit=30.0),
         ]
     )
     never.set()
-    assert [(check.ok, check.detail) for check in found] == [(False, "no answer within 0.1 s"), (True, "by the way")]
+    assert [(check.ok, check.detail) for check in checks] == [(False, "no answer within 0.1 s"), (True, "by the way")]
 
 
 def test_an_exception_in_a_check_is_its_failure() -> None:
@@ -378,10 +378,10 @@ def generation(count: int) -> Generation:
 @pytest.mark.parametrize(("count", "expected"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 3), (50, 3)])
 def test_up_to_three_neighbours_are_tried(count: int, expected: int) -> None:
     """They are different nodes, never this one, and the same at each call."""
-    found = neighbours(generation(count), "n0")
-    assert len({node.name for node in found}) == len(found) == expected
-    assert all(node.name != "n0" for node in found)
-    assert neighbours(generation(count), "n0") == found
+    tried = neighbours(generation(count), "n0")
+    assert len({node.name for node in tried}) == len(tried) == expected
+    assert all(node.name != "n0" for node in tried)
+    assert neighbours(generation(count), "n0") == tried
 
 
 def test_newcomers_try_different_neighbours() -> None:

@@ -44,19 +44,19 @@ def test_calibration_measures_the_machine_and_a_block(tmp_path: Path) -> None:
     small = ["--for", "1s", "--device", "cpu", "--slots", "2", "-o", str(path)]
     result = run.invoke(application(), ["calibrate", SCRIPT, *small, "--", "--width", "32", "--blocks", "2"])
     assert result.exit_code == 0, result.output
-    found = load(path, device="cpu")
-    assert 1e8 < found.flops < 1e14
-    assert 1e8 < found.memory_bandwidth < 1e13
-    assert found.inside is not None
-    assert found.inside.backend == "gloo"
-    assert 0 <= found.inside.latency < 0.1
-    assert 1e6 < found.inside.bandwidth < 1e12
-    assert found.between is None
-    assert found.block is not None
-    assert found.block.forward > 0
-    assert found.block.backward > 0
-    assert found.block.flops > 0
-    assert found.block.kept_bytes > 0
+    speeds = load(path, device="cpu")
+    assert 1e8 < speeds.flops < 1e14
+    assert 1e8 < speeds.memory_bandwidth < 1e13
+    assert speeds.inside is not None
+    assert speeds.inside.backend == "gloo"
+    assert 0 <= speeds.inside.latency < 0.1
+    assert 1e6 < speeds.inside.bandwidth < 1e12
+    assert speeds.between is None
+    assert speeds.block is not None
+    assert speeds.block.forward > 0
+    assert speeds.block.backward > 0
+    assert speeds.block.flops > 0
+    assert speeds.block.kept_bytes > 0
     for words in ("products", "inside a node", "a block", "saved to"):
         assert words in result.stdout
     shown = run.invoke(application(), ["calibrate", "--show", "-o", str(path), "--json"])

@@ -99,9 +99,9 @@ def line(latency: float, bandwidth: float, sizes: tuple[int, ...] = (1024, 1 << 
 @pytest.mark.parametrize(("latency", "bandwidth"), [(1e-4, 1e9), (5e-6, 45e10), (1e-3, 1e7)])
 def test_a_line_is_fitted_exactly(latency: float, bandwidth: float) -> None:
     """Where the samples lie on one."""
-    found = fit(line(latency, bandwidth))
-    assert found[:2] == (pytest.approx(latency, rel=1e-6), pytest.approx(bandwidth, rel=1e-6))
-    assert found[2] < 1e-6
+    fitted = fit(line(latency, bandwidth))
+    assert fitted[:2] == (pytest.approx(latency, rel=1e-6), pytest.approx(bandwidth, rel=1e-6))
+    assert fitted[2] < 1e-6
 
 
 def test_fitted_latency_and_bandwidth_are_never_negative() -> None:

@@ -46,7 +46,7 @@ def launch(script: Path, folder: Path) -> Launch:
 
 def test_the_command_line_is_that_of_torchrun(tmp_path: Path) -> None:
     """A person could type it: every option is torchrun's own."""
-    told = Launch(
+    command = Launch(
         run_id="gpt",
         endpoint="127.0.0.1:2379",
         script=Path("train.py"),
@@ -55,7 +55,7 @@ def test_the_command_line_is_that_of_torchrun(tmp_path: Path) -> None:
         max_nodes=4,
         conf={"mode": "resident"},
     ).command({"node": "node1"}, tmp_path)
-    assert told == [
+    assert command == [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2:4", "--nproc-per-node=1", "--rdzv-backend=etcd"),
         *("--rdzv-endpoint=127.0.0.1:2379", "--rdzv-id=gpt", "--rdzv-conf=mode=resident,node=node1"),
         *("--local-addr=127.0.0.1", "--max-restarts=0", f"--log-dir={tmp_path}", "train.py", "--steps=3"),
@@ -69,7 +69,7 @@ def test_a_cluster_starts_waits_and_returns_the_exit_codes(script: Path, tmp_pat
         node = cluster.start_node("node0")
         assert wait_until((tmp_path / "started-1").exists, 60), cluster.tail("node0")
         assert len(node.keepers()) == 2
-        assert {found.pid for found in marked(cluster.mark)} > set(node.keepers())
+        assert {process.pid for process in marked(cluster.mark)} > set(node.keepers())
         (tmp_path / "end").touch()
         assert cluster.wait(60) == {"node0": 0}, cluster.tail("node0")
         assert cluster.leftovers() == []
@@ -108,7 +108,7 @@ def test_marked_processes_are_found_and_ended() -> None:
     environment = {**os.environ, MARK: "found-and-ended"}
     command = leashed([sys.executable, "-c", "import time; time.sleep(600)"])
     with subprocess.Popen(command, env=environment) as process:
-        assert wait_until(lambda: [found.pid for found in marked("found-and-ended")] == [process.pid], 5)
+        assert wait_until(lambda: [one.pid for one in marked("found-and-ended")] == [process.pid], 5)
         assert end_all("found-and-ended") == []
         assert process.wait(5) == -9
 

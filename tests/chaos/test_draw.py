@@ -21,9 +21,9 @@ def test_a_drawn_history_is_possible(seed: int) -> None:
 def test_draws_cover_every_kind_of_history() -> None:
     """Two hundred seeds include kills at one step, kills in a recovery, joins, two slots, one node, and no fault."""
     drawn = [draw(seed, 24) for seed in range(200)]
-    told = [str(history) for history in drawn]
-    assert any("@g" in text for text in told)
-    assert any("join" in text for text in told)
+    texts = [str(history) for history in drawn]
+    assert any("@g" in text for text in texts)
+    assert any("join" in text for text in texts)
     assert any(history.slots == 2 for history in drawn)
     assert any(history.nodes == 1 for history in drawn)
     assert any(not history.faults for history in drawn)

@@ -77,7 +77,7 @@ def test_every_broken_promise_is_named() -> None:
         leftovers=("process 7: python",),
         undone=(parse_kill("2@5"),),
     )
-    told = "\n".join(judge(bad).broken)
+    complaints = "\n".join(judge(bad).broken)
     for part in (
         "node0 ended with exit code 1",
         "after step 5 of 6",
@@ -86,7 +86,7 @@ def test_every_broken_promise_is_named() -> None:
         "kill node2@5",
         "16 sam",
     ):
-        assert part in told
+        assert part in complaints
 
 
 def test_a_planned_change_repeats_no_step() -> None:

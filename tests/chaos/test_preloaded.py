@@ -55,7 +55,7 @@ def test_a_forked_agent_behaves_like_a_started_one(code: int, preloaded: Preload
         assert wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 180), cluster.tail("node0")
         workers = [json.loads(path.read_text()) for path in tmp_path.glob("told-*")]
         assert {worker["pid"] for worker in workers} == set(node.keepers())
-        assert {found.pid for found in marked(cluster.mark)} >= {node.pid, *node.keepers()}
+        assert {process.pid for process in marked(cluster.mark)} >= {node.pid, *node.keepers()}
         assert all(worker["session"] == worker["pid"] and worker["parent"] == node.pid for worker in workers)
         assert {(worker["name"], worker["variable"], worker["directory"]) for worker in workers} == {
             ("__main__", "its own", os.getcwd())

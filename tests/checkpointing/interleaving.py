@@ -173,8 +173,8 @@ class View:
 
     def compare_and_swap(self, name: str, expected: str | None, data: bytes) -> bool:
         def act() -> bool:
-            found = self._versioned(name)
-            return (found.token if found else None) == expected and self._write(name, data)
+            current = self._versioned(name)
+            return (current.token if current else None) == expected and self._write(name, data)
 
         return self._do("swap", name, act)
 
@@ -183,8 +183,8 @@ class View:
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         def act() -> list[Entry]:
-            found = sorted(self._world.objects.items())
-            return [Entry(name=n, size=len(o.data), modified=o.modified) for n, o in found if n.startswith(prefix)]
+            objects = sorted(self._world.objects.items())
+            return [Entry(name=n, size=len(o.data), modified=o.modified) for n, o in objects if n.startswith(prefix)]
 
         return iter(self._do("list", prefix, act))
 
@@ -220,8 +220,8 @@ class View:
         return self._world.objects[name]
 
     def _versioned(self, name: str) -> Versioned | None:
-        found = self._world.objects.get(name)
-        return None if found is None else Versioned(data=found.data, token=hashlib.md5(found.data).hexdigest())
+        stored = self._world.objects.get(name)
+        return None if stored is None else Versioned(data=stored.data, token=hashlib.md5(stored.data).hexdigest())
 
     def _write(self, name: str, data: bytes) -> bool:
         self._world.objects[name] = Object(data, self._world.now)

@@ -83,30 +83,30 @@ class Oracle:
                 self.faults.append(f"{self.world.now:.1f}: {checkpoint} has lost {missing} by {verb} {name}")
 
     def ref(self) -> Ref | None:
-        found = self.world.objects.get(names.LATEST)
-        return decode_ref(found.data, names.LATEST) if found else None
+        stored = self.world.objects.get(names.LATEST)
+        return decode_ref(stored.data, names.LATEST) if stored else None
 
     def committed(self) -> list[str]:
         ref = self.ref()
-        found = list(ref.committed) if ref else []
+        checkpoints = list(ref.committed) if ref else []
         older = ref.older if ref else None
         while older is not None:
             part = decode_history(self.world.objects[older.name].data, older.name)
-            found += part.checkpoints
+            checkpoints += part.checkpoints
             older = part.older
-        return found
+        return checkpoints
 
     def needs(self, checkpoint: str) -> set[str]:
         name = names.record(checkpoint)
         if name not in self.world.objects:
             return {name}
-        found = {name}
+        objects = {name}
         for entry in decode_record(self.world.objects[name].data, name).manifests:
-            found.add(entry.name)
+            objects.add(entry.name)
             if entry.name in self.world.objects:
                 packs = decode_manifest(self.world.objects[entry.name].data, entry.name).packs
-                found |= {names.pack(pack) for pack in packs}
-        return found
+                objects |= {names.pack(pack) for pack in packs}
+        return objects
 
 
 def write(store: View, chance: random.Random, step: int, made_in: int, *, calm: bool) -> None:

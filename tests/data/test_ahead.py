@@ -69,11 +69,11 @@ def batches(dataset: Any, workers: int = 0) -> Batches:
 
 
 def all_of(made: Batches, until: int = 5) -> list[Any]:
-    found = []
+    samples = []
     for batch in made.until(step=until):
-        found += [part.input.tolist() for part in batch.micro_batches]
+        samples += [part.input.tolist() for part in batch.micro_batches]
         made.step += 1
-    return found
+    return samples
 
 
 def test_exactly_one_step_is_loaded_ahead() -> None:
@@ -119,8 +119,8 @@ def test_an_error_of_the_data_set_is_raised_at_its_step_with_the_sample_number(w
         all_of(made, until=25)
     place = next(p for s in range(25) for j in range(2) for p in made.order.micro_batch_places(s, j) if p[1] == 17)
     assert made.step == place[0] // 4
-    told = "".join(traceback.format_exception(raised.value))
-    assert f"sample 17 of the data set, at position {place[0]} of the run, in step {made.step}" in told
+    trace = "".join(traceback.format_exception(raised.value))
+    assert f"sample 17 of the data set, at position {place[0]} of the run, in step {made.step}" in trace
 
 
 @pytest.mark.parametrize(

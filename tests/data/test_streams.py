@@ -21,12 +21,12 @@ def stream(dataset: Any, *, dp: int = 1, index: int = 0, workers: int = 0, loads
 
 def read(batches: Batches, until: int) -> dict[int, list[int]]:
     """Return the counted samples by step."""
-    found: dict[int, list[int]] = {}
+    samples: dict[int, list[int]] = {}
     for batch in batches.until(step=until):
         parts = [part for part in batch.micro_batches if part.counts]
-        found[batch.step] = [int(x) for part in parts if part.input is not None for x in part.input.flatten()]
+        samples[batch.step] = [int(x) for part in parts if part.input is not None for x in part.input.flatten()]
         batches.step += 1
-    return found
+    return samples
 
 
 def test_sample_k_of_the_run_is_sample_k_of_the_stream_under_any_dp() -> None:

@@ -78,8 +78,8 @@ def test_memory_drivers_and_names_of_cpus_may_differ() -> None:
 )
 def test_a_device_is_known_by_its_name_and_its_memory(name: str, gib: float, sheet: str | None) -> None:
     """As drivers report both; a slice of a device has no sheet."""
-    found = sheet_of(replace(H200, name=name, memory=int(gib * 2**30)))
-    assert (found.name if found is not None else None) == sheet
+    known = sheet_of(replace(H200, name=name, memory=int(gib * 2**30)))
+    assert (known.name if known is not None else None) == sheet
 
 
 def test_without_a_calibration_plans_are_made_with_the_device_that_is_there() -> None:

@@ -73,10 +73,10 @@ def test_no_block_is_left_out() -> None:
 
 def test_python_compiles() -> None:
     """All of it."""
-    found = of(Language.PYTHON)
-    for page, block in found:
+    blocks = of(Language.PYTHON)
+    for page, block in blocks:
         compile(block, page, "exec")
-    assert len(found) >= 6
+    assert len(blocks) >= 6
 
 
 def test_shell_is_shell() -> None:
@@ -95,8 +95,8 @@ def test_manifests_are_yaml_whose_torchrun_takes_its_options(monkeypatch: pytest
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torchrun sets it otherwise
     taken = 0
     for _page, block in of(Language.YAML):
-        told = yaml.safe_load(block)
-        pod = told["spec"]["template"]["spec"] if "spec" in told else told
+        manifest = yaml.safe_load(block)
+        pod = manifest["spec"]["template"]["spec"] if "spec" in manifest else manifest
         for command in (one["command"] for one in pod["containers"] if "command" in one):
             assert command[0] == "torchrun"
             config, _, _ = config_from_args(get_args_parser().parse_args(command[1:]))

@@ -19,8 +19,8 @@ from tools.reference import FOLDER, PAGES
 def rows(page: str) -> list[list[str]]:
     """Return the cells of every row of a page's tables, without the backquotes."""
     text = (ROOT / page).read_text()
-    found = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
-    return [[cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", row)] for row in found]
+    lines = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
+    return [[cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", row)] for row in lines]
 
 
 @pytest.mark.parametrize("name", PAGES)

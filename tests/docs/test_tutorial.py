@@ -100,8 +100,8 @@ def test_the_tutorial_can_be_followed(tmp_path: Path) -> None:
                 assert "training" in reader.run(reader.words("first-job.md", "elastic3d status"))
                 kill(other)
                 assert wait_until(lambda: "1 ranks" in after_the_last("2 ranks", tmp_path / "a"), PATIENCE)
-            told = reader.run(reader.words("first-failure.md", "elastic3d events"))
-            assert re.findall(r"\b(start|join|death)\b", told) == ["start", "join", "death"]
+            output = reader.run(reader.words("first-failure.md", "elastic3d events"))
+            assert re.findall(r"\b(start|join|death)\b", output) == ["start", "join", "death"]
 
         assert "latest" in reader.run(reader.words("first-restore.md", "elastic3d ckpt log"))
         reader.run(reader.words("first-restore.md", "elastic3d ckpt verify"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic3d.clock import SYSTEM
-from elastic3d.doctor.findings import Finding, FindingStatus, Subject
+from elastic3d.doctor.findings import FindingStatus, NodeFinding, Subject
 from elastic3d.doctor.running import CheckRun, NodeCheck
 
 
@@ -12,12 +12,12 @@ def under_way(limit: float = 60.0) -> CheckRun:
     return CheckRun(NodeCheck(subject=Subject.STORE, name="test", run=lambda run: None, limit=limit), limit, SYSTEM)
 
 
-def statuses(findings: tuple[Finding, ...]) -> dict[str, FindingStatus]:
+def statuses(findings: tuple[NodeFinding, ...]) -> dict[str, FindingStatus]:
     """Return the status of each finding by its name."""
     return {one.name: one.status for one in findings}
 
 
-def named(findings: tuple[Finding, ...], name: str) -> Finding:
+def named(findings: tuple[NodeFinding, ...], name: str) -> NodeFinding:
     """Return the only finding of this name."""
-    (found,) = [one for one in findings if one.name == name]
-    return found
+    (finding,) = [one for one in findings if one.name == name]
+    return finding

@@ -86,19 +86,19 @@ def test_all_of_it(server: EtcdServer, tmp_path: Path, monkeypatch: pytest.Monke
         *("--json", "--endpoint", f"{server.endpoint},127.0.0.1:1", "--store", str(tmp_path / "new"), "--slots", "2"),
         *("--listen", str(port), "--peers", f"127.0.0.1:{port}"),
     )
-    told = json.loads(output[output.index("{") :])
-    by_name = {one["name"]: one for one in told["findings"]}
-    assert (code, told["schema"], told["status"]) == (1, 1, "failure")
-    assert told["skipped"] == []
+    shown = json.loads(output[output.index("{") :])
+    by_name = {one["name"]: one for one in shown["findings"]}
+    assert (code, shown["schema"], shown["status"]) == (1, 1, "failure")
+    assert shown["skipped"] == []
     assert by_name["http://127.0.0.1:1"]["status"] == "failure"
     assert by_name["GLOO_SOCKET_IFNAME"]["status"] == "failure"
     assert by_name[f"http://{server.endpoint}"]["status"] in ("ok", "warning")
     assert by_name[f"127.0.0.1:{port}"]["status"] == "ok"
     assert by_name["torch"]["status"] == "ok"
-    assert {one["subject"] for one in told["findings"]} == {
+    assert {one["subject"] for one in shown["findings"]} == {
         *("device", "torch", "memory", "limits", "clock", "network", "etcd", "store", "peers")
     }
-    assert all(bool(one["remedy"]) == (one["status"] != "ok") for one in told["findings"])
+    assert all(bool(one["remedy"]) == (one["status"] != "ok") for one in shown["findings"])
     assert list(tmp_path.iterdir()) == []
     with server.client() as client:
         assert (client.range("")[0], client.leases()) == ((), ())

@@ -18,7 +18,17 @@ from elastic3d.doctor.clock import ClockReading
 from elastic3d.doctor.devices import DriverDevice, HostDevices, SeenDevice, TorchFacts
 from elastic3d.doctor.directory import DirectoryFacts
 from elastic3d.doctor.etcd import MemberFacts, WriteFacts
-from elastic3d.doctor.findings import Examination, Finding, FindingStatus, Subject, failure, ok, ordered, warning, worst
+from elastic3d.doctor.findings import (
+    Examination,
+    FindingStatus,
+    NodeFinding,
+    Subject,
+    failure,
+    ok,
+    ordered,
+    warning,
+    worst,
+)
 from elastic3d.doctor.host import HostFacts
 from elastic3d.doctor.network import Interface, NetworkFacts
 from elastic3d.doctor.peers import PeerAddress, PeerFacts, Versions
@@ -52,9 +62,9 @@ def test_a_machine_without_accelerators_trains_on_its_cpu() -> None:
 def test_eight_devices_are_ok() -> None:
     """With their driver, torch and NCCL."""
     facts = HostDevices(torch=CUDA, driver="570.1", listed=listed(8), nodes=("nvidia0",) * 8)
-    found = devices.judge(facts, 8)
-    assert set(statuses(found).values()) == {OK}
-    assert named(found, "devices").seen == "8 x NVIDIA H200 (139 GiB), driver 570.1"
+    findings = devices.judge(facts, 8)
+    assert set(statuses(findings).values()) == {OK}
+    assert named(findings, "devices").seen == "8 x NVIDIA H200 (139 GiB), driver 570.1"
     assert devices.slots_of(facts, 0) == 8
 
 
@@ -92,13 +102,13 @@ def test_what_is_wrong_with_devices_is_named() -> None:
         (HostDevices(torch=CUDA, driver_error="nvidia-smi ends with 9"), 8, "driver", WARNING, "ends with 9"),
     ]
     for facts, slots, name, status, words in cases:
-        found = devices.judge(facts, slots)
+        findings = devices.judge(facts, slots)
         if status is None:
-            assert worst(found) is FAILURE
+            assert worst(findings) is FAILURE
             continue
-        assert named(found, name).status is status
-        assert words in named(found, name).seen
-        assert named(found, name).remedy
+        assert named(findings, name).status is status
+        assert words in named(findings, name).seen
+        assert named(findings, name).remedy
 
 
 def test_what_torch_said_until_it_hung_is_kept() -> None:
@@ -116,9 +126,9 @@ def test_what_torch_said_until_it_hung_is_kept() -> None:
 def test_nvidia_smi_is_read() -> None:
     """What is no list of devices is left out."""
     text = "0, NVIDIA H200, 570.1, 143771, 4, Disabled\n1, NVIDIA H200, 570.1, [N/A], [N/A], Enabled\nFailed: x\n"
-    found, version = devices.parse_driver(text)
+    listed, version = devices.parse_driver(text)
     assert version == "570.1"
-    assert [(one.memory, one.mig) for one in found] == [(143771 << 20, False), (0, True)]
+    assert [(one.memory, one.mig) for one in listed] == [(143771 << 20, False), (0, True)]
     assert devices.parse_driver("No devices were found\n") == ((), "")
 
 
@@ -140,9 +150,9 @@ WELL = HostFacts(
 
 def test_room_for_snapshots_is_told() -> None:
     """What is left beside the trainers, for as many snapshots as a host holds of its own and of its buddy."""
-    found = host.judge(WELL, 8)
-    assert set(statuses(found).values()) == {OK}
-    assert "room for snapshots of 3.06 GiB of state on each of 8 slot(s)" in named(found, "host").seen
+    findings = host.judge(WELL, 8)
+    assert set(statuses(findings).values()) == {OK}
+    assert "room for snapshots of 3.06 GiB of state on each of 8 slot(s)" in named(findings, "host").seen
 
 
 def test_what_is_short_on_a_host_is_named() -> None:
@@ -162,10 +172,10 @@ def test_what_is_short_on_a_host_is_named() -> None:
         ({"locked": 65536, "infiniband": True}, "locked memory", WARNING),
     ]
     for change, name, status in cases:
-        found = host.judge(replace(WELL, **change), 8)
-        assert named(found, name).status is status
-        assert named(found, name).remedy
-        assert [one.name for one in found if one.status is not OK] == [name]
+        findings = host.judge(replace(WELL, **change), 8)
+        assert named(findings, name).status is status
+        assert named(findings, name).remedy
+        assert [one.name for one in findings if one.status is not OK] == [name]
 
 
 def test_clocks_are_compared() -> None:
@@ -178,9 +188,9 @@ def test_clocks_are_compared() -> None:
         (2000.0, 1000.0, FAILURE, "ahead of"),
     ]
     for ours, theirs, status, words in cases:
-        found = clock.judge(clock.reading("e1", before=ours - 0.1, after=ours + 0.1, theirs=theirs, grain=1.0))
-        assert found.status is status
-        assert words in found.seen
+        finding = clock.judge(clock.reading("e1", before=ours - 0.1, after=ours + 0.1, theirs=theirs, grain=1.0))
+        assert finding.status is status
+        assert words in finding.seen
 
 
 def test_a_clock_nobody_vouches_for_is_a_warning() -> None:
@@ -212,10 +222,10 @@ NET = NetworkFacts(
 
 def test_the_address_others_use_is_told() -> None:
     """With its interface; and NCCL's choice leaves out docker's."""
-    found = network.judge(NET)
-    assert set(statuses(found).values()) == {OK}
-    assert named(found, "address").seen == "10.0.0.5 on the way to etcd (e1:2379), interface eth0"
-    assert named(found, "NCCL_SOCKET_IFNAME").seen == "not set: NCCL chooses among eth0"
+    findings = network.judge(NET)
+    assert set(statuses(findings).values()) == {OK}
+    assert named(findings, "address").seen == "10.0.0.5 on the way to etcd (e1:2379), interface eth0"
+    assert named(findings, "NCCL_SOCKET_IFNAME").seen == "not set: NCCL chooses among eth0"
 
 
 def test_interfaces_that_nobody_can_use_are_named() -> None:
@@ -261,9 +271,9 @@ def test_a_member_of_etcd_is_judged() -> None:
     ]
     for change, read, status, words in cases:
         facts = MemberFacts(endpoint="http://e1:2379", status=replace(SERVES, **change), read=read)
-        found = etcd.judge_member(facts, 0.0)
-        assert worst(found) is status
-        assert any(words in one.seen for one in found if one.status is status)
+        findings = etcd.judge_member(facts, 0.0)
+        assert worst(findings) is status
+        assert any(words in one.seen for one in findings if one.status is status)
 
 
 def test_a_certificate_that_ends_soon_is_a_warning() -> None:
@@ -322,9 +332,9 @@ def test_a_store_is_judged() -> None:
         (StoreFacts(url="s3://b", stopped=StoreUnreachable("store s3://b: no")), False, FAILURE, "reach"),
     ]
     for facts, register, status, name in cases:
-        found = store.judge(facts, register=register)
-        assert named(found, name).status is status
-        assert worst(found) is status
+        findings = store.judge(facts, register=register)
+        assert named(findings, name).status is status
+        assert worst(findings) is status
 
 
 def test_a_directory_is_judged() -> None:
@@ -347,11 +357,11 @@ def test_the_file_system_of_a_path_is_the_nearest_mount() -> None:
         "30 22 0:30 / /data rw - nfs4 server:/x rw\n"
         "31 22 0:31 / /data/with\\040space rw shared:1 - lustre x rw\n"
     )
-    found = [
+    kinds = [
         directory.file_system_of(Path(path), mounts)
         for path in ("/tmp/x", "/data", "/data/a/b", "/database", "/data/with space/c")
     ]
-    assert found == ["ext4", "nfs4", "nfs4", "ext4", "lustre"]
+    assert kinds == ["ext4", "nfs4", "nfs4", "ext4", "lustre"]
 
 
 HERE = Versions(elastic3d="0.1.0", torch="2.13.0")
@@ -382,9 +392,9 @@ def test_a_peer_is_judged() -> None:
         ({"connect": 0.2}, WARNING, "slow"),
     ]
     for change, status, words in cases:
-        found = peers.judge(replace(PEER, **change), HERE)
-        assert worst(found) is status
-        assert any(words in one.seen for one in found)
+        findings = peers.judge(replace(PEER, **change), HERE)
+        assert worst(findings) is status
+        assert any(words in one.seen for one in findings)
 
 
 def test_addresses_of_peers_are_read() -> None:
@@ -418,13 +428,13 @@ EXAMINED = Examination(
 
 def test_display() -> None:
     """A line each with what to do below it, in terminals of any width, and nothing that a terminal would obey."""
-    told = []
+    lines = []
     for width in (80, 44):
         console = Console(width=width, file=io.StringIO(), color_system=None, force_terminal=False)
         with console.capture() as capture:
             console.print(picture(EXAMINED, width))
-        told += [line.rstrip() for line in capture.get().splitlines()]
-    assert told == [
+        lines += [line.rstrip() for line in capture.get().splitlines()]
+    assert lines == [
         "ok       device   devices  8 x NVIDIA H200 (139 GiB), driver 570.1",
         "warning  network  host name  node-17 is 127.0.1.1 [2J",
         "                  set GLOO_SOCKET_IFNAME",
@@ -448,13 +458,13 @@ def test_display() -> None:
 
 def test_the_document_has_every_field() -> None:
     """And a version."""
-    told = document(EXAMINED)
-    assert list(told) == ["schema", *(field.name for field in fields(Examination))]
-    assert list(told["findings"][0]) == [field.name for field in fields(Finding)]
-    assert told["status"] == "failure"
+    written = document(EXAMINED)
+    assert list(written) == ["schema", *(field.name for field in fields(Examination))]
+    assert list(written["findings"][0]) == [field.name for field in fields(NodeFinding)]
+    assert written["status"] == "failure"
 
 
 def test_a_reading_of_another_clock_has_a_middle() -> None:
     """Half of the answer's time, and half of what the other leaves off."""
-    found = clock.reading("e1", before=100.0, after=101.0, theirs=100.0, grain=1.0)
-    assert found == ClockReading(against="e1", offset=0.0, within=1.0)
+    reading = clock.reading("e1", before=100.0, after=101.0, theirs=100.0, grain=1.0)
+    assert reading == ClockReading(against="e1", offset=0.0, within=1.0)

@@ -80,17 +80,17 @@ def test_a_peer_that_listens_later_is_waited_for() -> None:
     """Nodes that a scheduler starts together are not all there at once."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    found: list[peers.PeerFacts] = []
+    answers: list[peers.PeerFacts] = []
     peer = PeerAddress(host="127.0.0.1", port=port)
     run = under_way()
-    thread = threading.Thread(target=lambda: found.append(peers.measure(peer, run, HERE, "1d", wait=60)))
+    thread = threading.Thread(target=lambda: answers.append(peers.measure(peer, run, HERE, "1d", wait=60)))
     thread.start()
     while not run.doing:
         pass
     late = PeerListener(port, HERE)
     thread.join(60)
     late.close()
-    assert found[0].doctor
+    assert answers[0].doctor
 
 
 def test_who_answers_in_another_way_is_no_doctor() -> None:
@@ -136,8 +136,8 @@ def test_a_listener_answers_no_strangers(listener: PeerListener) -> None:
     assert listener.callers == {}
     with socket.create_connection(("127.0.0.1", listener.port), timeout=30) as connection:
         connection.sendall(b'{"doctor": 1, "id": "a", "ports": [22, 80, 1023]}\n')
-        told = json.loads(connection.makefile().readline())
-    assert (told["reached"], told["seen"]) == (0, "127.0.0.1")
+        answer = json.loads(connection.makefile().readline())
+    assert (answer["reached"], answer["seen"]) == (0, "127.0.0.1")
     assert call(listener.port).doctor
 
 

@@ -46,9 +46,9 @@ def test_a_check_that_hangs_is_named_with_what_it_made(gate: threading.Event) ->
         run.tell(ok(Subject.ETCD, "e1", "fine"))
 
     runs = CheckRuns([check(hang, limit=0.2, name="hangs"), check(quick, name="quick")], limit=30)
-    found = runs.wait()
-    assert {one.name for one in found} == {"small", "hangs", "e1"}
-    (late,) = [one for one in found if one.name == "hangs"]
+    findings = runs.wait()
+    assert {one.name for one in findings} == {"small", "hangs", "e1"}
+    (late,) = [one for one in findings if one.name == "hangs"]
     assert late.status is FindingStatus.FAILURE
     assert late.seen == "no answer within 0.2 s, at: a large object; object probe/x may be left behind"
     assert runs.stuck
@@ -103,8 +103,8 @@ def test_a_check_that_fails_itself_is_a_finding() -> None:
         run.making("key a")
         raise LookupError("unforeseen")
 
-    found = CheckRuns([check(fails)], limit=30).wait()
-    assert [one.seen for one in found] == [
+    findings = CheckRuns([check(fails)], limit=30).wait()
+    assert [one.seen for one in findings] == [
         "the check itself failed: LookupError: unforeseen",
         "key a could not be removed",
     ]

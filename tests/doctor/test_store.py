@@ -68,10 +68,10 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
 def test_a_directory_that_nobody_may_write_to() -> None:
     """Not even root makes folders in /proc."""
     facts = look("/proc/checkpoints")
-    found = named(store.judge(facts, register=False), "reach")
-    assert found.status is FindingStatus.FAILURE
-    assert "/proc" in found.seen
-    assert "doctor" not in found.seen
+    finding = named(store.judge(facts, register=False), "reach")
+    assert finding.status is FindingStatus.FAILURE
+    assert "/proc" in finding.seen
+    assert "doctor" not in finding.seen
 
 
 def test_a_disk_that_is_full(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def test_a_full_database_refuses_writes_and_keeps_leases(binary: Path) -> None:
         keeper, lost = LeaseKeeper(client), list[LeaseLoss]()
         lease = keeper.grant(2, lambda _, loss: lost.append(loss))
         client.put("k", b"1", lease.id)
-        told: list[Delivery] = []
-        watch = Watch(client, "k", told.append)
+        deliveries: list[Delivery] = []
+        watch = Watch(client, "k", deliveries.append)
         etcd_attacks.fill(cluster)
         began = time.monotonic()
         writes: list[Callable[[], object]] = [
@@ -70,12 +70,12 @@ def test_a_full_database_refuses_writes_and_keeps_leases(binary: Path) -> None:
         time.sleep(lease.ttl + 1)
         assert lease.held(time.monotonic())
         client.delete("k")
-        wait_until(lambda: any(isinstance(news, Changes) for news in told))
+        wait_until(lambda: any(isinstance(news, Changes) for news in deliveries))
         etcd_attacks.make_space(cluster)
         client.put("k", b"3", lease.id)
         client.grant(5)
         assert not lost
-        assert not [news for news in told if isinstance(news, Disconnected)]
+        assert not [news for news in deliveries if isinstance(news, Disconnected)]
         watch.close()
         keeper.close()
 
@@ -103,9 +103,9 @@ def test_a_password_file_that_is_late_costs_nothing(cluster: EtcdCluster, tmp_pa
     with cluster.client(password=file.read_text) as client:
         keeper, lost = LeaseKeeper(client), list[LeaseLoss]()
         lease = keeper.grant(2, lambda _, loss: lost.append(loss))
-        told: list[Delivery] = []
-        watch = Watch(client, "k", told.append)
-        wait_until(lambda: any(isinstance(news, Connected) for news in told))
+        deliveries: list[Delivery] = []
+        watch = Watch(client, "k", deliveries.append)
+        wait_until(lambda: any(isinstance(news, Connected) for news in deliveries))
         etcd_attacks.change_password(cluster, "new")
         before = sum(map(_authentications, cluster.members))
         began = time.monotonic()
@@ -118,20 +118,20 @@ def test_a_password_file_that_is_late_costs_nothing(cluster: EtcdCluster, tmp_pa
         assert lease.held(time.monotonic())
         with cluster.client() as other:
             other.put("k", b"2")
-            wait_until(lambda: any(isinstance(news, Changes) for news in told))
+            wait_until(lambda: any(isinstance(news, Changes) for news in deliveries))
             for member in cluster.members:
                 member.kill()
                 member.start()
-            wait_until(lambda: any(isinstance(news, Disconnected) for news in told))
+            wait_until(lambda: any(isinstance(news, Disconnected) for news in deliveries))
             cluster.wait_healthy()
             wait_until(lambda: lost)
             other.put("k", b"3")
-        lost_at = len(told)
-        assert not any(isinstance(news, Ended) for news in told)
+        lost_at = len(deliveries)
+        assert not any(isinstance(news, Ended) for news in deliveries)
         file.write_text("new")
-        wait_until(lambda: any(isinstance(news, Changes) for news in told[lost_at:]))
-        found = next(news for news in told[lost_at:] if isinstance(news, Changes))
-        assert [change.kv.value for change in found.changes if change.kv is not None] == [b"3"]
+        wait_until(lambda: any(isinstance(news, Changes) for news in deliveries[lost_at:]))
+        changes = next(news for news in deliveries[lost_at:] if isinstance(news, Changes))
+        assert [change.kv.value for change in changes.changes if change.kv is not None] == [b"3"]
         client.put("k", b"4", keeper.grant(2).id)
         watch.close()
         keeper.close()
@@ -166,10 +166,10 @@ def test_an_expired_client_certificate_is_reported_and_replaced(certified: EtcdC
         client.put("k", b"1")
         certified.certificates.expire("client")
         client.put("k", b"2")
-        told: list[Delivery] = []
-        watch = Watch(client, "k", told.append)
-        wait_until(lambda: any(isinstance(news, Disconnected) for news in told))
-        assert re.search(r"client\.pem expired on .*replace the file", str(told[-1]))
+        deliveries: list[Delivery] = []
+        watch = Watch(client, "k", deliveries.append)
+        wait_until(lambda: any(isinstance(news, Disconnected) for news in deliveries))
+        assert re.search(r"client\.pem expired on .*replace the file", str(deliveries[-1]))
         with certified.client(budget=1.5) as fresh, pytest.raises(EtcdRefused, match=r"client\.pem expired on"):
             fresh.check()
         for member in certified.members:
@@ -179,7 +179,7 @@ def test_an_expired_client_certificate_is_reported_and_replaced(certified: EtcdC
             client.put("k", b"3", idempotent=True)
         certified.certificates.renew("client")
         client.put("k", b"4", idempotent=True)
-        wait_until(lambda: any(isinstance(news, Connected) for news in told))
+        wait_until(lambda: any(isinstance(news, Connected) for news in deliveries))
         watch.close()
 
 
@@ -242,18 +242,18 @@ def test_files_that_are_wrong_from_the_start_are_refused(tmp_path: Path) -> None
 
 def test_an_unreadable_password_file_counts_as_an_outage(cluster: EtcdCluster) -> None:
     """The reason is reported, and the client lives on."""
-    told: list[str] = ["old"]
+    passwords: list[str] = ["old"]
 
     def password() -> str:
-        if not told:
+        if not passwords:
             raise ConfigurationError("the password file is gone")
-        return told[0]
+        return passwords[0]
 
     with cluster.client(password=password, budget=1.0) as client:
         client.put("k", b"1")
-        told.clear()
+        passwords.clear()
         etcd_attacks.change_password(cluster, "new")
         with pytest.raises(EtcdUnavailable, match="password file is gone"):
             client.put("k", b"2")
-        told.append("new")
+        passwords.append("new")
         client.put("k", b"2")

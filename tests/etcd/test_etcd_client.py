@@ -46,10 +46,10 @@ def test_keys_are_written_read_and_deleted(client: EtcdClient) -> None:
     assert client.get("k") is None
     first = client.put("k", b"1")
     second = client.put("k", b"2")
-    found = client.get("k")
-    assert found is not None
-    assert (found.key, found.value, found.version) == ("k", b"2", 2)
-    assert (found.create_revision, found.mod_revision) == (first, second)
+    item = client.get("k")
+    assert item is not None
+    assert (item.key, item.value, item.version) == ("k", b"2", 2)
+    assert (item.create_revision, item.mod_revision) == (first, second)
     assert client.delete("k") == 1
     assert client.delete("k") == 0
     assert client.get("k") is None
@@ -174,9 +174,9 @@ def test_a_forked_child_uses_connections_of_its_own(client: EtcdClient) -> None:
         code = 1
         try:
             signal.alarm(60)
-            found = client.get("k")
+            item = client.get("k")
             client.close()
-            code = 0 if found is not None and found.value == b"1" else 2
+            code = 0 if item is not None and item.value == b"1" else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -226,9 +226,9 @@ def test_a_password_is_checked(binary: Path) -> None:
             server.restart()  # simple tokens are forgotten with the process
             client.put("k", b"2")
             _outdate(client)
-            found = client.get("k")
-            assert found is not None
-            assert found.value == b"2"
+            item = client.get("k")
+            assert item is not None
+            assert item.value == b"2"
             deliveries: list[Delivery] = []
             watch = Watch(client, "k", deliveries.append)
             wait_until(lambda: any(isinstance(delivery, Connected) for delivery in deliveries))

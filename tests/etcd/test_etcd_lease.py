@@ -76,10 +76,10 @@ def test_a_lease_is_given_up_before_the_server_can_end_it(binary: Path) -> None:
         server.pause()
         paused = time.monotonic()
         wait_until(lambda: lost.said)
-        _, loss, told = lost.said[0]
+        _, loss, at = lost.said[0]
         assert loss is LeaseLoss.EXPIRED
-        assert told < paused + lease.ttl
-        assert not lease.held(told)
+        assert at < paused + lease.ttl
+        assert not lease.held(at)
         server.resume()
         renewed = keeper.grant(2, lost, budget=10.0)
         time.sleep(2.2)

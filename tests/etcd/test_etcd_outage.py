@@ -87,9 +87,9 @@ def test_reads_wait_for_a_restarting_server(binary: Path) -> None:
             client.get("k", budget=0.8)
         server.members[0].start()
         began = time.monotonic()
-        found = client.get("k")
-        assert found is not None
-        assert found.value == b"1"
+        item = client.get("k")
+        assert item is not None
+        assert item.value == b"1"
         assert time.monotonic() - began < 8.0
 
 

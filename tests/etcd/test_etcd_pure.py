@@ -187,8 +187,8 @@ def test_operations_carry_the_namespace() -> None:
     assert codec.operation(Put("k", b"v", 1)).request_put.key == b"/n/k"
     assert codec.operation(Delete("k", prefix=True)).request_delete_range.range_end == b"/n/l"
     assert codec.operation(Get("", prefix=True)).request_range.range_end == b"/n0"
-    found = codec.key_value(messages.new("KeyValue", key=b"/n/\xff"))
-    assert codec.key(found.key) == b"/n/\xff"
+    item = codec.key_value(messages.new("KeyValue", key=b"/n/\xff"))
+    assert codec.key(item.key) == b"/n/\xff"
 
 
 @given(st.binary(max_size=4), st.binary(max_size=6))

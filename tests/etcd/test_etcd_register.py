@@ -45,9 +45,9 @@ def test_of_many_concurrent_creators_one_succeeds(registers: list[EtcdRegister])
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda n: registers[n % 2].create("a", b"%d" % n), range(16)))
     assert sum(made) == 1
-    found = registers[0].read("a")
-    assert found is not None
-    assert found.data == b"%d" % made.index(True)
+    stored = registers[0].read("a")
+    assert stored is not None
+    assert stored.data == b"%d" % made.index(True)
 
 
 def test_a_swap_needs_the_newest_token(registers: list[EtcdRegister]) -> None:

@@ -33,8 +33,8 @@ def test_a_spare_does_not_restart_training_lost_with_the_only_node(job_etcd: Etc
 
     def reached() -> bool:
         with EtcdClient(job_etcd.endpoint) as client:
-            found = client.get(key)
-        return found is not None and decode(Generation, found.value, key).reached > 0
+            item = client.get(key)
+        return item is not None and decode(Generation, item.value, key).reached > 0
 
     with Cluster(launch, tmp_path) as cluster:
         first = cluster.start_node("node0")

@@ -26,15 +26,15 @@ def test_continuous_saving_survives_a_death(job_etcd: EtcdServer, quiet: Quiet, 
     outcome = held(play(CONTINUOUS, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
     (place,) = (tmp_path / "job" / "store").rglob("checkpoints")
     store = open_store(str(place.parent), write=False)
-    found = open_checkpoint(store)
-    assert found.step == max(outcome.picture.checkpoints)
+    checkpoint = open_checkpoint(store)
+    assert checkpoint.step == max(outcome.picture.checkpoints)
     verified = read_ref(store, "verified")
     assert verified is not None
-    assert verified.step == found.step
+    assert verified.step == checkpoint.step
     assert [finding for finding in verify(store) if finding.checkpoints] == []
-    told = events(tmp_path / "job")
-    committed = [event["step"] for event in told if event["event"] == "checkpoint.committed"]
-    written = {event["step"] for event in told if event["event"] == "checkpoint.written"}
+    logged = events(tmp_path / "job")
+    committed = [event["step"] for event in logged if event["event"] == "checkpoint.committed"]
+    written = {event["step"] for event in logged if event["event"] == "checkpoint.written"}
     assert len(committed) >= 4
     # Saves written by all but not committed are at most those that the death and the end interrupted.
     assert len(written - set(committed)) <= 2, (sorted(written), committed)

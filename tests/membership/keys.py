@@ -29,11 +29,11 @@ class Keys:
         """Run the operations if all conditions hold; return what changed, None if they do not hold."""
         for condition in transaction.conditions:
             item = self.items.get(condition.key)
-            found = {
+            values = {
                 CompareTarget.MOD_REVISION: item.mod_revision if item else 0,
                 CompareTarget.CREATE_REVISION: item.create_revision if item else 0,
             }[condition.target]
-            if found != condition.expected:
+            if values != condition.expected:
                 return None
         changed = []
         for operation in transaction.operations:

@@ -85,9 +85,9 @@ def test_a_job_survives_a_deleted_garbled_or_replaced_secret(crew: Crew, stands:
     wait(lambda: {one.secret.encode() for one in crew.all.values()} == {wanted}, 20)
     crew.start("d")
     crew.trains("abcd", 2, 20)
-    told = [(news.what, news.was) for one in crew.all.values() for news in one.trusted]
+    adopted = [(news.what, news.was) for one in crew.all.values() for news in one.trusted]
     was = "missing" if stands is None else "garbage"
-    assert told == ([(What.ADOPTED, "")] * 3 if replaced else [(What.RESTORED, was)])
+    assert adopted == ([(What.ADOPTED, "")] * 3 if replaced else [(What.RESTORED, was)])
     crew.goes_on("abcd", 2, PATIENCE)
 
 

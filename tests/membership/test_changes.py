@@ -69,10 +69,10 @@ def test_a_garbled_change_is_a_configuration_error(
     data = json.loads(encode_change(formed, base))
     data[field] = value
     try:
-        found = decode(Generation, json.dumps(data).encode(), KEY, base=base)
+        decoded = decode(Generation, json.dumps(data).encode(), KEY, base=base)
     except ConfigurationError:
         return
-    assert found == formed or "digest" not in data
+    assert decoded == formed or "digest" not in data
 
 
 def test_a_change_to_another_generation_is_detected() -> None:

@@ -99,9 +99,9 @@ def test_a_job_survives_a_full_etcd_database(cluster: EtcdCluster, crew: Crew) -
     etcd_attacks.revoke(crew.client, f"{crew.root}roll/members/{crew.all['b'].id}")
     crew.goes_on("abc", 1, PATIENCE + 1)
     assert crew.registered() == "ac*"
-    told = crew.all["b"].troubles()
-    assert len(told) == 1
-    assert "etcdctl compact, defrag, alarm disarm" in told[0]
+    reasons = crew.all["b"].troubles()
+    assert len(reasons) == 1
+    assert "etcdctl compact, defrag, alarm disarm" in reasons[0]
     etcd_attacks.make_space(cluster)
     still_whole(crew)
     assert crew.all["b"].troubles()[-1] == ""
@@ -148,9 +148,9 @@ def test_a_job_survives_a_changed_password(cluster: EtcdCluster, reading: Crew, 
     reading.client = cluster.client()
     reading.goes_on("abc", 1, PATIENCE + 4)
     assert reading.registered() == "abc*"
-    told = [reason for one in reading.all.values() for reason in one.troubles()]
-    assert told
-    assert "password file" in told[0]
+    reasons = [reason for one in reading.all.values() for reason in one.troubles()]
+    assert reasons
+    assert "password file" in reasons[0]
     secret.write_text("new")
     still_whole(reading)
 

@@ -55,10 +55,10 @@ def worlds(draw: st.DrawFn) -> tuple[list[Node], Layout]:
 def chains(nodes: Sequence[Node], layout: Layout) -> list[list[Node]]:
     """The nodes of each pipeline, by the mesh's own arithmetic."""
     ranks = [n for n in nodes for _ in n.slots]
-    found: dict[int, list[Node]] = {}
+    holders: dict[int, list[Node]] = {}
     for rank, holder in enumerate(ranks):
-        found.setdefault(place_of(rank, layout).dp, []).append(holder)
-    return list(found.values())
+        holders.setdefault(place_of(rank, layout).dp, []).append(holder)
+    return list(holders.values())
 
 
 def sealed(nodes: Sequence[Node]) -> Generation:
@@ -77,20 +77,20 @@ def shared(nodes: Sequence[Node], permutation: Sequence[int]) -> tuple[int, ...]
 @given(NODES)
 def test_every_node_is_the_buddy_of_exactly_one_other(nodes: list[Node]) -> None:
     """A permutation, without a fixed point for two or more nodes."""
-    found = buddies(nodes)
-    assert sorted(found) == list(range(len(nodes)))
-    assert len(nodes) < 2 or all(at != to for at, to in enumerate(found))
+    buddy_of = buddies(nodes)
+    assert sorted(buddy_of) == list(range(len(nodes)))
+    assert len(nodes) < 2 or all(at != to for at, to in enumerate(buddy_of))
 
 
 @given(NODES)
 def test_no_buddy_shares_a_domain_that_holds_at_most_half(nodes: list[Node]) -> None:
     """At every level: if no domain has more than half of the nodes, all copies are outside."""
     assume(len(nodes) > 1)
-    found = buddies(nodes)
+    buddy_of = buddies(nodes)
     for level in range(1, len(LEVELS) + 1):
         domains = [path_of(n)[:level] for n in nodes]
         if 2 * max(Counter(domains).values()) <= len(nodes):
-            assert all(domains[at] != domains[to] for at, to in enumerate(found))
+            assert all(domains[at] != domains[to] for at, to in enumerate(buddy_of))
 
 
 @given(st.lists(LABELS, min_size=2, max_size=6))

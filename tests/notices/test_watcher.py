@@ -132,13 +132,13 @@ def test_a_callback_may_close_the_watcher() -> None:
     with Azure() as cloud:
         cloud.schedule("A", "Preempt", "")
         cloud.schedule("B", "Terminate", "")
-        told: list[CloudNotice] = []
+        notices: list[CloudNotice] = []
         closed = threading.Event()
         watcher: list[Watcher] = []
 
         def tell(notice: CloudNotice) -> None:
             assert started.wait(5)
-            told.append(notice)
+            notices.append(notice)
             watcher[0].close()
             closed.set()
 
@@ -147,7 +147,7 @@ def test_a_callback_may_close_the_watcher() -> None:
         started.set()
         assert closed.wait(5)
         watcher[0].close()
-        assert [notice.action for notice in told] == ["preempt"]
+        assert [notice.action for notice in notices] == ["preempt"]
 
 
 def test_a_server_that_never_answers_is_an_outage() -> None:

@@ -92,11 +92,11 @@ def initial_large(run: Run) -> dict[str, torch.Tensor]:
 
 def whole_parameters(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the parameters of this stage, whole."""
-    found = {}
+    parameters = {}
     for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
         value = parameter.detach()
-        found[name] = (value.full_tensor() if isinstance(value, DTensor) else value).clone()
-    return found
+        parameters[name] = (value.full_tensor() if isinstance(value, DTensor) else value).clone()
+    return parameters
 
 
 def measured(run: Run) -> None:

@@ -17,9 +17,9 @@ def axes(run: Run) -> dict[str, list[list[int]]]:
     """Return the ranks in each group of this rank."""
     join_world(run._assignment, run._port.device)
     mesh = Mesh(run.layout, run.rank, run._port.device)
-    found = {name: _ranks(getattr(mesh, name)) for name in ("dp", "shard", "tp")}
+    groups = {name: _ranks(getattr(mesh, name)) for name in ("dp", "shard", "tp")}
     dist.barrier()
-    return found | {"pp": [dist.get_process_group_ranks(mesh.pp)] if mesh.pp else []}
+    return groups | {"pp": [dist.get_process_group_ranks(mesh.pp)] if mesh.pp else []}
 
 
 def _ranks(mesh: DeviceMesh | None) -> list[list[int]]:

@@ -17,14 +17,14 @@ def test_initial_weights_are_those_of_a_plain_script() -> None:
     """The parts of a model that was built whole and then cut equal the model that a script builds."""
     torch.manual_seed(3)
     plain = dict(Model().named_parameters())
-    found: set[str] = set()
+    names: set[str] = set()
     for report in run_world(mains.initial, Orders(layout=Layout(pp=2, dp=2))):
         assert report.ended == "done", report.error
         for name, value in report.result.items():
             if name in plain:
                 assert torch.equal(value, plain[name]), name
-                found.add(name)
-    assert found == set(plain)
+                names.add(name)
+    assert names == set(plain)
 
 
 def test_a_large_model_begins_alike_in_every_layout() -> None:

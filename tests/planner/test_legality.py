@@ -49,5 +49,5 @@ def test_layouts_ruled_out_by_a_model_are_never_planned() -> None:
 
 def test_a_profile_records_what_rules_layouts_out() -> None:
     """It is sent in members' records."""
-    told = replace(MODEL, counts=(8, 16), experts=4, compress="bf16")
-    assert from_json(ModelProfile, to_json(told)) == told
+    profile = replace(MODEL, counts=(8, 16), experts=4, compress="bf16")
+    assert from_json(ModelProfile, to_json(profile)) == profile

@@ -133,10 +133,10 @@ def test_no_other_cuts_have_a_lighter_heaviest_stage(
         return max(ranks)
 
     even = schedules.even_cuts(len(costs), layout.stages)
-    found = schedules.cuts(costs, layout, first=ends[0], last=ends[1]) or even
-    assert heaviest(found) <= heaviest(even)
+    chosen = schedules.cuts(costs, layout, first=ends[0], last=ends[1]) or even
+    assert heaviest(chosen) <= heaviest(even)
     if virtual == 1:
-        assert heaviest(found) == min(map(heaviest, _all_cuts(len(costs), layout.stages)))
+        assert heaviest(chosen) == min(map(heaviest, _all_cuts(len(costs), layout.stages)))
 
 
 def _all_cuts(blocks: int, stages: int, start: int = 1) -> list[tuple[int, ...]]:

@@ -91,15 +91,15 @@ class Agents:
     def processes(self) -> list[int]:
         """Return every living process that descends from one of the agents."""
         mark = f"{MARK}={self._mark}".encode()
-        found = []
+        pids = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     if mark in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append(int(entry.name))
+                        pids.append(int(entry.name))
                 except OSError:
                     continue
-        return found
+        return pids
 
     def wait_for(self, what: str, condition: Callable[[], object], seconds: float = 120.0) -> None:
         """Wait until `condition` holds; fail with the agents' output if it does not."""

@@ -48,22 +48,22 @@ def test_an_etcd_that_answers_late_is_waited_for(capsys: pytest.CaptureFixture[s
 
 def test_an_etcd_that_never_answers_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """After as long as the job waits for other nodes, or at once on request."""
-    told = settings(f"127.0.0.1:{free_port()}", below_minimum=2.0)
+    agreed = settings(f"127.0.0.1:{free_port()}", below_minimum=2.0)
     began = time.monotonic()
     with pytest.raises(EtcdUnavailable, match="see that etcd runs"):
-        connect(told)
+        connect(agreed)
     assert 5.0 < time.monotonic() - began < 12.0
     assert "trying for 2 s more" in capsys.readouterr().err
     with pytest.raises(EtcdUnavailable):
-        connect(told, patience=0.0)
+        connect(agreed, patience=0.0)
     assert "more" not in capsys.readouterr().err
 
 
 def test_errors_of_a_handler_are_torchs_rendezvous_errors() -> None:
     """Whether a caller catches torch's classes or ours; the text is the same."""
-    told = settings(f"127.0.0.1:{free_port()}", below_minimum=1.0)
+    agreed = settings(f"127.0.0.1:{free_port()}", below_minimum=1.0)
     for kind in (RendezvousConnectionError, EtcdUnavailable):
         with pytest.raises(kind, match="see that etcd runs"):
-            ResidentHandler(told, "etcd").next_rendezvous()
+            ResidentHandler(agreed, "etcd").next_rendezvous()
     assert issubclass(RendezvousEnded, RendezvousClosedError)
     assert issubclass(RendezvousEnded, JobEnded)

@@ -193,8 +193,8 @@ def test_an_etcd_that_comes_back_empty_gets_the_secret_again(tmp_path: Path, pla
             etcd.restore(None)
 
             def again() -> bool:
-                found = client.get(key, budget=20.0)
-                return found is not None and found.value == before.value
+                item = client.get(key, budget=20.0)
+                return item is not None and item.value == before.value
 
             agents.wait_for("the secret stands again", again, 30)
         assert sum("secret.restored was=missing" in agent.text for agent in both) == 1

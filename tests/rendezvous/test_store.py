@@ -320,14 +320,14 @@ def test_different_encryption_of_table_and_seat_is_reported(encrypted: Credentia
     theirs: queue.SimpleQueue[Refusal] = queue.SimpleQueue()
     ours: queue.SimpleQueue[Refusal] = queue.SimpleQueue()
     table = KeyTableServer("127.0.0.1", encrypted if at_table else CREDENTIALS, refused=theirs.put)
-    told: list[Refusal] = []
+    refusals: list[Refusal] = []
 
     def heard(refusal: Refusal) -> None:
-        told.append(refusal)
+        refusals.append(refusal)
         ours.put(refusal)
 
     dials = CREDENTIALS if at_table else encrypted
-    seat = Seat("127.0.0.1", table.port, "1.1/", lambda: bool(told), lambda: dials, refused=heard)
+    seat = Seat("127.0.0.1", table.port, "1.1/", lambda: bool(refusals), lambda: dials, refused=heard)
     good = Seat("127.0.0.1", table.port, "1.1/", lambda: False, lambda: encrypted if at_table else CREDENTIALS)
     try:
         with pytest.raises(GenerationOver):
@@ -355,7 +355,7 @@ def results(store: Store) -> list[object]:
     store.multi_set(["b", "c"], ["2", "\0x"])
     store.append("a", "+")
     store.append("new", "first")
-    found: list[object] = [
+    outcomes: list[object] = [
         *(store.get(key) for key in ("a", "c", "new")),
         store.multi_get(["b", "a"]),
         *(store.add("n", amount) for amount in (3, -1)),
@@ -371,10 +371,10 @@ def results(store: Store) -> list[object]:
         outcome(lambda: store.wait(["none"], timedelta(milliseconds=100))),
     ]
     store.set_timeout(timedelta(milliseconds=100))
-    found += [store.timeout, outcome(lambda: store.get("none")), outcome(lambda: store.wait(["none"]))]
-    found += [outcome(lambda: store.multi_get(["a", "none"]))]
+    outcomes += [store.timeout, outcome(lambda: store.get("none")), outcome(lambda: store.wait(["none"]))]
+    outcomes += [outcome(lambda: store.multi_get(["a", "none"]))]
     store.set_timeout(timedelta(seconds=60))
-    return [*found, store.timeout]
+    return [*outcomes, store.timeout]
 
 
 @pytest.mark.parametrize("prefixed", [False, True])

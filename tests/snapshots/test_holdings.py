@@ -249,15 +249,15 @@ class Cluster:
 
     def restorable(self) -> Mark | None:
         """The newest snapshot of which every rank's part is at a living node."""
-        found: dict[Mark, set[int]] = {}
+        holders: dict[Mark, set[int]] = {}
         for node in self.nodes:
             for mark in node.holdings.marks():
                 owner = next((r for r, n in enumerate(self.owners[mark.generation]) if n is node), None)
                 assert owner is not None
-                found.setdefault(mark, set()).add(owner)
+                holders.setdefault(mark, set()).add(owner)
             for origin, step, _ in node.replicas.held():
-                found.setdefault(Mark(origin.generation, step), set()).add(origin.rank)
-        whole = [mark for mark, ranks in found.items() if len(ranks) == len(self.owners[mark.generation])]
+                holders.setdefault(Mark(origin.generation, step), set()).add(origin.rank)
+        whole = [mark for mark, ranks in holders.items() if len(ranks) == len(self.owners[mark.generation])]
         return max(whole, default=None)
 
     def restore(self, node: Node) -> None:
@@ -350,9 +350,9 @@ class Cluster:
     def check(self) -> None:
         """Check the invariants at every moment, not only when they are needed."""
         if self.safe is not None:
-            found = self.restorable()
-            assert found is not None, self.safe
-            assert found >= self.safe, (found, self.safe)
+            newest = self.restorable()
+            assert newest is not None, self.safe
+            assert newest >= self.safe, (newest, self.safe)
 
 
 @settings(max_examples=400, deadline=None, phases=(Phase.generate,))  # a shorter history says no more

@@ -117,13 +117,13 @@ def fetch(server: str, rank: int, *, prefetch: bool = True) -> dict[str, bytes]:
     offers = newest.tiles()
     if prefetch:
         source.prefetch(offers)
-    found: dict[str, bytes] = {}
+    tensors: dict[str, bytes] = {}
     for offer in offers:
         data = source.fetch(offer)
         assert tile_digest(offer.spec, offer.box, data) == offer.digest
-        found[offer.spec.key] = found.get(offer.spec.key, b"") + bytes(data)
+        tensors[offer.spec.key] = tensors.get(offer.spec.key, b"") + bytes(data)
     source.close()
-    return found
+    return tensors
 
 
 def test_a_snapshot_is_fetched_from_home_and_from_the_buddy(place: Callable[[int], Place]) -> None:
@@ -264,8 +264,8 @@ def test_dead_and_silent_servers_do_not_block_an_inventory(
         refused = f"127.0.0.1:{refusing.getsockname()[1]}"
         refusing.close()
         begun = time.monotonic()
-        found = inventories([f"127.0.0.1:{silent.getsockname()[1]}", refused, home.address], READER)
-        assert [i.server for i in found] == [home.address]
+        listed = inventories([f"127.0.0.1:{silent.getsockname()[1]}", refused, home.address], READER)
+        assert [i.server for i in listed] == [home.address]
         assert time.monotonic() - begun < 3.0
 
 
@@ -326,14 +326,14 @@ def test_many_ranks_fetch_at_once(place: Callable[[int], Place]) -> None:
     home = place(0)
     home.begin(1)
     data = home.write(Mark(1, 1))
-    found: list[dict[str, bytes]] = []
-    threads = [threading.Thread(target=lambda: found.append(fetch(home.address, 0))) for _ in range(8)]
+    fetched: list[dict[str, bytes]] = []
+    threads = [threading.Thread(target=lambda: fetched.append(fetch(home.address, 0))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert len(found) == 8
-    assert all(one["model/w"] == data[: len(one["model/w"])] for one in found)
+    assert len(fetched) == 8
+    assert all(one["model/w"] == data[: len(one["model/w"])] for one in fetched)
 
 
 def test_addresses_are_parsed_strictly() -> None:
@@ -355,13 +355,13 @@ def test_a_bad_copy_at_home_is_replaced_by_the_buddys(place: Callable[[int], Pla
     stored = home.memory.find(1, 1, 0)
     assert stored is not None
     stored.data[100] ^= 1
-    found = inventories([home.address, buddy.address], READER)
+    listed = inventories([home.address, buddy.address], READER)
     sources = {server: PeerSource(server, READER) for server in (home.address, buddy.address)}
     wanted = [(entry.spec, entry.box) for entry in stored.table.entries]
     filled = {spec.key: bytearray(box.numel * spec.itemsize) for spec, box in wanted}
     resolved = resolve(
         wanted,
-        [offer for one in found for offer in one.tiles()],
+        [offer for one in listed for offer in one.tiles()],
         sources,
         lambda spec, _: memoryview(filled[spec.key]),
     )
@@ -526,9 +526,9 @@ def test_with_a_certificate_snapshots_are_sent_encrypted(place: Callable[[int], 
     made = Certificates.make(tmp_path)
     home, buddy = place(0), place(1)
     for one in (home, buddy):
-        told = replace(one.credentials, certificate=str(made.client), key=str(made.client_key))
-        one.server.set_credentials(told)
-        one.replicator.set_credentials(told)
+        encrypting = replace(one.credentials, certificate=str(made.client), key=str(made.client_key))
+        one.server.set_credentials(encrypting)
+        one.replicator.set_credentials(encrypting)
         one.begin(1)
     home.replicator.set_buddy(buddy.address)
     home.write(Mark(1, 1))

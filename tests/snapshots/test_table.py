@@ -66,18 +66,22 @@ def test_the_tiles_of_a_snapshot_are_those_of_a_checkpoint(tile_bytes: int) -> N
     whole = [
         Piece(spec=one.spec, box=one.box, data=data[one.offset : one.offset + one.nbytes]) for one in table.entries
     ]
-    found = []
+    objects = []
     for name, pieces in (("tiles", memory.pieces(table, data, digests)), ("whole", whole)):
         store = open_store(f"memory://grid-{name}-{tile_bytes}")
         save_rank(
             store, step=1, made_in=1, attempt=0, rank=0, world=1, pieces=pieces, facts={},
             options=SaveOptions(tile_bytes=tile_bytes),
         )  # fmt: skip
-        found.append({name: store.get(name) for prefix in ("saves/", "packs/") for name in store.list(prefix)})
-    assert found[0] == found[1]
-    (name,) = (name for name in found[0] if name.startswith("saves/"))
-    there = {(tile.spec, tile.box, tile.digest) for tile in decode_manifest(found[0][name], name).tiles}
-    cut = {(tile.spec, tile.box, told) for tile, told in zip(table.tiles, digests, strict=True) if tile.nbytes}
+        objects.append({name: store.get(name) for prefix in ("saves/", "packs/") for name in store.list(prefix)})
+    assert objects[0] == objects[1]
+    (name,) = (name for name in objects[0] if name.startswith("saves/"))
+    there = {(tile.spec, tile.box, tile.digest) for tile in decode_manifest(objects[0][name], name).tiles}
+    cut = {
+        (tile.spec, tile.box, each_digest)
+        for tile, each_digest in zip(table.tiles, digests, strict=True)
+        if tile.nbytes
+    }
     assert there == cut
 
 
@@ -87,9 +91,9 @@ def test_the_same_tiles_are_on_offer_as_were_digested() -> None:
     offers = [
         OfferedShard(
             spec=entry.spec, box=entry.box, source="a:1", generation=3, step=7, rank=1, offset=entry.offset,
-            tile_bytes=table.tile_bytes, digests=told,
+            tile_bytes=table.tile_bytes, digests=each_digest,
         )
-        for entry, told in zip(table.entries, tables.split_digests(table, "".join(digests)), strict=True)
+        for entry, each_digest in zip(table.entries, tables.split_digests(table, "".join(digests)), strict=True)
     ]  # fmt: skip
     spelled = list(spell_out(offers, [(one.spec, one.box) for one in offers if one.box.numel]))
     there = [tile for tile in table.tiles if tile.nbytes]

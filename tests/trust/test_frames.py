@@ -29,14 +29,14 @@ def test_frames_survive_any_cut(shape: FrameShape, sealed: bool, bodies: list[by
     ours, theirs = pair(shape, sealed)
     kind = b"k" * shape.kind_bytes
     data = b"".join(ours.pack(body, kind) for body in bodies)
-    found, at = [], 0
+    read_back, at = [], 0
     while at < len(data):
         size = sizes[at % len(sizes)]
         theirs.take(data[at : at + size])
         at += size
         while (frame := theirs.next_kind()) is not None:
-            found.append(frame)
-    assert found == [(kind, body) for body in bodies]
+            read_back.append(frame)
+    assert read_back == [(kind, body) for body in bodies]
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

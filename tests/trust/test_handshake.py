@@ -47,9 +47,9 @@ def test_a_handshake_survives_any_fragmentation() -> None:
 def test_a_stranger_is_rejected_by_both_sides() -> None:
     """One who answers without the secret, and one who dials without it."""
     dials, answers = Dialling(A, PortRole.TILES), Answering(STRANGER, PortRole.TILES)
-    with pytest.raises(HandshakeRejected, match="does not hold this run's secret") as told:
+    with pytest.raises(HandshakeRejected, match="does not hold this run's secret") as caught:
         dials.feed(answers.feed(dials.hello))
-    assert not told.value.foreign
+    assert not caught.value.foreign
     answers, ours = Answering(B, PortRole.TILES), Dialling(STRANGER, PortRole.TILES)
     with pytest.raises(HandshakeRejected, match="does not hold"):
         ours.feed(answers.feed(ours.hello))
@@ -115,6 +115,6 @@ def test_the_secret_is_never_shown() -> None:
     assert SECRET not in repr(A)
     assert SECRET not in repr(Dialling(A, PortRole.LINK))
     assert from_json(Credentials, to_json(A)) == A
-    with pytest.raises(ValueError, match="hexadecimal") as told:
+    with pytest.raises(ValueError, match="hexadecimal") as caught:
         Credentials(secret="zz" * 32, id="a@1")
-    assert "zz" not in str(told.value)
+    assert "zz" not in str(caught.value)

@@ -75,15 +75,15 @@ def test_a_flood_displaces_only_itself() -> None:
 
 def test_many_refusals_are_reported_as_a_count() -> None:
     """One line in ten seconds, and a number."""
-    told: list[Refusal] = []
+    refusals: list[Refusal] = []
     clock = HandClock()
-    refused = Refusals("links", told.append, clock=clock)
+    refused = Refusals("links", refusals.append, clock=clock)
     clock.now += 100.0
     for _ in range(50):
         refused("10.6.6.6", "does not hold this run's secret")
     clock.now += 10.0
     refused("10.6.6.6", "does not hold this run's secret")
-    assert [refusal.more for refusal in told] == [0, 49]
+    assert [refusal.more for refusal in refusals] == [0, 49]
 
 
 @pytest.fixture

@@ -23,20 +23,20 @@ def client() -> Iterator[EtcdClient]:
 
 def test_each_run_has_one_secret_of_its_own(client: EtcdClient) -> None:
     """However many request it first. `status` neither shows it nor fails on it; garbage in its place is an error."""
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(obtain(client, "/e/one/"))) for _ in range(6)]
+    secrets: list[str] = []
+    threads = [threading.Thread(target=lambda: secrets.append(obtain(client, "/e/one/"))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(found) == 6
-    assert len(set(found)) == 1
-    assert obtain(client, "/e/two/") != found[0]
+    assert len(secrets) == 6
+    assert len(set(secrets)) == 1
+    assert obtain(client, "/e/two/") != secrets[0]
     assert find("/e/one/", client.range("/e/one/")[0]).problems == []
     client.put("/e/one/board/secret", b"hunter2")
-    with pytest.raises(ConfigurationError, match="holds no secret of a run") as told:
+    with pytest.raises(ConfigurationError, match="holds no secret of a run") as caught:
         obtain(client, "/e/one/")
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_garbled_secret_of_a_live_job_is_waited_for(client: EtcdClient) -> None:

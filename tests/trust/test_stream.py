@@ -21,9 +21,9 @@ A, B = (Credentials(secret="5e" * 32, id=id) for id in ("a@1", "b@2"))
 @pytest.fixture
 def encryption(certificates: Certificates) -> Encryption:
     """The TLS context of a node with a client's certificate."""
-    found = load(str(certificates.client), str(certificates.client_key))
-    assert found is not None
-    return found
+    context = load(str(certificates.client), str(certificates.client_key))
+    assert context is not None
+    return context
 
 
 class Wire:
@@ -44,12 +44,12 @@ class Wire:
 
     def put(self, data: bytes) -> bytes | None:
         """Deliver these bytes, and return what they decode to."""
-        told = b""
+        received = b""
         for start in range(0, len(data), 1024):
             self.far.send(data[start : start + 1024])
-            while found := self.stream.receive():
-                told += found
-        return told or None
+            while piece := self.stream.receive():
+                received += piece
+        return received or None
 
     def close(self) -> None:
         self.stream.hang_up()
@@ -72,7 +72,7 @@ def wires() -> Iterator[Callable[..., Wire]]:
 
 def pump(one: Wire, other: Wire, cut: int = 1 << 20) -> tuple[bytes, bytes]:
     """Pass everything, `cut` bytes at a time; return the data that each end received."""
-    told = [b"", b""]
+    received = [b"", b""]
     moved = True
     while moved:
         moved = False
@@ -81,8 +81,8 @@ def pump(one: Wire, other: Wire, cut: int = 1 << 20) -> tuple[bytes, bytes]:
             data = source.out()
             moved = moved or bool(data)
             for start in range(0, len(data), cut):
-                told[at] += target.put(data[start : start + cut]) or b""
-    return told[0], told[1]
+                received[at] += target.put(data[start : start + cut]) or b""
+    return received[0], received[1]
 
 
 @pytest.mark.parametrize("cut", [1, 100, 1 << 20])
@@ -116,8 +116,8 @@ def test_data_beyond_the_socket_buffer_waits(encryption: Encryption, wires: Call
         assert dials.stream.send(data)
         assert dials.stream.send(b"end")
         assert dials.stream.unsent
-        _, told = pump(dials, answers, 4096)
-        assert told == data + b"end"
+        _, received = pump(dials, answers, 4096)
+        assert received == data + b"end"
         assert not dials.stream.unsent
 
 
@@ -131,9 +131,9 @@ def test_a_plaintext_dialler_is_refused_and_told_why(encryption: Encryption, wir
         answers.put(dials.hello)
     assert not refused.value.foreign
     answers.stream.hang_up(refused.value.farewell)
-    with pytest.raises(HandshakeRejected, match="encrypts its connections, and this node does not") as told:
+    with pytest.raises(HandshakeRejected, match="encrypts its connections, and this node does not") as caught:
         dials.feed(answers.out())
-    assert not told.value.foreign
+    assert not caught.value.foreign
 
 
 def test_an_encrypting_dialler_is_refused_by_a_plaintext_node(
@@ -145,9 +145,9 @@ def test_an_encrypting_dialler_is_refused_by_a_plaintext_node(
     with pytest.raises(HandshakeRejected, match="encrypts its connections, and this node does not") as refused:
         Answering(B, PortRole.LINK).feed(dials.out()[:1024])
     assert refused.value.farewell == ALERT
-    with pytest.raises(HandshakeRejected, match="does not encrypt its connections, and this node does") as told:
+    with pytest.raises(HandshakeRejected, match="does not encrypt its connections, and this node does") as caught:
         dials.put(refused.value.farewell)
-    assert not told.value.foreign
+    assert not caught.value.foreign
 
 
 def test_another_program_is_foreign(encryption: Encryption, wires: Callable[..., Wire]) -> None:
@@ -155,9 +155,9 @@ def test_another_program_is_foreign(encryption: Encryption, wires: Callable[...,
     dials, answers = wires(encryption, answers=False), wires(encryption, answers=True)
     dials.stream.begin()
     for one in (dials, answers):
-        with pytest.raises(HandshakeRejected, match="does not speak elastic3d's protocol") as told:
+        with pytest.raises(HandshakeRejected, match="does not speak elastic3d's protocol") as caught:
             one.put(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        assert told.value.foreign
+        assert caught.value.foreign
 
 
 def test_little_is_read_before_the_proof(encryption: Encryption, wires: Callable[..., Wire]) -> None:

@@ -68,7 +68,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 def children(pid: int) -> list[int]:
     """The pids whose parent is `pid`, zombies included."""
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdecimal():
             try:
@@ -76,8 +76,8 @@ def children(pid: int) -> list[int]:
             except OSError:
                 continue
             if int(fields[1]) == pid:
-                found.append(int(name))
-    return found
+                pids.append(int(name))
+    return pids
 
 
 def _started(pid: int) -> int:

@@ -228,27 +228,27 @@ ENTRIES: dict[str, Any] = {
 
 def entry(port: Port) -> str | None:
     """Run the entry the keeper was made for."""
-    found: str | None = ENTRIES[os.environ["NURSERY_ENTRY"]](port)
-    return found
+    server: str | None = ENTRIES[os.environ["NURSERY_ENTRY"]](port)
+    return server
 
 
 def keeper(spec: str, descriptors: tuple[int, ...]) -> None:
     """Run a keeper: a slot, exposed under the name in `spec`."""
-    told = json.loads(spec)
-    os.environ["NURSERY_ENTRY"] = told["entry"]
-    output = os.open(told["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    settings = json.loads(spec)
+    os.environ["NURSERY_ENTRY"] = settings["entry"]
+    output = os.open(settings["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
     signal.signal(signal.SIGTERM, lambda *_: None)
-    if told["broken_again"]:
+    if settings["broken_again"]:
         os.environ["NURSERY_BROKEN"] = "1"
-    if told["threads_before"]:
+    if settings["threads_before"]:
         threading.Thread(target=time.sleep, args=(600,), name="user-thread", daemon=True).start()
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    slot = LocalSlot(index=told["index"], host="127.0.0.1", entry=entry, events=events)
+    slot = LocalSlot(index=settings["index"], host="127.0.0.1", entry=entry, events=events)
     print("keeper threads", sorted(thread.name for thread in threading.enumerate()), flush=True)
-    SlotServer(slot, events, told["name"]).serve(patience=20.0)
+    SlotServer(slot, events, settings["name"]).serve(patience=20.0)
     slot.close()
 
 

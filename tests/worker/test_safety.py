@@ -37,12 +37,12 @@ from tests.worker.keepers import Nursery, assignment, gone
 
 def run(safe: SafeStep, steps: range, held: Callable[[int], int], seconds: float) -> list[int]:
     """Make steps of so many seconds; return those after which the safe step was too old."""
-    found = []
+    stale = []
     for step in steps:
         safe.stepped(step, held(step), step * seconds)
         if safe.stale(step * seconds):
-            found.append(step)
-    return found
+            stale.append(step)
+    return stale
 
 
 def test_a_safe_step_two_behind_is_current() -> None:
@@ -92,7 +92,7 @@ class Bench:
     def set_buddy(self, address: str | None) -> None:
         self.buddies.append(address)
 
-    def prepare(self, told: Any) -> int:
+    def prepare(self, assignment: Any) -> int:
         return 1
 
     def go(self, trainer: int, go: Any) -> None:
@@ -134,8 +134,8 @@ class Scene:
         """Let the present buddy take nothing; return the node to which the snapshots go now."""
         address = self.slot.buddies[-1]
         assert address is not None
-        told = w.BuddyUnreachable(slot=0, address=address, seconds=5.0, error="refused")
-        self.generations.unreachable(told, self.nodes[0])
+        unreachable = w.BuddyUnreachable(slot=0, address=address, seconds=5.0, error="refused")
+        self.generations.unreachable(unreachable, self.nodes[0])
         return self.slot.buddies[-1]
 
     def step(self, step: int, safe: int) -> None:
@@ -248,7 +248,7 @@ def test_a_stale_safe_step_is_reported_and_gets_another_buddy(scene: Callable[..
 def test_a_replicator_reports_a_buddy_that_takes_nothing() -> None:
     """Repeatedly, until it is given another; the pending snapshot goes there."""
     home, buddy = Memory(0), Memory(1)
-    told: queue.SimpleQueue[tuple[str, float, str]] = queue.SimpleQueue()
+    reports: queue.SimpleQueue[tuple[str, float, str]] = queue.SimpleQueue()
     home.replicator.close()
     home.memory = type(home.memory)()
     home.server.close()
@@ -256,7 +256,7 @@ def test_a_replicator_reports_a_buddy_that_takes_nothing() -> None:
         home.memory,
         digested=home.digested.append,
         ended=lambda mark, newer: newer and home.held.append(mark),
-        unreachable=lambda *args: told.put(args),
+        unreachable=lambda *args: reports.put(args),
         patience=0.2,
     )
     try:
@@ -268,7 +268,7 @@ def test_a_replicator_reports_a_buddy_that_takes_nothing() -> None:
         replicator.set_buddy(address)
         home.write(Mark(1, 3))
         for _ in range(2):
-            where, seconds, error = told.get(timeout=30)
+            where, seconds, error = reports.get(timeout=30)
             assert (where, "refused" in error) == (address, True)
             assert seconds >= 0.2
         assert home.held == []

@@ -71,12 +71,14 @@ def diff(
         earlier = dataclasses.replace(later, name=before(store, later.name), expected=None)
     old = find(old_store, earlier.name, expected=earlier.expected)
     new = find(store, later.name, expected=later.expected)
-    found = difference(old, new)
+    changes = difference(old, new)
     if match:
-        found = dataclasses.replace(found, facts=(), tensors=tuple(t for t in found.tensors if fits(t.key, match)))
+        changes = dataclasses.replace(
+            changes, facts=(), tensors=tuple(t for t in changes.tensors if fits(t.key, match))
+        )
     distances: dict[str, ValueDifference] = {}
     if values:
-        keys = doubtful(found)
+        keys = doubtful(changes)
         sides = (old, open_checkpoint(old_store, earlier.name)), (new, open_checkpoint(store, later.name))
         total, done = to_read(old, new, keys), 0
         with bar("comparing values", total=total) as advance:
@@ -88,18 +90,18 @@ def diff(
 
             distances = {one.key: one for one in value_differences(*sides, keys, step)}
     if quiet:
-        raise typer.Exit(1 if differs(found, distances) else 0)
+        raise typer.Exit(1 if differs(changes, distances) else 0)
     data = DiffDocument(
-        difference=found,
-        drifts={one.key: one.drift for one in found.tensors if one.drift is not None},
+        difference=changes,
+        drifts={one.key: one.drift for one in changes.tensors if one.drift is not None},
         values=tuple(distances.values()) if values else None,
     )
-    tell(store, data, lambda width: shown.difference(found, distances, width, each=each), as_json=as_json)
+    tell(store, data, lambda width: shown.difference(changes, distances, width, each=each), as_json=as_json)
 
 
-def differs(found: Difference, distances: dict[str, ValueDifference]) -> bool:
+def differs(changes: Difference, distances: dict[str, ValueDifference]) -> bool:
     """Return whether anything differs, or cannot be shown to be the same."""
-    if found.same:
+    if changes.same:
         return False
-    tensors = [one for one in found.tensors if one.change is not Change.SAME]
-    return bool(found.facts) or any(one.key not in distances or distances[one.key].elements for one in tensors)
+    tensors = [one for one in changes.tensors if one.change is not Change.SAME]
+    return bool(changes.facts) or any(one.key not in distances or distances[one.key].elements for one in tensors)

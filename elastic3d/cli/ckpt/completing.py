@@ -28,10 +28,10 @@ def complete_tensors(context: typer.Context, incomplete: str) -> list[str]:
     from checkpointing import open_checkpoint
 
     try:
-        found = open_checkpoint(open_store(_local(context), write=False))
+        checkpoint = open_checkpoint(open_store(_local(context), write=False))
     except (CheckpointError, OSError, ValueError):
         return []
-    return [key for key in found.specs if key.startswith(incomplete)]
+    return [key for key in checkpoint.specs if key.startswith(incomplete)]
 
 
 def _local(context: typer.Context) -> str:

@@ -70,8 +70,8 @@ def show(
         elastic3d ckpt show s3://bucket/gpt-1b verified --json | jq .summary.root
     """
     store = place.open()
-    found = _documents(store, checkpoint)
-    summary = summarise(found, labels(store).get(found.name, ()), lineage(store, found, ANCESTORS))
+    documents = _documents(store, checkpoint)
+    summary = summarise(documents, labels(store).get(documents.name, ()), lineage(store, documents, ANCESTORS))
     tell(
         store,
         ShowDocument(summary=summary),
@@ -102,11 +102,11 @@ def tree(
         elastic3d ckpt tree s3://bucket/gpt-1b --match 'model/*bias' --all
     """
     store = place.open()
-    found = _documents(store, checkpoint)
-    specs = matching(found, match)
+    documents = _documents(store, checkpoint)
+    specs = matching(documents, match)
     nodes = grouped(specs, fold=not each)
-    data = TreeDocument(checkpoint=found.name, tree=nodes)
-    tell(store, data, lambda width: shown.names(found.name, nodes, width, depth=depth), as_json=as_json)
+    data = TreeDocument(checkpoint=documents.name, tree=nodes)
+    tell(store, data, lambda width: shown.names(documents.name, nodes, width, depth=depth), as_json=as_json)
 
 
 def stats(
@@ -135,18 +135,18 @@ def stats(
         elastic3d ckpt stats s3://bucket/gpt-1b verified --bad && echo sound
     """
     store = place.open()
-    found = _documents(store, checkpoint)
-    tiles = by_key(found.tiles)
-    rows = [statistics(spec, tiles.get(spec.key, [])) for spec in matching(found, match, dtype)]
+    documents = _documents(store, checkpoint)
+    tiles = by_key(documents.tiles)
+    rows = [statistics(spec, tiles.get(spec.key, [])) for spec in matching(documents, match, dtype)]
     if bad:
         rows = [row for row in rows if not row.sound]
     rows = sorted(rows, key=lambda row: _order(row, sort))
-    data = StatsDocument(checkpoint=found.name, tensors=tuple(rows[:number]))
+    data = StatsDocument(checkpoint=documents.name, tensors=tuple(rows[:number]))
     tell(
         store,
         data,
         lambda width: shown.statistics(
-            found.name, rows, width, bad=bad, number_of=number, each=each or sort != By.NAME
+            documents.name, rows, width, bad=bad, number_of=number, each=each or sort != By.NAME
         ),
         as_json=as_json,
     )
@@ -154,12 +154,12 @@ def stats(
         raise typer.Exit(1)
 
 
-def matching(found: CheckpointDocuments, match: str, dtype: str = "") -> list[TensorSpec]:
+def matching(documents: CheckpointDocuments, match: str, dtype: str = "") -> list[TensorSpec]:
     """Return the tensors that match the filters, by name; UsageError if none does."""
-    specs = [spec for key, spec in sorted(found.specs.items()) if fits(key, match) and dtype in ("", spec.dtype)]
+    specs = [spec for key, spec in sorted(documents.specs.items()) if fits(key, match) and dtype in ("", spec.dtype)]
     if not specs and (match or dtype):
         asked = " ".join(filter(None, [f"--match {match!r}" if match else "", f"--dtype {dtype}" if dtype else ""]))
-        raise UsageError(f"{asked}: none of the {len(found.specs)} tensors of {found.name} matches")
+        raise UsageError(f"{asked}: none of the {len(documents.specs)} tensors of {documents.name} matches")
     return specs
 
 

@@ -113,15 +113,15 @@ def export(
     if target.exists():
         raise UsageError(f"{target} is there already; nothing is overwritten")
     store = place.open()
-    with reading(store, choose(store, checkpoint).name) as found, bar(f"exporting {target.name}") as advance:
+    with reading(store, choose(store, checkpoint).name) as opened, bar(f"exporting {target.name}") as advance:
         from checkpointing.interchange import export_checkpoint  # imports torch, which takes seconds
 
-        done = export_checkpoint(str(kind), found, target, prefix=prefix, progress=advance)
-    what = f"{target}: {count(done.tensors, 'tensor')}, {size(done.bytes)} of {found.name}, as {kind}"
+        done = export_checkpoint(str(kind), opened, target, prefix=prefix, progress=advance)
+    what = f"{target}: {count(done.tensors, 'tensor')}, {size(done.bytes)} of {opened.name}, as {kind}"
     if done.left_out:
         what += f"; {count(done.left_out, 'object')} that are not tensors left out"
     data = ExportDocument(
-        checkpoint=found.name,
+        checkpoint=opened.name,
         target=str(target),
         kind=str(kind),
         tensors=done.tensors,

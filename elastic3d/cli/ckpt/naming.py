@@ -40,15 +40,15 @@ def before(store: Store, name: str) -> str:
 
 def labels(store: Store) -> dict[str, tuple[str, ...]]:
     """Return what points to each checkpoint: latest, verified, its tags, and whether it is pinned."""
-    found: dict[str, list[str]] = defaultdict(list)
+    labels_by_name: dict[str, list[str]] = defaultdict(list)
     ref = naming.read_ref(store)
     if ref is not None:
         if ref.checkpoint is not None:
-            found[ref.checkpoint].append(naming.LATEST)
+            labels_by_name[ref.checkpoint].append(naming.LATEST)
         if ref.verified is not None:
-            found[ref.verified.checkpoint].append(naming.VERIFIED)
+            labels_by_name[ref.verified.checkpoint].append(naming.VERIFIED)
         for tag, target in sorted(ref.tags.items()):
-            found[target.checkpoint].append(f"tag {tag}")
+            labels_by_name[target.checkpoint].append(f"tag {tag}")
         for checkpoint in ref.pins:
-            found[checkpoint].append("pinned")
-    return {name: tuple(marks) for name, marks in found.items()}
+            labels_by_name[checkpoint].append("pinned")
+    return {name: tuple(marks) for name, marks in labels_by_name.items()}

@@ -58,18 +58,18 @@ def plan(
         raise UsageError(f"--slots {slots}: {target.world} ranks ({target}) are not a whole number of such nodes")
     store = place.open()
     chosen = choose(store, checkpoint)
-    found = find(store, chosen.name, expected=chosen.expected)
-    homes = homes_of(found, blocks or None, last or [])
+    documents = find(store, chosen.name, expected=chosen.expected)
+    homes = homes_of(documents, blocks or None, last or [])
     check_target(target, homes)
     readers = []
     with bar("planning", total=target.world // slots, in_bytes=False) as advance:
-        for reader, reads in enumerate(plan_reads(found, target, homes, slots)):
+        for reader, reads in enumerate(plan_reads(documents, target, homes, slots)):
             ranks = range(reader * slots, (reader + 1) * slots)
             places = [place_of(rank, target) for rank in ranks]
             readers.append(shown.ReadingRanks(ranks=tuple(ranks), places=tuple(places), reads=reads))
             advance(reader + 1)
     data = ReshardDocument(
-        checkpoint=found.name,
+        checkpoint=documents.name,
         target=target,
         slots=slots,
         homes=TensorHomes(
@@ -81,15 +81,17 @@ def plan(
         ),
         readers=tuple(map(_reader, readers)),
     )
-    tell(store, data, lambda width: shown.plan(found, target, homes, readers, width), as_json=as_json)
+    tell(store, data, lambda width: shown.plan(documents, target, homes, readers, width), as_json=as_json)
 
 
-def homes_of(found: CheckpointDocuments, blocks: str | None, last: list[str]) -> Homes:
+def homes_of(documents: CheckpointDocuments, blocks: str | None, last: list[str]) -> Homes:
     """Return where a checkpoint's tensors live in a pipeline, from names and from the mesh that wrote it."""
-    mesh = writers(found.ranks)
-    held = [{key for rank in stage for key in {t.spec.key for t in found.ranks[rank].tiles}} for stage in mesh.stages]
+    mesh = writers(documents.ranks)
+    held = [
+        {key for rank in stage for key in {t.spec.key for t in documents.ranks[rank].tiles}} for stage in mesh.stages
+    ]
     return find_homes(
-        found.specs.values(),
+        documents.specs.values(),
         blocks=blocks,
         last=last,
         stages=held if mesh.regular else (),
@@ -97,11 +99,13 @@ def homes_of(found: CheckpointDocuments, blocks: str | None, last: list[str]) ->
     )
 
 
-def plan_reads(found: CheckpointDocuments, target: MeshSizes, homes: Homes, slots: int = 1) -> Iterator[Reads]:
+def plan_reads(documents: CheckpointDocuments, target: MeshSizes, homes: Homes, slots: int = 1) -> Iterator[Reads]:
     """Yield what each node of `slots` ranks would read, in order of rank."""
-    catalogue = TileIndex(found.tiles)
-    shapes = {parameter_of(key): spec.shape for key, spec in found.specs.items() if not key.startswith("optimizer/")}
-    specs = list(found.specs.values())
+    catalogue = TileIndex(documents.tiles)
+    shapes = {
+        parameter_of(key): spec.shape for key, spec in documents.specs.items() if not key.startswith("optimizer/")
+    }
+    specs = list(documents.specs.values())
     for first in range(0, target.world, slots):
         ranks = range(first, first + slots)
         yield catalogue.reads(wanted for rank in ranks for wanted in boxes_of(specs, rank, target, homes, shapes))

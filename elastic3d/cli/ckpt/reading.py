@@ -71,15 +71,15 @@ def cat(
         elastic3d ckpt cat /data/run-7 optimizer/head.weight/step --json | jq .values
     """
     store = place.open()
-    found = open_checkpoint(store, choose(store, checkpoint).name)
-    spec = _named(found, tensor)
+    opened = open_checkpoint(store, choose(store, checkpoint).name)
+    spec = _named(opened, tensor)
     box, dropped = cut(spec, part)
-    data = _read(found, spec, box)
+    data = _read(opened, spec, box)
     shape = tuple(size for dim, size in enumerate(box.shape) if dim not in dropped)
     form = form or _form(out)
     if as_json:
         values = array(spec.dtype, data).reshape(shape)
-        print_json(store, CatDocument(checkpoint=found.name, tensor=spec, box=box, values=_values(values)))
+        print_json(store, CatDocument(checkpoint=opened.name, tensor=spec, box=box, values=_values(values)))
     elif form is Form.TEXT:
         threshold = sys.maxsize if full else 1000
         text = np.array2string(array(spec.dtype, data).reshape(shape), threshold=threshold, max_line_width=120)
@@ -145,18 +145,18 @@ def cut(spec: TensorSpec, text: str) -> tuple[Box, tuple[int, ...]]:
     return Box(start=tuple(start), stop=tuple(stop)), tuple(dropped)
 
 
-def _named(found: Checkpoint, tensor: str) -> TensorSpec:
-    if tensor in found.specs:
-        return found.specs[tensor]
-    near = [key for key in found.specs if tensor in key]
+def _named(checkpoint: Checkpoint, tensor: str) -> TensorSpec:
+    if tensor in checkpoint.specs:
+        return checkpoint.specs[tensor]
+    near = [key for key in checkpoint.specs if tensor in key]
     hint = f"did you mean {', '.join(near[:4])}?" if near else "`elastic3d ckpt tree` shows those there are"
-    raise UsageError(f"checkpoint {found.name} has no tensor {tensor!r}; {hint}")
+    raise UsageError(f"checkpoint {checkpoint.name} has no tensor {tensor!r}; {hint}")
 
 
-def _read(found: Checkpoint, spec: TensorSpec, box: Box) -> bytearray:
+def _read(checkpoint: Checkpoint, spec: TensorSpec, box: Box) -> bytearray:
     data = bytearray(box.numel * spec.itemsize)
-    offers = [offer for offer in found.offers("store") if offer.spec.key == spec.key]
-    resolve([(spec, box)], offers, {"store": found.source("store")}, lambda *_: memoryview(data))
+    offers = [offer for offer in checkpoint.offers("store") if offer.spec.key == spec.key]
+    resolve([(spec, box)], offers, {"store": checkpoint.source("store")}, lambda *_: memoryview(data))
     return data
 
 

@@ -112,29 +112,29 @@ def plan(
         costs=costs,
         request=request,
     )
-    found = rank(nodes, slots, profile, request, costs)
+    ranked = rank(nodes, slots, profile, request, costs)
     if as_json:
-        print(json.dumps(document(question, found), indent=2))
+        print(json.dumps(document(question, ranked), indent=2))
     else:
         console = Console(highlight=False)
-        console.print(shown.picture(question, found, top=top, every_reason=rejected, width=console.width))
-    if not found.ranking:
+        console.print(shown.picture(question, ranked, top=top, every_reason=rejected, width=console.width))
+    if not ranked.ranking:
         raise typer.Exit(1)
 
 
-def document(question: Question, found: Ranking) -> dict[str, Any]:
+def document(question: Question, ranked: Ranking) -> dict[str, Any]:
     """Return what `--json` prints. Times are seconds of a step, memory bytes of the fullest device."""
-    told = PlanDocument(
+    plan_document = PlanDocument(
         model=question.model,
         nodes=question.nodes,
         slots=question.slots,
         device=question.device,
         parameters=question.profile.parameters,
         global_batch=question.profile.micro_batches * question.profile.micro_batch,
-        ranking=found.ranking,
-        rejected=found.rejected,
+        ranking=ranked.ranking,
+        rejected=ranked.rejected,
     )
-    return {"schema": SCHEMA, **told.data()}
+    return {"schema": SCHEMA, **plan_document.data()}
 
 
 def _changed(profile: ModelProfile, global_batch: int | None, recompute: str) -> ModelProfile:

@@ -23,8 +23,8 @@ BUDGET = 30.0
 
 def end_seen(client: EtcdClient, root: str) -> int:
     """Return the revision of the end record under `root`, 0 for none: an end of a later revision is another job's."""
-    found = client.get(root + keys.END, budget=BUDGET)
-    return 0 if found is None else found.mod_revision
+    end = client.get(root + keys.END, budget=BUDGET)
+    return 0 if end is None else end.mod_revision
 
 
 def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: int | None = None) -> End | None:

@@ -299,16 +299,16 @@ class Links:
 
     def _accept(self, now: float) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
-            found = self._listener.accept()
-            if found is None:
+            accepted = self._listener.accept()
+            if accepted is None:
                 return
-            if isinstance(found, float):
-                if found:
+            if isinstance(accepted, float):
+                if accepted:
                     # Otherwise it would wake the loop for ever.
                     self._poll.unregister(self._listener.socket)
-                    self._listen_at = now + found
+                    self._listen_at = now + accepted
                 return
-            self._welcome(*found, now)
+            self._welcome(*accepted, now)
 
     def _welcome(self, connection: socket.socket, address: str, now: float) -> None:
         if len(self._ends) - len(self._waiting) >= most_known():
@@ -329,15 +329,15 @@ class Links:
 
     def _dial(self, dial: Dial, now: float) -> None:
         self._drop(dial)
-        told = dial.open(self._credentials, self._encryption, now)
+        result = dial.open(self._credentials, self._encryption, now)
         if dial.socket is not None:
             self._ends[dial.socket.fileno()] = dial
             self._poll.register(dial.socket, dial.mask)
-        self._take(dial, told, now)
+        self._take(dial, result, now)
 
     def _read(self, end: Dial | Guest, now: float) -> None:
         before = end.mask
-        told = end.read(now)
+        result = end.read(now)
         if end.socket is not None and end.mask != before:
             self._poll.modify(end.socket, end.mask)
             if end.known:
@@ -346,22 +346,22 @@ class Links:
                 self._arrivals.register(end.socket, select.EPOLLIN | select.EPOLLET)
         for message in end.said():
             self._hear(end, message, now)
-        self._take(end, told, now)
+        self._take(end, result, now)
 
-    def _take(self, end: Dial | Guest, told: ReadResult, now: float) -> None:
+    def _take(self, end: Dial | Guest, result: ReadResult, now: float) -> None:
         if isinstance(end, Dial) and self._trying.takes(end):
-            if told is ReadResult.ENDED:
+            if result is ReadResult.ENDED:
                 self._ended(end, now)
-            elif told is not ReadResult.NOTHING:
-                self._trying.conclude(end, Verdict.REACHED if told is ReadResult.HEARD else Verdict.REFUSED, now)
+            elif result is not ReadResult.NOTHING:
+                self._trying.conclude(end, Verdict.REACHED if result is ReadResult.HEARD else Verdict.REFUSED, now)
                 self._drop(end)
-        elif told is ReadResult.HEARD:
+        elif result is ReadResult.HEARD:
             self._heard(end.id if isinstance(end, Guest) else end.peer.id, now)
             if isinstance(end, Dial):
                 self._doubted.discard(end.peer.id)
-        elif told is ReadResult.ENDED:
+        elif result is ReadResult.ENDED:
             self._ended(end, now)
-        elif told is ReadResult.REFUSED:
+        elif result is ReadResult.REFUSED:
             assert isinstance(end, Dial)
             self._drop(end)
             end.retry_at = now + self._silence
@@ -424,18 +424,18 @@ class Links:
         return {id_of(end): end for end in known if id_of(end) in self._neighbours}
 
     def _conclude(self, now: float) -> None:
-        for found in self._asking.concluded(now):
-            dial = self._dials[found.id]
+        for outcome in self._asking.concluded(now):
+            dial = self._dials[outcome.id]
             alone = self._refusing >= self._neighbours.keys() and not self._standing()
-            if found.evidence or (alone and not found.lives):
-                evidence = found.evidence or f"{dial.refusal}; all other neighbours refuse this node as well"
-                self._tell(e.PeerRefused(id=found.id, evidence=evidence))
+            if outcome.evidence or (alone and not outcome.lives):
+                evidence = outcome.evidence or f"{dial.refusal}; all other neighbours refuse this node as well"
+                self._tell(e.PeerRefused(id=outcome.id, evidence=evidence))
                 continue
-            dial.retry_at = now + (self._silence if found.lives else self._interval)
+            dial.retry_at = now + (self._silence if outcome.lives else self._interval)
             # When everybody leaves at the job's end, nobody can tell for a moment; that is not worth a report.
-            news = found.id not in self._doubted and (found.lives or self._neighbours[found.id].alive is False)
-            if news and self._refused(dial.where, found.doubt):
-                self._doubted.add(found.id)
+            news = outcome.id not in self._doubted and (outcome.lives or self._neighbours[outcome.id].alive is False)
+            if news and self._refused(dial.where, outcome.doubt):
+                self._doubted.add(outcome.id)
         for dial in self._trying.overdue(now):
             self._drop(dial)
 

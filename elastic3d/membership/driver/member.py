@@ -209,14 +209,14 @@ class Member:
         now = self._clock.monotonic()
         alarm = self._core.alarm(now)
         try:
-            found: list[_Item] = [self._inbox.get(timeout=None if alarm is None else max(0.001, alarm - now))]
+            items: list[_Item] = [self._inbox.get(timeout=None if alarm is None else max(0.001, alarm - now))]
         except queue.Empty:
             return [e.Tick()]
         while True:
             try:
-                found.append(self._inbox.get_nowait())
+                items.append(self._inbox.get_nowait())
             except queue.Empty:
-                return found
+                return items
 
     def _handle(self, events: list[e.Event]) -> None:
         if not events:
@@ -290,21 +290,21 @@ class Member:
                         put(said)
                     else:
                         items.append(said)
-                told = e.Listed(
+                listing = e.Listed(
                     tier=tier, items=tuple(items), revision=news.revision, gap=news.gap, rolled_back=news.rolled_back
                 )
-                put(told)
+                put(listing)
             case etcd_watch.Changes():
                 for change in news.changes:
                     if change.key == self._root + keys.SECRET:
                         value = None if change.kv is None else change.kv.value
                         self._inbox.put(_SecretSeen(value=value, revision=change.revision))
                     try:
-                        found = reader.changed(change.key, change.kv, change.revision)
+                        change_event = reader.changed(change.key, change.kv, change.revision)
                     except BaseUnknown as unknown:
                         raise etcd_watch.ListAgain from unknown
-                    if found is not None:
-                        put(found)
+                    if change_event is not None:
+                        put(change_event)
             case etcd_watch.Connected() if tier is e.Tier.BOARD:
                 self._there, self._away = True, False
                 self._writer.impaired("")

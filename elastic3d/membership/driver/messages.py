@@ -86,9 +86,9 @@ class Messages:
             while (frame := self._frames.next_kind()) is not None:
                 heard = True
                 (kind,), body = frame
-                found = _read(kind, body)
-                if found is not None and len(self._taken) < MOST_TAKEN:
-                    self._taken.append(found)
+                parsed = _read(kind, body)
+                if parsed is not None and len(self._taken) < MOST_TAKEN:
+                    self._taken.append(parsed)
         except FrameTooLong as error:
             raise Garbled(f"sent what is no message: {error}") from error
         return heard

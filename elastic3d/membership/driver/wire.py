@@ -136,15 +136,15 @@ class Dial:
     def _answered(self, stream: Stream, data: bytes, now: float) -> ReadResult:
         assert self.opening is not None
         proof = self.opening.feed(data)
-        found = self.opening.peer
-        if found is None:
+        answerer = self.opening.peer
+        if answerer is None:
             return ReadResult.NOTHING
-        if found.id != self.peer.id:
-            return self._refused(f"answers as {found.id[:100]!r}, not as {self.peer.id}")
+        if answerer.id != self.peer.id:
+            return self._refused(f"answers as {answerer.id[:100]!r}, not as {self.peer.id}")
         if not stream.send(proof):
             return ReadResult.ENDED
         stream.proved()
-        self.messages = Messages(found.keys, found.rest)
+        self.messages = Messages(answerer.keys, answerer.rest)
         self.moved_at = now
         return ReadResult.HEARD
 
@@ -248,13 +248,13 @@ class Guest:
         reply = self.opening.feed(data)
         if reply and not self.stream.send(reply):
             return ReadResult.ENDED
-        found = self.opening.peer
-        if found is None:
+        caller = self.opening.peer
+        if caller is None:
             return ReadResult.NOTHING
         self.stream.proved()
-        self.messages = Messages(found.keys, found.rest)
-        if found.meant == self.me:
-            self.id = found.id
+        self.messages = Messages(caller.keys, caller.rest)
+        if caller.meant == self.me:
+            self.id = caller.id
         self.moved_at = now
         return ReadResult.HEARD
 

@@ -117,14 +117,14 @@ class Inquiries(Generic[K]):
 
     def concluded(self, now: float) -> list[tuple[str, str, Conclusion, K | None]]:
         """End those that are over: the id, this node's evidence, the conclusion, and the second witness, if any."""
-        found: list[tuple[str, str, Conclusion, K | None]] = []
+        ended: list[tuple[str, str, Conclusion, K | None]] = []
         for id, one in list(self._open.items()):
             conclusion = conclude(one.verdicts.values(), over=now >= one.until)
             if conclusion is not Conclusion.OPEN:
                 del self._open[id]
                 witness = next((by for by, verdict in one.verdicts.items() if verdict is Verdict.REFUSED), None)
-                found.append((id, one.evidence, conclusion, witness))
-        return found
+                ended.append((id, one.evidence, conclusion, witness))
+        return ended
 
 
 @dataclass(slots=True)

@@ -23,45 +23,45 @@ from elastic3d.planner import place_of
 from elastic3d.values import Generation, Node
 
 
-def status(run_id: str, found: RunKeys, *, revision: int, remaining: Mapping[int, float], wall: float) -> Status:
+def status(run_id: str, run_keys: RunKeys, *, revision: int, remaining: Mapping[int, float], wall: float) -> Status:
     """Return how the job stands.
 
     remaining: the seconds that leases have left, where known. wall: the reader's wall clock.
     """
-    generation = found.generation
-    rows = _Rows(found, remaining, wall)
+    generation = run_keys.generation
+    rows = _Rows(run_keys, remaining, wall)
     nodes = rows.all()
-    minimum = max((record.minimum for record in found.members.values()), default=0)
-    state, detail = _job(found, nodes, minimum)
+    minimum = max((record.minimum for record in run_keys.members.values()), default=0)
+    state, detail = _job(run_keys, nodes, minimum)
     active = [node.pulse for node in nodes if node.pulse is not None and node.role is NodeRole.ACTIVE]
     current = [pulse for pulse in active if generation is not None and pulse.generation == generation.number]
     # The leader commits the checkpoints, even if it is a spare.
-    told = [node.pulse for node in nodes if node.pulse is not None]
+    pulses = [node.pulse for node in nodes if node.pulse is not None]
     newest = max(current, key=lambda pulse: pulse.step, default=None)
-    preparing = found.proposal.generation if found.proposal is not None and found.end is None else None
+    preparing = run_keys.proposal.generation if run_keys.proposal is not None and run_keys.end is None else None
     return Status(
         run_id=run_id,
         revision=revision,
         state=state,
         detail=detail,
-        leader=found.leader.name if found.leader is not None else "",
-        generation=_sealed(generation, found, wall) if generation is not None else None,
-        preparing=_sealed(preparing, found, wall) if preparing is not None else None,
+        leader=run_keys.leader.name if run_keys.leader is not None else "",
+        generation=_sealed(generation, run_keys, wall) if generation is not None else None,
+        preparing=_sealed(preparing, run_keys, wall) if preparing is not None else None,
         nodes=nodes,
         step=newest.step if newest is not None else -1,
         step_seconds=newest.step_seconds if newest is not None else 0.0,
         snapshot=_snapshot(current),
-        checkpoint=_newest([(p.checkpoint_step, p.checkpoint_age, p.every) for p in told]),
-        verified=_newest([(p.verified_step, p.verified_age, p.every) for p in told]),
+        checkpoint=_newest([(p.checkpoint_step, p.checkpoint_age, p.every) for p in pulses]),
+        verified=_newest([(p.verified_step, p.verified_age, p.every) for p in pulses]),
         minimum=minimum,
-        maximum=max((record.maximum for record in found.members.values()), default=0),
-        problems=tuple(found.problems),
+        maximum=max((record.maximum for record in run_keys.members.values()), default=0),
+        problems=tuple(run_keys.problems),
     )
 
 
-def _sealed(generation: Generation, found: RunKeys, wall: float) -> GenerationStatus:
-    told = found.history.get(f"{generation.number:010d}.{generation.attempt}")
-    proposal = found.proposal
+def _sealed(generation: Generation, run_keys: RunKeys, wall: float) -> GenerationStatus:
+    history = run_keys.history.get(f"{generation.number:010d}.{generation.attempt}")
+    proposal = run_keys.proposal
     return GenerationStatus(
         number=generation.number,
         attempt=generation.attempt,
@@ -72,7 +72,7 @@ def _sealed(generation: Generation, found: RunKeys, wall: float) -> GenerationSt
         nodes=tuple(node.name for node in generation.nodes),
         spares=tuple(node.name for node in generation.spares),
         mesh=_mesh(generation),
-        age=max(0.0, wall - told.at) if told is not None and told.at else None,
+        age=max(0.0, wall - history.at) if history is not None and history.at else None,
         switching=proposal is not None and proposal.generation.key == generation.key and proposal.switch,
     )
 
@@ -96,28 +96,28 @@ def _snapshot(pulses: list[Pulse]) -> StateAge | None:
     return StateAge(step=oldest.snapshot_step, age=max(0.0, oldest.snapshot_age), within=oldest.every)
 
 
-def _newest(told: list[tuple[int, float, float]]) -> StateAge | None:
+def _newest(reported: list[tuple[int, float, float]]) -> StateAge | None:
     """Return the newest of (step, age, seconds between reports); the leader reports checkpoints."""
-    step, age, within = max(told, key=lambda one: (one[0], -one[1]), default=(-1, 0.0, 0.0))
+    step, age, within = max(reported, key=lambda one: (one[0], -one[1]), default=(-1, 0.0, 0.0))
     return None if step < 0 else StateAge(step=step, age=max(0.0, age), within=within)
 
 
-def _job(found: RunKeys, nodes: tuple[NodeStatus, ...], minimum: int) -> tuple[JobState, str]:
-    generation = found.generation
-    if found.end is not None:
-        return (JobState.FAILED if found.end.failed else JobState.ENDED), found.end.detail
-    able = sum(f"{node.name}@{node.incarnation}" in found.members and node.state not in _UNABLE for node in nodes)
+def _job(run_keys: RunKeys, nodes: tuple[NodeStatus, ...], minimum: int) -> tuple[JobState, str]:
+    generation = run_keys.generation
+    if run_keys.end is not None:
+        return (JobState.FAILED if run_keys.end.failed else JobState.ENDED), run_keys.end.detail
+    able = sum(f"{node.name}@{node.incarnation}" in run_keys.members and node.state not in _UNABLE for node in nodes)
     few = f"{_nodes(able)} of at least {minimum}" if minimum > able else ""
     if generation is None:
         return JobState.FORMING, few or f"{_nodes(able)} registered"
     active = [node for node in nodes if node.role is NodeRole.ACTIVE]
     out = [node.name for node in active if node.state is NodeState.OUT]
-    if not found.members:
+    if not run_keys.members:
         return JobState.WAITING, "no node is registered: all are gone, or etcd lost their leases"
     if out:
         what = f"{', '.join(out)} {'is' if len(out) == 1 else 'are'} out"
         return (JobState.WAITING, f"{what}; there is {few}") if few else (JobState.REFORMING, what)
-    left = [report for report in found.reports.values() if report.left == generation.key]
+    left = [report for report in run_keys.reports.values() if report.left == generation.key]
     if left:
         return JobState.REFORMING, f"trainers left at the boundary after step {max(report.step for report in left)}"
     done = sum(node.state is NodeState.FINISHED for node in active)
@@ -142,10 +142,10 @@ def _nodes(count: int) -> str:
 class _Rows:
     """The nodes of a status: those of the generation in rank order, then spares, then everybody else by name."""
 
-    def __init__(self, found: RunKeys, remaining: Mapping[int, float], wall: float) -> None:
-        self.run_keys, self.wall = found, wall
-        self.left = {key: remaining[lease] for key, lease in found.leases.items() if lease in remaining}
-        generation, proposal = found.generation, found.proposal
+    def __init__(self, run_keys: RunKeys, remaining: Mapping[int, float], wall: float) -> None:
+        self.run_keys, self.wall = run_keys, wall
+        self.left = {key: remaining[lease] for key, lease in run_keys.leases.items() if lease in remaining}
+        generation, proposal = run_keys.generation, run_keys.proposal
         self.key = generation.key if generation is not None else ""
         self.active = {node.id: node for node in generation.nodes} if generation is not None else {}
         self.spares = {node.id: node for node in generation.spares} if generation is not None else {}
@@ -157,41 +157,41 @@ class _Rows:
         coming = (*proposal.generation.nodes, *proposal.generation.spares) if proposal is not None else ()
         self.coming = {node.id for node in coming}
         self.accusers: dict[str, list[str]] = {}
-        for id, report in sorted(found.reports.items()):
+        for id, report in sorted(run_keys.reports.items()):
             for silent in report.silent:
                 self.accusers.setdefault(silent, []).append(_name(id))
         self.unreached: dict[str, set[str]] = {}
-        for id, report in found.reports.items():
+        for id, report in run_keys.reports.items():
             for other in report.unreachable:
-                if id in found.members and other in found.members:
+                if id in run_keys.members and other in run_keys.members:
                     self.unreached.setdefault(id, set()).add(other)
                     self.unreached.setdefault(other, set()).add(id)
 
     def all(self) -> tuple[NodeStatus, ...]:
-        found = self.run_keys
-        known = {record.node.id: record.node for record in found.members.values()}
+        run_keys = self.run_keys
+        known = {record.node.id: record.node for record in run_keys.members.values()}
         others = {id: known[id] for id in sorted(known) if id not in self.active and id not in self.spares}
         rows = [self._row(node) for node in (*self.active.values(), *self.spares.values(), *others.values())]
         here = {row.name for row in rows}
         machines = {row.machine for row in rows}
-        for id, why in sorted(found.unreadable.items()):
+        for id, why in sorted(run_keys.unreadable.items()):
             if id not in self.active and id not in self.spares:
                 rows.append(_bare(_name(id), NodeState.UNREADABLE, why))
-        for name, refusal in sorted(found.refused.items()):
+        for name, refusal in sorted(run_keys.refused.items()):
             if name not in here:
                 failed = "; ".join(f"{check.name}: {check.detail}" for check in refusal.checks if not check.ok)
                 rows.append(_bare(name, NodeState.REFUSED, failed, self.left.get(f"refused/{name}")))
-        for id, tomb in sorted(found.tombs.items()):
+        for id, tomb in sorted(run_keys.tombs.items()):
             if tomb.how is Out.REFUSED and _name(id) not in here:
                 rows.append(_bare(_name(id), NodeState.REFUSED, tomb.detail))
-        for machine, quarantine in sorted(found.quarantine.items()):
+        for machine, quarantine in sorted(run_keys.quarantine.items()):
             if machine not in machines:
                 left = self.left.get(f"quarantine/{machine}", quarantine.seconds)
                 rows.append(_bare(machine, NodeState.QUARANTINED, _said(quarantine.reason, quarantine.by), left))
         return tuple(rows)
 
     def _row(self, node: Node) -> NodeStatus:
-        id, found = node.id, self.run_keys
+        id, run_keys = node.id, self.run_keys
         role = NodeRole.ACTIVE if id in self.active else NodeRole.SPARE if id in self.spares else NodeRole.NONE
         state, detail, left = self._state(node)
         return NodeStatus(
@@ -200,27 +200,27 @@ class _Rows:
             machine=node.place,
             state=state,
             role=role,
-            leads=found.leader is not None and f"{found.leader.name}@{found.leader.incarnation}" == id,
+            leads=run_keys.leader is not None and f"{run_keys.leader.name}@{run_keys.leader.incarnation}" == id,
             detail=detail,
             seconds_left=left,
             first_rank=self.ranks.get(id) if node.slots else None,
             slots=len(node.slots),
             address=node.address,
             labels=dict(sorted(node.labels.items())),
-            device=found.members[id].device if id in found.members else None,
+            device=run_keys.members[id].device if id in run_keys.members else None,
             health=self._health(node),
-            pulse=found.pulses.get(id),
+            pulse=run_keys.pulses.get(id),
         )
 
     def _state(self, node: Node) -> tuple[NodeState, str, float | None]:
-        id, found = node.id, self.run_keys
-        tomb = found.tombs.get(id)
+        id, run_keys = node.id, self.run_keys
+        tomb = run_keys.tombs.get(id)
         if tomb is not None:
             return NodeState.OUT, f"{tomb.how}: {tomb.detail}" if tomb.detail else str(tomb.how), None
-        if id in found.unreadable:
-            return NodeState.UNREADABLE, found.unreadable[id], None
-        if id not in found.members:
-            if found.end is not None:
+        if id in run_keys.unreadable:
+            return NodeState.UNREADABLE, run_keys.unreadable[id], None
+        if id not in run_keys.members:
+            if run_keys.end is not None:
                 return NodeState.GONE, "", None
             return NodeState.LOST_LEASE, "its keys are gone from etcd; nobody has declared it out", None
         parted = sorted(map(_name, self.unreached.get(id, set()) & self.active.keys()))
@@ -230,13 +230,13 @@ class _Rows:
         accusers = self.accusers.get(id)
         if accusers:
             return NodeState.SILENT, f"not heard by {', '.join(accusers)}", None
-        doubt, report = found.doubts.get(id), found.reports.get(id)
+        doubt, report = run_keys.doubts.get(id), run_keys.reports.get(id)
         if doubt is not None and (report is None or report.answered != doubt.mark):
             return NodeState.DOUBTED, f"{_name(doubt.by)} asks through etcd whether it lives", None
         drained = self._drain(node)
         if drained is not None:
             return NodeState.DRAINING, *drained
-        quarantine = found.quarantine.get(node.place)
+        quarantine = run_keys.quarantine.get(node.place)
         if quarantine is not None:
             left = self.left.get(f"quarantine/{node.place}", quarantine.seconds)
             return NodeState.QUARANTINED, _said(quarantine.reason, quarantine.by), left
@@ -244,8 +244,8 @@ class _Rows:
             finished = report is not None and report.finished == self.key
             return (NodeState.FINISHED if finished else NodeState.ACTIVE), "", None
         if id in self.coming:
-            assert found.proposal is not None
-            prepared = report is not None and report.prepared == found.proposal.generation.key
+            assert run_keys.proposal is not None
+            prepared = report is not None and report.prepared == run_keys.proposal.generation.key
             return (NodeState.PREPARED if prepared else NodeState.PREPARING), "", None
         return (NodeState.SPARE if id in self.spares else NodeState.JOINING), "", None
 

@@ -27,16 +27,16 @@ class Job:
 
 def jobs(client: EtcdClient, prefix: str) -> tuple[str, ...]:
     """Return the run ids under `prefix`, in order: two or three small reads for each."""
-    found: list[str] = []
+    run_ids: list[str] = []
     start, end = f"{prefix}/", prefix + _AFTER_SLASH
     while True:
         key = client.next_key(start, end)
         if key is None:
-            return tuple(sorted(found))
+            return tuple(sorted(run_ids))
         run_id = key.removeprefix(f"{prefix}/").partition("/")[0]
         root = f"{prefix}/{run_id}/"
         if run_id and any(key.startswith(root + tier) or client.exists(root + tier) for tier in keys.TIERS):
-            found.append(run_id)
+            run_ids.append(run_id)
         start = f"{prefix}/{run_id}{_AFTER_SLASH}"
 
 
@@ -79,13 +79,13 @@ def read_status(client: EtcdClient, job: Job, *, clock: Clock = SYSTEM) -> Statu
     items, revision = client.range(job.root)
     if not items:
         raise JobUnknown(f"job {job.run_id!r} is gone: nothing stands under {job.root} any more")
-    found = find(job.root, items)
+    run_keys = find(job.root, items)
     remaining = {}
-    for lease in sorted(set(found.leases.values())):
+    for lease in sorted(set(run_keys.leases.values())):
         seconds = client.time_to_live(lease)
         if seconds is not None:
             remaining[lease] = seconds
-    return status(job.run_id, found, revision=revision, remaining=remaining, wall=clock.wall())
+    return status(job.run_id, run_keys, revision=revision, remaining=remaining, wall=clock.wall())
 
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:

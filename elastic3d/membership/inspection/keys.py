@@ -72,16 +72,16 @@ class RunKeys:
 
 
 _MANY: dict[str, tuple[type[Any], Callable[[RunKeys], dict[str, Any]]]] = {
-    keys.MEMBERS: (MemberRecord, lambda found: found.members),
-    keys.REPORTS: (Report, lambda found: found.reports),
-    keys.TOMBS: (Tomb, lambda found: found.tombs),
-    keys.DOUBTS: (Doubt, lambda found: found.doubts),
-    keys.DRAINS: (Drain, lambda found: found.drains),
-    keys.QUARANTINE: (Quarantine, lambda found: found.quarantine),
-    keys.FLAPS: (Flap, lambda found: found.flaps),
-    keys.PULSES: (Pulse, lambda found: found.pulses),
-    keys.HISTORY: (GenerationHistory, lambda found: found.history),
-    keys.REFUSED: (AdmissionFailure, lambda found: found.refused),
+    keys.MEMBERS: (MemberRecord, lambda run_keys: run_keys.members),
+    keys.REPORTS: (Report, lambda run_keys: run_keys.reports),
+    keys.TOMBS: (Tomb, lambda run_keys: run_keys.tombs),
+    keys.DOUBTS: (Doubt, lambda run_keys: run_keys.doubts),
+    keys.DRAINS: (Drain, lambda run_keys: run_keys.drains),
+    keys.QUARANTINE: (Quarantine, lambda run_keys: run_keys.quarantine),
+    keys.FLAPS: (Flap, lambda run_keys: run_keys.flaps),
+    keys.PULSES: (Pulse, lambda run_keys: run_keys.pulses),
+    keys.HISTORY: (GenerationHistory, lambda run_keys: run_keys.history),
+    keys.REFUSED: (AdmissionFailure, lambda run_keys: run_keys.refused),
 }
 _LEASED = {keys.QUARANTINE: "quarantine", keys.FLAPS: "flaps", keys.REFUSED: "refused"}
 _WHOLE = (keys.whole(keys.GENERATION), keys.whole(keys.PROPOSAL))
@@ -91,7 +91,7 @@ _UNCHECKED = (Generation, Proposal, MemberRecord)
 
 def find(root: str, items: Iterable[KeyValue]) -> RunKeys:
     """Return the records of one listing."""
-    found = RunKeys()
+    run_keys = RunKeys()
     items = tuple(items)
     wholes = {item.key: item.value for item in items if item.key.startswith(root + keys.WHOLE)}
     for item in items:
@@ -102,30 +102,30 @@ def find(root: str, items: Iterable[KeyValue]) -> RunKeys:
             whole = wholes.get(keys.whole(item.key), b"")
             match below:
                 case keys.LEADER:
-                    found.leader = _record(Claim, item)
+                    run_keys.leader = _record(Claim, item)
                 case keys.GENERATION:
-                    found.generation = _record(Generation, item, whole)
+                    run_keys.generation = _record(Generation, item, whole)
                 case keys.PROPOSAL:
-                    found.proposal = _record(Proposal, item, whole)
+                    run_keys.proposal = _record(Proposal, item, whole)
                 case keys.END:
-                    found.end = _record(End, item)
+                    run_keys.end = _record(End, item)
                 case _:
-                    _add(found, below, item)
+                    _add(run_keys, below, item)
         except ConfigurationError as error:
-            found.problems.append(str(error))
+            run_keys.problems.append(str(error))
             if below.startswith(keys.MEMBERS):
-                found.unreadable[below.removeprefix(keys.MEMBERS)] = str(error)
-    return found
+                run_keys.unreadable[below.removeprefix(keys.MEMBERS)] = str(error)
+    return run_keys
 
 
 def history(root: str, items: Iterable[KeyValue]) -> tuple[list[GenerationHistory], list[str]]:
     """Return the generations that were sealed, oldest first, and which keys cannot be read."""
-    found = find(root, (item for item in items if item.key.startswith(root + keys.HISTORY)))
-    told = sorted(found.history.values(), key=lambda history: (history.number, history.attempt))
-    return told, found.problems
+    run_keys = find(root, (item for item in items if item.key.startswith(root + keys.HISTORY)))
+    generations = sorted(run_keys.history.values(), key=lambda history: (history.number, history.attempt))
+    return generations, run_keys.problems
 
 
-def _add(found: RunKeys, below: str, item: KeyValue) -> None:
+def _add(run_keys: RunKeys, below: str, item: KeyValue) -> None:
     head = next((head for head in _MANY if below.startswith(head) and below != head), None)
     if head is None:
         raise ConfigurationError(f"etcd key {item.key} is not one that this elastic3d knows")
@@ -133,9 +133,9 @@ def _add(found: RunKeys, below: str, item: KeyValue) -> None:
     key, record = below.removeprefix(head), _record(kind, item)
     if isinstance(record, MemberRecord) and record.node.id != key:
         raise ConfigurationError(f"etcd key {item.key} holds the record of {record.node.id}")
-    of(found)[key] = record
+    of(run_keys)[key] = record
     if item.lease and head in _LEASED:
-        found.leases[f"{_LEASED[head]}/{key}"] = item.lease
+        run_keys.leases[f"{_LEASED[head]}/{key}"] = item.lease
 
 
 def _record(kind: type[T], item: KeyValue, whole: bytes | None = None) -> T:

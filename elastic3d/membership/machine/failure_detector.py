@@ -26,8 +26,8 @@ def judge(situation: Situation, only: str = "") -> tuple[dict[str, str], list[ac
     """
     view, roster, policy = situation.view, situation.roster, situation.policy
     alarm, suspicions = situation.alarm, situation.leader_state.suspicions
-    found = suspicions.suspects(view, roster, alarm)
-    there = {s.id for s in found}
+    suspects = suspicions.suspects(view, roster, alarm)
+    there = {s.id for s in suspects}
     for id in [id for id in suspicions.since if id not in there]:
         del suspicions.since[id]
         suspicions.asked.pop(id, None)
@@ -35,7 +35,7 @@ def judge(situation: Situation, only: str = "") -> tuple[dict[str, str], list[ac
     dead: dict[str, str] = {}
     doubts: list[acts.Write] = []
     suspicions.pending = False
-    for suspect in found:
+    for suspect in suspects:
         id = suspect.id
         since = suspicions.since.setdefault(id, alarm.now)
         if suspect.main:

@@ -67,13 +67,13 @@ _kept: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
 
 def _once(make: Callable[..., T], *records: Generation | None) -> T:
     key = (id(make), *map(id, records))
-    found = _kept.get(key)
-    if found is None:
+    entry = _kept.get(key)
+    if entry is None:
         if len(_kept) >= KEPT:
             _kept.clear()
         # The records are kept as well: an identity means something only while its object lives.
-        found = _kept[key] = (records, make(*records))
-    made: T = found[1]
+        entry = _kept[key] = (records, make(*records))
+    made: T = entry[1]
     return made
 
 

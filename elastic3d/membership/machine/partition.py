@@ -42,23 +42,23 @@ class Suspect:
 
 def cuts_of(ids: Sequence[str], index: dict[str, int], silent: Iterable[Cut]) -> frozenset[Cut]:
     """Return which of the pairs (witness, silent id) are connections of the ring."""
-    found = set()
+    cuts = set()
     for one, other in silent:
         known = one in index and other in index and one != other
         if known and _apart(index[one], index[other], len(ids)) <= REACH:
-            found.add((one, other))
-    return frozenset(found)
+            cuts.add((one, other))
+    return frozenset(cuts)
 
 
 def made(ids: Sequence[str], before: dict[str, int]) -> frozenset[Cut]:
     """Return the connections of the ring `ids` that the ring `before`, given by its index, did not have."""
-    found = set()
+    connections = set()
     for at, id in enumerate(ids):
         for step in range(1, min(REACH, len(ids) - 1) + 1):
             other = ids[(at + step) % len(ids)]
             if not (id in before and other in before and _apart(before[id], before[other], len(before)) <= REACH):
-                found.add((id, other))
-    return frozenset(found)
+                connections.add((id, other))
+    return frozenset(connections)
 
 
 def suspects(

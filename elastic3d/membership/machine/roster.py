@@ -331,20 +331,20 @@ class Roster:
 
     def _leaving(self, id: str) -> DepartureOrder | None:
         """Return the order to leave, by the member's notice or by an operator, whichever has the earlier deadline."""
-        found = []
+        orders = []
         if id in self.reports.notices:
             notice, since = self.reports.notices[id]
             detail = f"{notice.kind}: {notice.detail}" if notice.detail else notice.kind
             ends = None if notice.seconds is None else since + notice.seconds
             stopping = notice.kind == SIGNAL
-            found.append(DepartureOrder(reason=detail, since=since, deadline=ends, stopping=stopping))
+            orders.append(DepartureOrder(reason=detail, since=since, deadline=ends, stopping=stopping))
         name, _, incarnation = id.partition("@")
         if name in self.drains:
             drain, since = self.drains[name]
             if drain.incarnation in ("", incarnation):
                 said = drain.reason or "an operator's order"
-                found.append(DepartureOrder(reason=said, since=since, deadline=since + drain.seconds))
-        return min(found, key=lambda one: float("inf") if one.deadline is None else one.deadline, default=None)
+                orders.append(DepartureOrder(reason=said, since=since, deadline=since + drain.seconds))
+        return min(orders, key=lambda one: float("inf") if one.deadline is None else one.deadline, default=None)
 
     def _part(self) -> None:
         """Bring up to date which nodes stand aside because they and another cannot connect to each other."""

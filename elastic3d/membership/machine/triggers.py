@@ -44,9 +44,9 @@ def expired(situation: Situation) -> dict[str, str]:
     view, roster, policy = situation.view, situation.roster, situation.policy
     leader_state, alarm = situation.leader_state, situation.alarm
     me = view.me.node.id
-    found: dict[str, str] = {}
+    evidence: dict[str, str] = {}
     if not roster.missing:
-        return found
+        return evidence
     ring = view.ring
     current = view.generation
     assert current is not None
@@ -62,12 +62,12 @@ def expired(situation: Situation) -> dict[str, str]:
         near = ring.around(id, view.tombs)
         reports = ((other, roster.reports.get(other)) for other in near if other in roster.members or other == me)
         if not any(report is not None and id not in report.silent for _, report in reports):
-            found[id] = "its lease ran out, and no neighbour hears it"
+            evidence[id] = "its lease ran out, and no neighbour hears it"
         elif stands or (waits and view.sealed_at > since):
-            found[id] = "its lease ran out, it did not register again, and its trainers are gone"
+            evidence[id] = "its lease ran out, it did not register again, and its trainers are gone"
         elif alarm.due(since + patience + policy.orphan):
-            found[id] = f"its lease ran out, and it did not register again within {patience + policy.orphan:g} s"
-    return found
+            evidence[id] = f"its lease ran out, and it did not register again within {patience + policy.orphan:g} s"
+    return evidence
 
 
 def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | None:

@@ -36,19 +36,19 @@ def find(model: nn.Module, pattern: str) -> dict[str, nn.Module]:
     ModelError if there is none, or one cannot be spread.
     """
     wanted = re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
-    found = {name: module for name, module in model.named_modules() if wanted.fullmatch(name)}
-    if not found:
+    layers = {name: module for name, module in model.named_modules() if wanted.fullmatch(name)}
+    if not layers:
         raise ModelError(
             f"experts={pattern!r}: no such module in {type(model).__name__}; give a path such as 'blocks.*.mlp.experts'"
         )
-    for name, module in found.items():
+    for name, module in layers.items():
         if not isinstance(module, Experts) and not _fused(module):
             raise ModelError(
                 f"experts={pattern!r}: {name!r} ({type(module).__name__}) cannot be spread. What can is "
                 "elastic3d.parallel.experts.Experts, a ModuleList that is called with tokens, chosen experts and their "
                 "weights, and modules of transformers called so that keep all experts in parameters of num_experts rows"
             )
-    return found
+    return layers
 
 
 def number_of(module: nn.Module) -> int:
@@ -58,7 +58,7 @@ def number_of(module: nn.Module) -> int:
 
 def check(model: nn.Module, pattern: str, layout: Layout, precision: Precision) -> list[str]:
     """Return the names of the layers of experts, with a warning; LayoutError where they cannot be spread so."""
-    found = find(model, pattern)
+    layers = find(model, pattern)
     warnings.warn(
         f"experts={pattern!r}: experts see the tokens of all data-parallel ranks at once, so the bits depend on dp; "
         "leave experts= out to keep the promise, with every expert sharded like any other parameter",
@@ -74,13 +74,13 @@ def check(model: nn.Module, pattern: str, layout: Layout, precision: Precision) 
             f"{layout}: experts= needs the schedule gpipe or 1f1b; {layout.schedule.value} has not been proved to "
             "exchange tokens in the same order on every rank"
         )
-    for name, module in found.items():
+    for name, module in layers.items():
         if number_of(module) % layout.dp:
             raise LayoutError(
                 f"{layout}: the {number_of(module)} experts of {name!r} cannot be spread evenly over dp={layout.dp}; "
                 "let dp divide them"
             )
-    return list(found)
+    return list(layers)
 
 
 class Spread:

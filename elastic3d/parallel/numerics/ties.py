@@ -21,16 +21,16 @@ Tie = tuple[str, str]
 def ties(model: nn.Module) -> list[Tie]:
     """Return every further name of a parameter with its first one."""
     first: dict[int, str] = {}
-    found = []
+    pairs = []
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if first.setdefault(id(parameter), name) != name:
-            found.append((first[id(parameter)], name))
-    return found
+            pairs.append((first[id(parameter)], name))
+    return pairs
 
 
-def check_ties(found: Iterable[Tie], blocks: Sequence[str]) -> None:
+def check_ties(pairs: Iterable[Tie], blocks: Sequence[str]) -> None:
     """Refuse by name a tie that two units would have to hold. blocks: their names."""
-    for one, other in found:
+    for one, other in pairs:
         homes = [next((b for b in blocks if name.startswith(f"{b}.")), "") for name in (one, other)]
         if homes[0] != homes[1]:
             raise ModelError(
@@ -39,15 +39,15 @@ def check_ties(found: Iterable[Tie], blocks: Sequence[str]) -> None:
             )
 
 
-def parts_ends(found: Iterable[Tie], before: Sequence[str], after: Sequence[str]) -> bool:
+def parts_ends(pairs: Iterable[Tie], before: Sequence[str], after: Sequence[str]) -> bool:
     """Return whether a tie joins modules registered before the blocks to modules after them."""
-    return any(_below(one, before) and _below(other, after) for one, other in found)
+    return any(_below(one, before) and _below(other, after) for one, other in pairs)
 
 
-def tie_again(model: nn.Module, found: Iterable[Tie]) -> None:
+def tie_again(model: nn.Module, pairs: Iterable[Tie]) -> None:
     """Make tied parameters that were replaced one by one a single tensor again, if they are on this stage."""
     here = dict(model.named_parameters(remove_duplicate=False))
-    for one, other in found:
+    for one, other in pairs:
         if one in here and other in here:
             parent, _, name = other.rpartition(".")
             setattr(model.get_submodule(parent), name, here[one])

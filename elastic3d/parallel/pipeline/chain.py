@@ -67,14 +67,14 @@ def prove(model: nn.Module, path: str, example: Any) -> Chain:
     templates = _check_links(links, seen, side, example if entry is None else example[entry], entry or "")
     activation = _activation(links, side, path)
     place = _place(seen, links[-1], templates)
-    found = Chain(
+    chain = Chain(
         activation=torch.empty(activation.shape, dtype=activation.dtype, device="meta", requires_grad=True),
         links=tuple(call.name for call in links if side[call.name] != 1),
         templates={name: template for name, template in templates.items() if not template.spec.is_leaf()},
         frame=Frame(caller=caller, entry=entry, entries=0 if entry is None else len(example), path=place),
     )
-    _check_stand_ins(model, found, templates, example, activation, links, seen, side)
-    return found
+    _check_stand_ins(model, chain, templates, example, activation, links, seen, side)
+    return chain
 
 
 def _links(model: nn.Module, seen: WatchedPass, side: Mapping[str, int], blocks: list[str]) -> list[Call]:
@@ -169,7 +169,7 @@ def _place(seen: WatchedPass, last: Call, templates: Mapping[str, Template]) -> 
 
 def _check_stand_ins(
     model: nn.Module,
-    found: Chain,
+    chain: Chain,
     templates: Mapping[str, Template],
     example: Any,
     activation: torch.Tensor,
@@ -178,9 +178,9 @@ def _check_stand_ins(
     side: Mapping[str, int],
 ) -> None:
     arrived = torch.zeros_like(activation)
-    given = arrived if found.frame.entry is None else {**example, found.frame.entry: arrived}
+    given = arrived if chain.frame.entry is None else {**example, chain.frame.entry: arrived}
     try:
-        later = watch(model, found.frame.caller, list(templates), given, skipping=templates)
+        later = watch(model, chain.frame.caller, list(templates), given, skipping=templates)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ModelError(
             f"forward does not run on a later pipeline stage, where an activation of shape {tuple(activation.shape)} "
@@ -201,7 +201,7 @@ def _check_stand_ins(
                 f"module {first.name!r} gets other further arguments on a later pipeline stage, where an activation of "
                 f"shape {tuple(activation.shape)} stands for the input; compute them inside the block, {WITHOUT}"
             )
-    out = dict(tensors_in(later.output)).get(found.frame.path)
+    out = dict(tensors_in(later.output)).get(chain.frame.path)
     if out is None or not same(out, arrived):
         raise ModelError(f"forward returns something other than its last module's output on an inner stage; {WITHOUT}")
 

@@ -44,15 +44,15 @@ def first_of(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
 def find_blocks(model: nn.Module, path: str) -> nn.ModuleList:
     """Return the ModuleList at a dotted path; ModelError naming the candidates if there is none."""
     try:
-        found = model.get_submodule(path)
+        module = model.get_submodule(path)
     except AttributeError:
-        found = None
-    if isinstance(found, nn.ModuleList) and path and len(found):
-        return found
+        module = None
+    if isinstance(module, nn.ModuleList) and path and len(module):
+        return module
     candidates = [
         f"{name!r} ({len(m)})" for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)
     ]
-    what = "no such module" if found is None else f"a {type(found).__name__}, not a ModuleList with blocks in it"
+    what = "no such module" if module is None else f"a {type(module).__name__}, not a ModuleList with blocks in it"
     hint = f"ModuleLists in the model: {', '.join(candidates)}" if candidates else "the model has no ModuleList; "
     if not candidates:
         hint += "keep the repeated layers in one, or leave blocks= out to train without pipeline stages"
@@ -129,8 +129,8 @@ def cut(model: nn.Module, path: str | None, layout: Layout, rank: int) -> list[S
     if path is None:
         return [Stage(stage=0, module=model)]
     count = len(find_blocks(model, path))
-    if found := schedules.stages_problem(layout, count):
-        raise LayoutError(found)
+    if problem := schedules.stages_problem(layout, count):
+        raise LayoutError(problem)
     if layout.stages > 1:
         check_ends(model, path)
     mine = schedules.stages_of_rank(layout, rank)

@@ -162,10 +162,10 @@ def _check_sequence(shape: list[int], tp: int, what: str) -> None:
 def _present(model: nn.Module, name: str) -> nn.Module | None:
     """Return a module by its global name; None if it, or a module around it, is on another stage."""
     try:
-        found = model.get_submodule(name)
+        module = model.get_submodule(name)
     except AttributeError:
         return None
-    return None if isinstance(found, Absent) else found
+    return None if isinstance(module, Absent) else module
 
 
 def _ties(model: nn.Module) -> list[list[str]]:

@@ -32,18 +32,18 @@ WORDS = {
 
 def own_plan(model: nn.Module) -> dict[str, str]:
     """Return the plan that comes with a Hugging Face model; ModelError if it has none, or one with unknown words."""
-    found: dict[str, str] = {}
+    words: dict[str, str] = {}
     for prefix, module in model.named_modules():
-        if found := {f"{prefix}.{pattern}".lstrip("."): word for pattern, word in _words(module).items()}:
+        if words := {f"{prefix}.{pattern}".lstrip("."): word for pattern, word in _words(module).items()}:
             break
-    if not found:
+    if not words:
         raise ModelError(
             f'tensor="auto" is for models with a plan of their own, in _tp_plan or config.base_model_tp_plan; '
             f"{type(model).__name__} has none: give one, as in tensor={{'blocks.*.up': 'column', ...}}"
         )
     names = [name for name, _ in model.named_modules()]
     plan: dict[str, str] = {}
-    for pattern, word in found.items():
+    for pattern, word in words.items():
         if word not in WORDS:
             raise ModelError(
                 f"the plan of {type(model).__name__} has {word!r} for {pattern!r}, which is not supported; supported "

@@ -152,13 +152,13 @@ def _prove(call: _Call, tp: int) -> bool:
         return False
     cut = f"in {tp} parts, as tensor= has it for {', '.join(map(repr, call.styles))}"
     try:
-        found = _in_parts(whole, call, tp)
+        actual = _in_parts(whole, call, tp)
     except UNABLE as error:
         raise ModelError(
             f"block {call.name!r} cannot be computed {cut}: {error}. Code between 'column' and 'row' must take sizes "
             "from what it is given: heads by view(batch, length, -1, head_size), not by their number"
         ) from error
-    off = max(_difference(one, other) for one, other in zip(expected, found, strict=True))
+    off = max(_difference(one, other) for one, other in zip(expected, actual, strict=True))
     if not off <= ROUNDING:
         raise ModelError(
             f"block {call.name!r} gives another result when it is computed {cut}: off by {off:.2g} of its largest "

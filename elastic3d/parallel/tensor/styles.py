@@ -105,10 +105,10 @@ def scheme_of(model: nn.Module, plan: Mapping[str, str]) -> Scheme:
     modules = dict(model.named_modules())
     for pattern, word in plan.items():
         style = _style(pattern, word)
-        found = [name for name in modules if name and fnmatchcase(name, pattern)]
-        if not found:
+        matching = [name for name in modules if name and fnmatchcase(name, pattern)]
+        if not matching:
             raise ModelError(f"tensor={{{pattern!r}: ...}} names no module of {type(model).__name__}{_near(modules)}")
-        for name in found:
+        for name in matching:
             if styles.setdefault(name, style) is not style:
                 raise ModelError(
                     f"module {name!r} is named by two patterns of tensor=, as {str(styles[name])!r} and "
@@ -158,9 +158,9 @@ def _heads(name: str, modules: Mapping[str, nn.Module]) -> list[tuple[str, int]]
     """Return the numbers of heads that the modules around a layer have as attributes."""
     parent = name.rpartition(".")[0]
     places: list[Any] = [modules[parent], getattr(modules[parent], "config", None)]
-    found = [(key, getattr(place, key, None)) for place in places for key in HEADS]
+    sizes = [(key, getattr(place, key, None)) for place in places for key in HEADS]
     where = f"of module {parent!r}" if parent else "of the model"
-    return [(f"{key} {where}", size) for key, size in found if isinstance(size, int) and size > 0]
+    return [(f"{key} {where}", size) for key, size in sizes if isinstance(size, int) and size > 0]
 
 
 def _near(modules: Mapping[str, nn.Module]) -> str:

@@ -159,14 +159,14 @@ class Committer:
 
     def _try_fence(self, task: _Task) -> None:
         try:
-            found = _fenced_store(self._store, fence(self._store, task.number))
+            fenced = _fenced_store(self._store, fence(self._store, task.number))
         except CommitRefused as error:
             self._say(task, None, f"fence: {error}", again=False, deposed=True)
         except (CheckpointError, OSError) as error:
             self._say(task, None, f"fence: {error}", again=True)
             return
         else:
-            self._report(found)
+            self._report(fenced)
         self._fence = None
 
     def _try_commit(self, saved: SavedStep, task: _Task) -> None:

@@ -93,7 +93,7 @@ class Generations:
         trainers = {}
         for slot in self._slots:
             rank = first + slot.index
-            told = assignment(
+            trainer_assignment = assignment(
                 self._settings,
                 self._options,
                 slot=slot.index,
@@ -102,7 +102,7 @@ class Generations:
                 credentials=self.credentials,
                 device=self.device,
             )
-            trainers[slot.index] = slot.prepare(told)
+            trainers[slot.index] = slot.prepare(trainer_assignment)
         self.worlds[generation.key] = TrainerGroup(generation=generation, first_rank=first, trainers=trainers)
 
     def go(self, generation: Generation, me: Node) -> None:
@@ -246,10 +246,10 @@ class Generations:
 
     def heard(self, event: TrainerEvent) -> None:
         """Take note of what a trainer did."""
-        found = self.find(event.slot, event.trainer)
-        if found is None:
+        keyed_world = self.find(event.slot, event.trainer)
+        if keyed_world is None:
             return
-        key, world = found
+        key, world = keyed_world
         rank = world.first_rank + event.slot
         match event:
             case w.TrainerReady():

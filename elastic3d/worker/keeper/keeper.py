@@ -114,8 +114,8 @@ class Keeper:
 
     def _warm_up(self, store: Store | None, floor: int) -> None:
         places = len(self._slots) if self._settings.admission else 0
-        told = assignment(self._settings, self._options, slot=0, places=places)
-        measured = measure(self._slots[0], told, self._inbox)
+        measuring = assignment(self._settings, self._options, slot=0, places=places)
+        measured = measure(self._slots[0], measuring, self._inbox)
         self._profile = profile = measured.profile
         self._generations.device = measured.device
         self._costs = planned_with(self._options.costs, measured.device, profile)
@@ -327,9 +327,13 @@ class Keeper:
             case SecretNews():
                 self._take_secret(event)
             case w.ConnectionRefused():
-                told = event.refusal
+                refusal = event.refusal
                 self._journal.emit(
-                    "peer.refused", port=told.port, peer=told.peer, reason=told.reason, more=told.more or None
+                    "peer.refused",
+                    port=refusal.port,
+                    peer=refusal.peer,
+                    reason=refusal.reason,
+                    more=refusal.more or None,
                 )
             case _:
                 self._handle_slot(event)
@@ -353,9 +357,9 @@ class Keeper:
                 if saved is not None:
                     self._tell(m.Saved(saved=saved))
             case w.SnapshotTaken(checkpoint=True):
-                found = self._generations.find(event.slot, event.trainer)
-                if found is not None and self._checkpoints is not None:
-                    self._checkpoints.offer(event.slot, event.step, found[1].generation)
+                keyed_world = self._generations.find(event.slot, event.trainer)
+                if keyed_world is not None and self._checkpoints is not None:
+                    self._checkpoints.offer(event.slot, event.step, keyed_world[1].generation)
                 else:
                     self._slots[event.slot].unpin(event.step)
             case w.SnapshotHeld():
@@ -368,8 +372,8 @@ class Keeper:
                 self._generations.heard(event)
                 if isinstance(event, w.StepFinished):
                     self._generations.look_after_snapshots(self._node)
-                    found = self._generations.find(event.slot, event.trainer)
-                    if found is not None and found[1].first_rank + event.slot == 0:
+                    keyed_world = self._generations.find(event.slot, event.trainer)
+                    if keyed_world is not None and keyed_world[1].first_rank + event.slot == 0:
                         self._progress.stepped(event.record)
             case _:
                 pass
@@ -401,8 +405,8 @@ class Keeper:
                 for item in event.items:
                     if isinstance(item, m.GenerationPut):
                         self._inbox.put(SealedMembership(item.generation))
-                found = [item.proposal.generation for item in event.items if isinstance(item, m.ProposalPut)]
-                self._inbox.put(Proposed(found[0] if found else None))
+                generations = [item.proposal.generation for item in event.items if isinstance(item, m.ProposalPut)]
+                self._inbox.put(Proposed(generations[0] if generations else None))
             case _:
                 pass
 

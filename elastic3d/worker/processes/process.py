@@ -133,13 +133,13 @@ def group_exists(group: int) -> bool:
 
 def session_members(session: int) -> list[int]:
     """Return the pids of a session's processes, zombies included, from /proc."""
-    found = []
+    members = []
     for name in os.listdir("/proc"):
         if name.isdecimal():
             fields = _stat(int(name))
             if fields is not None and int(fields[3]) == session:
-                found.append(int(name))
-    return found
+                members.append(int(name))
+    return members
 
 
 def kill_session(session: int) -> None:

@@ -158,7 +158,7 @@ class LocalSlot:
             self._memory,
             digested=lambda mark: loop.post(lambda: loop.digested(mark)),
             ended=lambda mark, newer: loop.post(lambda: loop.replicated(mark, newer)),
-            unreachable=lambda *told: loop.post(lambda: loop.unreachable(*told)),
+            unreachable=lambda *unreached: loop.post(lambda: loop.unreachable(*unreached)),
             name=f"replicator-{index}",
         )
         self._thread = threads.start(loop.run, name=f"slot-{index}", edge=threads.Edge.ALONE)

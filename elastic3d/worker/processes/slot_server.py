@@ -106,11 +106,11 @@ class SlotServer:
     def _accept_pins(self) -> None:
         refused = Refusals(f"slot-{self._slot.index}", self._refused)
         listener = Listener(self._listener, refused)
-        while (found := listener.accept()) is not None:
-            if isinstance(found, float):
-                SYSTEM.sleep(found)
+        while (accepted := listener.accept()) is not None:
+            if isinstance(accepted, float):
+                SYSTEM.sleep(accepted)
                 continue
-            connection = found[0]
+            connection = accepted[0]
             connection.settimeout(None)
             user = user_of(connection)
             if user != os.geteuid():

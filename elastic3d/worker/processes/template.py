@@ -293,7 +293,7 @@ class _Template:
 def _next_dead() -> int | None:
     """Return a child that has died, leaving it as a zombie."""
     try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    return None if found is None else found.si_pid
+    return None if child is None else child.si_pid

@@ -149,8 +149,8 @@ class ChannelPort:
         self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
     ) -> None:
         """Tell the keeper where the state came from, so that it frees what is no longer needed."""
-        told = channel.StateRestored(source=source, step=step, generation=generation, detail=detail, damaged=damaged)
-        self._say(told)
+        message = channel.StateRestored(source=source, step=step, generation=generation, detail=detail, damaged=damaged)
+        self._say(message)
 
     def leave(self, step: int) -> NoReturn:
         """End this trainer at a step boundary."""

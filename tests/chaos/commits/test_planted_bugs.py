@@ -51,14 +51,14 @@ def repeat_conditional_writes_blindly(patch: pytest.MonkeyPatch) -> None:
 
     def move(store: Store, decide: Callable[..., Verdict], build: Callable[..., Ref], **_: bool) -> object:
         for _ in range(8):
-            found = store.read(names.LATEST)
-            ref = None if found is None else decode_ref(found.data, names.LATEST)
+            stored = store.read(names.LATEST)
+            ref = None if stored is None else decode_ref(stored.data, names.LATEST)
             verdict = decide(ref)
             if verdict is not Verdict.MOVE:
                 return verdict, ref
             moved = build(ref, "no write-id")
             data = encode_ref(moved)
-            token = found.token if found else None
+            token = stored.token if stored else None
             try:
                 if store.compare_and_swap(names.LATEST, token, data):
                     return Verdict.MOVE, moved
@@ -185,10 +185,10 @@ def lock_that_does_not_hold(patch: pytest.MonkeyPatch) -> None:
     """Swaps as shared directories once had them: compare under a lock, then rename; the lock does not hold."""
 
     def swap(versions: Any, expected: str, data: bytes, where: str) -> bool:
-        found = newest(versions, where)
-        if found is None or found[1].token != expected:
+        current = newest(versions, where)
+        if current is None or current[1].token != expected:
             return False
-        number = found[0]
+        number = current[0]
         while not versions.link(number := number + 1, data):
             pass
         return True

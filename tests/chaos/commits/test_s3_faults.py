@@ -118,8 +118,8 @@ def test_a_bit_flipped_in_an_upload_is_detected(path: str, server: S3Server, pro
     proxy.harms.append(Harm(do=Do.FLIP_REQUEST, method="PUT", path=path))
     with contextlib.suppress(CheckpointError):
         save_and_commit(store, 1)
-        found = list(verify(direct))
-        assert found or misread(open_checkpoint(direct)) == "", "the damage was not reported"
+        findings = list(verify(direct))
+        assert findings or misread(open_checkpoint(direct)) == "", "the damage was not reported"
 
 
 def test_a_busy_server_is_waited_for(server: S3Server, proxy: S3Proxy) -> None:

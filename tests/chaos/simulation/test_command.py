@@ -51,9 +51,9 @@ def test_schedules_are_counted() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert "20 schedules" in result.stdout
     assert "a minute" in result.stdout
-    told = json.loads(simulate("--schedules", "20", "--seed", "5", "--json").stdout)
-    assert (told["schedules"], told["failures"]) == (20, [])
-    assert told["generations"] > 20
+    document = json.loads(simulate("--schedules", "20", "--seed", "5", "--json").stdout)
+    assert (document["schedules"], document["failures"]) == (20, [])
+    assert document["generations"] > 20
 
 
 @pytest.mark.parametrize(

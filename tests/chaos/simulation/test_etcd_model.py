@@ -61,9 +61,9 @@ def test_a_transaction_runs_all_operations_or_none() -> None:
     assert bench.write(Put(KEY, b"1"), Put(other, b"1"), given=(Compare.absent(KEY),)) == (True, 2)
     assert bench.write(Put(KEY, b"2"), Delete(other), given=(Compare.mod_revision(KEY, 7),)) == (False, 2)
     assert bench.write(Put(KEY, b"2"), Delete(other), given=(Compare.mod_revision(KEY, 2),)) == (True, 3)
-    found = bench.etcd.store.get(KEY)
-    assert found is not None
-    assert (found.value, found.create_revision, found.mod_revision, found.version) == (b"2", 2, 3, 2)
+    item = bench.etcd.store.get(KEY)
+    assert item is not None
+    assert (item.value, item.create_revision, item.mod_revision, item.version) == (b"2", 2, 3, 2)
     assert bench.etcd.store.get(other) is None
 
 

@@ -202,12 +202,12 @@ def test_statistics_do_not_depend_on_block_size(numbers: list[float], dtype: str
             values = data.astype("<f8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("checkpointing.format.stats._BLOCK", 3)
-        found = statistics(dtype, memoryview(data.tobytes()))
-    assert found is not None
+        statistic = statistics(dtype, memoryview(data.tobytes()))
+    assert statistic is not None
     good = values[~np.isnan(values)]
-    assert found[3] == values.size - good.size
+    assert statistic[3] == values.size - good.size
     if not good.size:
-        assert found[:3] == [None, None, None]
+        assert statistic[:3] == [None, None, None]
         return
     expected = [good.min(), good.max(), np.mean(good * good)]
-    assert [float(value) for value in found[:3]] == pytest.approx(expected, rel=1e-5)
+    assert [float(value) for value in statistic[:3]] == pytest.approx(expected, rel=1e-5)

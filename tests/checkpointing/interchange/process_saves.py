@@ -16,14 +16,14 @@ from checkpointing.interchange import Writer
 
 
 def save(writer: Writer, step: int) -> Future[Any]:
-    found = dcp.async_save(
+    saving = dcp.async_save(
         {"w": torch.full((3,), float(step)), "note": f"of {step}"},
         storage_writer=writer,
         checkpoint_id=str(step),
         async_checkpointer_type=AsyncCheckpointerType.PROCESS,
     )
-    assert isinstance(found, Future)
-    return found
+    assert isinstance(saving, Future)
+    return saving
 
 
 def main() -> None:

@@ -12,12 +12,12 @@ from checkpointing.interchange.tensors import DTYPES
 def every_dtype() -> dict[str, torch.Tensor]:
     """Return a tensor of each dtype of the format, of random bytes."""
     generator = torch.Generator().manual_seed(5)
-    found = {}
+    tensors = {}
     for name, dtype in DTYPES.items():
         size = 2 if dtype is torch.bool else 256
         raw = torch.randint(0, size, (3, 4 * dtype.itemsize), dtype=torch.uint8, generator=generator)
-        found[name] = raw.view(dtype)
-    return found
+        tensors[name] = raw.view(dtype)
+    return tensors
 
 
 def nested() -> dict[str, Any]:

@@ -152,8 +152,8 @@ def test_common_non_tensor_values_are_restored_without_pickle(tmp_path: Path) ->
     dcp.save(dict(state), storage_writer=Writer(str(tmp_path), step=1))
     loaded = {**dict.fromkeys(state), "w": torch.zeros(2)}
     dcp.load(loaded, storage_reader=Reader(str(tmp_path)))
-    found = loaded.pop("file")
-    assert (found.getvalue(), found.tell()) == (b"losses", 2)
+    buffer = loaded.pop("file")
+    assert (buffer.getvalue(), buffer.tell()) == (b"losses", 2)
     for key, value in beside_tensors().items():
         equal(loaded[key], value, key)
     keys = open_checkpoint(open_store(str(tmp_path), write=False)).specs.keys()

@@ -70,9 +70,9 @@ def cause(failed: Future[Any]) -> BaseException:
 
 
 def asked(writer: Writer, step: int, planner: DefaultSavePlanner | None = None) -> Future[Any]:
-    found = dcp.async_save(state(step), storage_writer=writer, checkpoint_id=str(step), planner=planner)
-    assert isinstance(found, Future)
-    return found
+    saving = dcp.async_save(state(step), storage_writer=writer, checkpoint_id=str(step), planner=planner)
+    assert isinstance(saving, Future)
+    return saving
 
 
 def test_overlapping_saves_wait_for_their_turn(tmp_path: Path) -> None:

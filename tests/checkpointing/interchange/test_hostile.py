@@ -99,9 +99,9 @@ def test_dcp_metadata_is_read_without_touching_its_classes() -> None:
     """Paths and all fields are read; a pickle that sets attributes of a class sets them on a copy."""
     known = Metadata({}, storage_meta=StorageMeta(checkpoint_id=Path("/a/b")), planner_data={"a": ("b", 0)})
     known.storage_data = {MetadataIndex("a", [0, 1]): TensorProperties(dtype=torch.bfloat16)}
-    found = dcp_metadata.load(pickle.dumps(known), "x")
-    assert found.paths == {"a": ("b", 0)}
-    assert found.places["a", (0, 1)].dtype is torch.bfloat16
+    metadata = dcp_metadata.load(pickle.dumps(known), "x")
+    assert metadata.paths == {"a": ("b", 0)}
+    assert metadata.places["a", (0, 1)].dtype is torch.bfloat16
     before = Metadata.__init__
     harm = pickle.dumps(Metadata, protocol=2)[:-1] + b"(N}X\x08\x00\x00\x00__init__K\x01stb."
     with pytest.raises(ForeignFormat, match="x: "):
@@ -232,9 +232,9 @@ def test_states_that_cannot_be_exported_unchanged_are_refused(
 def test_fake_tensors_give_the_same_offsets(tmp_path: Path) -> None:
     """A torch whose meta tensors do not know the offsets of their bytes gets them another way."""
     torch.save({"a": torch.ones(5), "b": torch.ones(3, 4)[1:].t()}, tmp_path / "in.pt")
-    found = []
+    views = []
     for fake in (False, True):
         with (tmp_path / "in.pt").open("rb") as file:
             state = load_without_data(file, "in.pt", fake=fake)
-        found.append([(t.untyped_storage()._checkpoint_offset, t.storage_offset(), t.stride()) for t in state.values()])
-    assert found[0] == found[1]
+        views.append([(t.untyped_storage()._checkpoint_offset, t.storage_offset(), t.stride()) for t in state.values()])
+    assert views[0] == views[1]

@@ -156,8 +156,8 @@ def test_an_exported_import_imports_as_the_same_checkpoint(
     one = import_checkpoint("torch", tmp_path / "in.pt", first, facts=facts, tile_bytes=small_parts)
     suffix = ".safetensors" if kind is Kind.SAFETENSORS else ""
     export_checkpoint(kind, open_checkpoint(first), tmp_path / f"out{suffix}")
-    told = None if kind is Kind.SAFETENSORS else facts
-    two = import_checkpoint(kind, tmp_path / f"out{suffix}", second, facts=told, tile_bytes=small_parts)
+    given_facts = None if kind is Kind.SAFETENSORS else facts
+    two = import_checkpoint(kind, tmp_path / f"out{suffix}", second, facts=given_facts, tile_bytes=small_parts)
     assert two.root == one.root
     assert one.totals.tiles > 20
 

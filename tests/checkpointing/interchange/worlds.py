@@ -47,10 +47,10 @@ def run_ranks(main: Callable[..., Any], world: int, *args: Any) -> list[Any]:
 
 def _receive(receiver: Any) -> tuple[str, Any]:
     try:
-        found: tuple[str, Any] = pickle.loads(receiver.recv_bytes()) if receiver.poll(TIMEOUT) else ("timed out", None)
+        answer: tuple[str, Any] = pickle.loads(receiver.recv_bytes()) if receiver.poll(TIMEOUT) else ("timed out", None)
     except EOFError:
         return "died", None
-    return found
+    return answer
 
 
 def _rank(main: Any, args: Any, rank: int, world: int, where: tuple[int, str], sender: Any) -> None:

@@ -154,8 +154,8 @@ def _pack(store: Store, state: State, warm: Path, *, needed: bool) -> str:
         assert alone[0] == state
         if not alone[1].failures:
             return "unneeded tile" if needed else "elsewhere in a pack"
-    found, resolved = restore(opened, DiskTier(warm, 1 << 20))
-    assert found == state
+    restored, resolved = restore(opened, DiskTier(warm, 1 << 20))
+    assert restored == state
     assert resolved.failures
     other = attempt(opened, Spares(opened))
     if isinstance(other, str):
@@ -167,8 +167,8 @@ def _pack(store: Store, state: State, warm: Path, *, needed: bool) -> str:
 def _mended(store: Store, name: str, data: bytes, newest: Checkpoint, state: State, warm: Path) -> None:
     """With permission to repair, healed tiles are repaired in the store or nothing is written."""
     before = store.get(name)
-    found, resolved = restore(newest, DiskTier(warm, 1 << 20), repair=True)
-    assert found == state
+    restored, resolved = restore(newest, DiskTier(warm, 1 << 20), repair=True)
+    assert restored == state
     assert store.get(name) in (data, before)
     if resolved.repaired:
         assert store.get(name) == data

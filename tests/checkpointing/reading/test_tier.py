@@ -71,8 +71,8 @@ def test_the_second_restore_reads_nothing_from_the_store(
 
 def _process(url: str, path: Path, go: object, results: object) -> None:
     go.wait()  # type: ignore[attr-defined]
-    found, resolved = restore(*through(Counted(Path(url)), path))
-    results.put((found, resolved.failures))  # type: ignore[attr-defined]
+    restored, resolved = restore(*through(Counted(Path(url)), path))
+    results.put((restored, resolved.failures))  # type: ignore[attr-defined]
 
 
 def test_processes_of_a_node_fetch_each_tile_once(place: tuple[Counted, dict[str, bytes]], tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_a_claim_dies_with_its_process(place: tuple[Counted, dict[str, bytes]], 
     child.start()
     assert started.wait(30)
     checkpoint, tier = through(store, tmp_path / "disk")
-    found: list[dict[str, bytes]] = []
-    waiter = threading.Thread(target=lambda: found.append(restore(checkpoint, tier)[0]))
+    restored: list[dict[str, bytes]] = []
+    waiter = threading.Thread(target=lambda: restored.append(restore(checkpoint, tier)[0]))
     waiter.start()
     waiter.join(0.2)
     assert waiter.is_alive()
@@ -127,7 +127,7 @@ def test_a_claim_dies_with_its_process(place: tuple[Counted, dict[str, bytes]], 
     os.kill(child.pid, signal.SIGKILL)
     child.join()
     waiter.join(30)
-    assert found == [state]
+    assert restored == [state]
 
 
 def tiles(path: Path) -> list[Path]:
@@ -145,8 +145,8 @@ def test_a_damaged_file_is_replaced(place: tuple[Counted, dict[str, bytes]], tmp
         data = whole[file]
         changed = {"flip": bytes([data[0] ^ 4]) + data[1:], "short": data[:-1], "empty": b"", "long": data + b"x"}
         file.write_bytes(changed[damage])
-    found, resolved = restore(*through(store, tmp_path / "disk"))
-    assert found == state
+    restored, resolved = restore(*through(store, tmp_path / "disk"))
+    assert restored == state
     assert {file: file.read_bytes() for file in tiles(tmp_path / "disk")} == whole
     # A wrong length is seen by the tier itself, wrong bytes by the resolver.
     assert (resolved.repaired > 0) == (damage == "flip")

@@ -252,8 +252,8 @@ def test_a_reader_that_announces_too_late_takes_another_checkpoint() -> None:
         return bool(new)
 
     hooked: Any = Hooked(store, put=pass_on)
-    with reading(hooked, after=0.0) as found:
-        assert found.step == 3
+    with reading(hooked, after=0.0) as opened:
+        assert opened.step == 3
 
 
 def test_a_save_that_takes_longer_than_the_grace_loses_nothing() -> None:
@@ -313,7 +313,7 @@ def test_a_save_announces_itself_for_as_long_as_it_writes() -> None:
         parent=open_checkpoint(store),
         options=chosen,
     )
-    assert {(told.role, told.checkpoint) for told in seen} == {(Role.WRITER, name(1))}
+    assert {(announcement.role, announcement.checkpoint) for announcement in seen} == {(Role.WRITER, name(1))}
     assert not list(store.list(names.ANNOUNCEMENTS))
 
 
@@ -344,8 +344,8 @@ def test_a_reader_without_write_permission_can_read() -> None:
         raise StoreError("403 Forbidden")
 
     readonly: Any = Hooked(store, put=refuse, delete=refuse)
-    with reading(readonly, after=0.0) as found:
-        assert found.step == 1
+    with reading(readonly, after=0.0) as opened:
+        assert opened.step == 1
 
 
 def test_announcements_are_timed_by_durations_alone() -> None:

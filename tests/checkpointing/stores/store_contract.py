@@ -140,10 +140,10 @@ class StoreContract:
         def add(writer: int) -> list[str]:
             won = []
             for number in range(8):
-                line, found = f"{writer}.{number}", store.read("log")
-                assert found is not None
+                line, log = f"{writer}.{number}", store.read("log")
+                assert log is not None
                 try:
-                    done = store.compare_and_swap("log", found.token, found.data + f"{line}\n".encode())
+                    done = store.compare_and_swap("log", log.token, log.data + f"{line}\n".encode())
                 except StoreError:
                     done = line in store.get("log").decode().split()
                 if done:

@@ -66,9 +66,9 @@ class Numbers:
 
 
 def token(versions: Numbers) -> str:
-    found = newest(versions, "x")
-    assert found is not None
-    return found[1].token
+    current = newest(versions, "x")
+    assert current is not None
+    return current[1].token
 
 
 def test_one_of_two_swaps_wins() -> None:
@@ -98,9 +98,9 @@ def test_a_writer_that_slept_never_claims_to_have_won(others: int) -> None:
     else:
         with pytest.raises(StoreError, match="Read it and decide anew"):
             swap(versions, seen, b"mine", "x")
-    found = newest(versions, "x")
-    assert found is not None
-    assert found[1].data == b"theirs %d" % others
+    current = newest(versions, "x")
+    assert current is not None
+    assert current[1].data == b"theirs %d" % others
     assert len(versions.there) <= KEPT + 2
 
 
@@ -154,8 +154,8 @@ def test_swaps_are_safe_without_working_locks(
     monkeypatch.setattr(fcntl, "flock", flock)
     old, new = open_store(str(tmp_path)), open_store(str(tmp_path))
     fence(old, 1)
-    found = old.read("refs/latest")
-    assert found is not None
+    current = old.read("refs/latest")
+    assert current is not None
 
     honest = os.link
 
@@ -165,7 +165,7 @@ def test_swaps_are_safe_without_working_locks(
         honest(source, target)
 
     monkeypatch.setattr(os, "link", link)
-    assert not old.compare_and_swap("refs/latest", found.token, b"the old leader's")
+    assert not old.compare_and_swap("refs/latest", current.token, b"the old leader's")
     ref = read_latest(new)
     assert ref is not None
     assert ref.generation == 2
@@ -196,9 +196,9 @@ def test_a_swapped_object_behaves_like_any_other(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     assert store.put_if_absent("a/b", b"0")
     for number in range(1, 3 * KEPT):
-        found = store.read("a/b")
-        assert found is not None
-        assert store.compare_and_swap("a/b", found.token, b"%d" % number)
+        stored = store.read("a/b")
+        assert stored is not None
+        assert store.compare_and_swap("a/b", stored.token, b"%d" % number)
     last = b"%d" % (3 * KEPT - 1)
     assert (store.get("a/b"), store.size("a/b"), store.get("a/b", 0, 1)) == (last, len(last), last[:1])
     assert [(entry.name, entry.size) for entry in store.entries("")] == [("a/b", len(last))]

@@ -70,9 +70,9 @@ def test_a_store_with_manifests_in_the_register_opens_and_is_collected(inner: St
     state = make_state(SMALL, seed=1)
     save_and_commit(old, state, step=1)
     assert list(values.list(names.SAVES))
-    found = open_checkpoint(store)
-    assert load(found)[0] == load(open_checkpoint(inner))[0] == state
-    save(store, state, step=2, parent=found)
+    opened = open_checkpoint(store)
+    assert load(opened)[0] == load(open_checkpoint(inner))[0] == state
+    save(store, state, step=2, parent=opened)
     commit(store, step=2, made_in=1, attempt=0, committed_in=1, world=2)
     assert load(open_checkpoint(store))[0] == state
     collect(store, Retention(keep_last=1), grace=0, wait=False)
@@ -115,10 +115,10 @@ def test_a_creator_that_dies_leaves_all_or_nothing(inner: Store, register: Store
         RegisteredStore(flaky, register).put_if_absent("refs/x", b"first")
     next_one = RegisteredStore(inner, register)
     assert next_one.put_if_absent("refs/x", b"second") == (done == 0)
-    found = next_one.read("refs/x")
-    assert found is not None
-    assert found.data == next_one.get("refs/x") == (b"second" if done == 0 else b"first")
-    assert next_one.size("refs/x") == len(found.data)
+    ref = next_one.read("refs/x")
+    assert ref is not None
+    assert ref.data == next_one.get("refs/x") == (b"second" if done == 0 else b"first")
+    assert next_one.size("refs/x") == len(ref.data)
 
 
 def test_a_repeated_creation_completes_the_first(inner: Store, register: StoreRegister) -> None:
@@ -136,14 +136,14 @@ def test_a_swap_counts_once_the_register_has_it(inner: Store, register: StoreReg
     """Even if the store did not take it; the next swap brings the store up to date."""
     store = RegisteredStore(inner, register)
     assert store.compare_and_swap("refs/latest", None, b"1")
-    found = store.read("refs/latest")
-    assert found is not None
+    ref = store.read("refs/latest")
+    assert ref is not None
     flaky: Any = Flaky(inner, ["before"], ("put",))
-    assert RegisteredStore(flaky, register).compare_and_swap("refs/latest", found.token, b"2")
-    found = store.read("refs/latest")
-    assert found is not None
-    assert (found.data, inner.get("refs/latest")) == (b"2", b"1")
-    assert store.compare_and_swap("refs/latest", found.token, b"3")
+    assert RegisteredStore(flaky, register).compare_and_swap("refs/latest", ref.token, b"2")
+    ref = store.read("refs/latest")
+    assert ref is not None
+    assert (ref.data, inner.get("refs/latest")) == (b"2", b"1")
+    assert store.compare_and_swap("refs/latest", ref.token, b"3")
     assert inner.get("refs/latest") == b"3"
 
 
@@ -163,15 +163,15 @@ def test_a_late_publisher_does_not_leave_an_old_ref(inner: Store, register: Stor
         def put(self, name: str, data: Any, *, check: bool = False) -> None:
             if not self.passed:
                 self.passed = True
-                found = store.read("refs/latest")
-                assert found is not None
-                assert store.compare_and_swap("refs/latest", found.token, b"3")
+                ref = store.read("refs/latest")
+                assert ref is not None
+                assert store.compare_and_swap("refs/latest", ref.token, b"3")
             inner.put(name, data)
 
     late: Any = Late()
-    found = store.read("refs/latest")
-    assert found is not None
-    assert RegisteredStore(late, register).compare_and_swap("refs/latest", found.token, b"2")
+    ref = store.read("refs/latest")
+    assert ref is not None
+    assert RegisteredStore(late, register).compare_and_swap("refs/latest", ref.token, b"2")
     assert inner.get("refs/latest") == b"3"
 
 

@@ -106,13 +106,13 @@ def test_an_address_that_never_answered_is_given_up_sooner() -> None:
 
 def test_a_long_wait_is_reported() -> None:
     """With the error, and how often and how long it was met."""
-    told: list[Trouble] = []
-    Busy(60.0, StoreError("503: SlowDown")).store(120.0, on_trouble=told.append).size("x")
-    assert [trouble.error for trouble in told] == ["503: SlowDown"]
-    assert told[0].seconds >= 5.0
-    told.clear()
-    Busy(1.0, StoreError("503: SlowDown")).store(120.0, on_trouble=told.append).size("x")
-    assert not told
+    troubles: list[Trouble] = []
+    Busy(60.0, StoreError("503: SlowDown")).store(120.0, on_trouble=troubles.append).size("x")
+    assert [trouble.error for trouble in troubles] == ["503: SlowDown"]
+    assert troubles[0].seconds >= 5.0
+    troubles.clear()
+    Busy(1.0, StoreError("503: SlowDown")).store(120.0, on_trouble=troubles.append).size("x")
+    assert not troubles
 
 
 def test_bytes_that_always_arrive_changed_are_given_up_soon(inner: Store) -> None:
@@ -153,8 +153,8 @@ def test_a_swap_without_an_answer_is_resolved(inner: Store, faults: list[str], p
     token = None
     if present is not None:
         inner.put("a", present)
-        found = inner.read("a")
-        token = found.token if found is not None else None
+        stored = inner.read("a")
+        token = stored.token if stored is not None else None
     store = retrying(Flaky(inner, faults, ("compare_and_swap",)))
     assert store.compare_and_swap("a", token, b"new")
     assert inner.get("a") == b"new"
@@ -163,11 +163,11 @@ def test_a_swap_without_an_answer_is_resolved(inner: Store, faults: list[str], p
 def test_a_swap_that_was_overtaken_is_neither_won_nor_lost(inner: Store) -> None:
     """Returning False would deny a swap that was made and that another one was built on."""
     inner.put("a", b"old")
-    found = inner.read("a")
-    assert found is not None
+    stored = inner.read("a")
+    assert stored is not None
     flaky = Flaky(inner, ["after"], ("compare_and_swap",), between=lambda: inner.put("a", b"built on ours"))
     with pytest.raises(StoreError, match="whether the swap was done is unknown"):
-        retrying(flaky).compare_and_swap("a", found.token, b"new")
+        retrying(flaky).compare_and_swap("a", stored.token, b"new")
 
 
 def test_waits_between_tries_grow_and_are_random() -> None:

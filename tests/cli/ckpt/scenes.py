@@ -32,11 +32,11 @@ def shapes() -> dict[str, tuple[str, tuple[int, ...]]]:
             f"blocks.{block}.attention.bias": ("float32", (48,)),
             f"blocks.{block}.mlp.weight": ("float32", (64, 16)),
         }
-    found = {f"model/{name}": spec for name, spec in model.items()}
+    specs = {f"model/{name}": spec for name, spec in model.items()}
     for name, (_, shape) in model.items():
         if name != "embed.weight":  # it is frozen
-            found |= {f"optimizer/{name}/exp_avg": ("float32", shape), f"optimizer/{name}/step": ("float32", ())}
-    return found
+            specs |= {f"optimizer/{name}/exp_avg": ("float32", shape), f"optimizer/{name}/step": ("float32", ())}
+    return specs
 
 
 def state(step: int) -> State:

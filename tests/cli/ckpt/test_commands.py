@@ -146,9 +146,9 @@ def test_help_has_examples_for_every_command(command: str) -> None:
 
 def test_diff_says_which_tensors_changed(history: History) -> None:
     """Against the previous commit by default; exactly with --values; --quiet reports by exit code only."""
-    found = answer("diff", history.url)["difference"]
-    assert (found["before"], found["after"]) == (history.names[2], history.names[3])
-    changes = {tensor["key"]: tensor["change"] for tensor in found["tensors"]}
+    difference = answer("diff", history.url)["difference"]
+    assert (difference["before"], difference["after"]) == (history.names[2], history.names[3])
+    changes = {tensor["key"]: tensor["change"] for tensor in difference["tensors"]}
     assert changes["model/embed.weight"] == "same"
     assert changes["model/head.weight"] == "changed"
     exact = {one["key"]: one for one in answer("diff", history.url, "100", "200", "--values", "-m", "mlp")["values"]}

@@ -84,8 +84,8 @@ def ls(history: History) -> Picture:
 
 def log(history: History) -> Picture:
     modified = {name: WHEN + 60 * place for place, name in enumerate(history.names)}
-    told = list(commits(history.store, history.names[::-1], modified))
-    return lambda width: store.commits(URL, told, {history.names[1]: LABELS}, 7, width)
+    entries = list(commits(history.store, history.names[::-1], modified))
+    return lambda width: store.commits(URL, entries, {history.names[1]: LABELS}, 7, width)
 
 
 def du(history: History) -> Picture:
@@ -95,20 +95,20 @@ def du(history: History) -> Picture:
     entries += [dataclasses.replace(entry, size=1000) for entry in listing if names.parse_record(entry.name)]
     entries += [dataclasses.replace(entry, size=2000) for entry in listing if names.parse_manifest(entry.name)]
     entries.append(Entry(name=names.pack("ab" * 32), size=123_456, modified=0.0))
-    told = usage([saved(history, place) for place in (3, 2, 1, 0)], entries)
-    return lambda width: store.usage(URL, told, {history.names[3]: ("latest",)}, width)
+    sizes = usage([saved(history, place) for place in (3, 2, 1, 0)], entries)
+    return lambda width: store.usage(URL, sizes, {history.names[3]: ("latest",)}, width)
 
 
 def show(history: History) -> Picture:
     second = saved(history, 1)
-    told = summarise(second, LABELS, lineage(history.store, second, 8))
-    return lambda width: one.summary(URL, told, width)
+    summary = summarise(second, LABELS, lineage(history.store, second, 8))
+    return lambda width: one.summary(URL, summary, width)
 
 
 def show_shrunk(history: History) -> Picture:
     last = saved(history, 3)
-    told = summarise(last, ("latest",), lineage(history.store, last, 8))
-    return lambda width: one.summary(URL, told, width, all_facts=True)
+    summary = summarise(last, ("latest",), lineage(history.store, last, 8))
+    return lambda width: one.summary(URL, summary, width, all_facts=True)
 
 
 def tree_(history: History) -> Picture:
@@ -125,26 +125,26 @@ def stats(history: History) -> Picture:
 
 
 def diff(history: History) -> Picture:
-    told = difference(saved(history, 0), saved(history, 1))
-    return lambda width: two.difference(told, {}, width)
+    changes = difference(saved(history, 0), saved(history, 1))
+    return lambda width: two.difference(changes, {}, width)
 
 
 def diff_values(history: History) -> Picture:
     old, new = saved(history, 2), saved(history, 3)
-    told = difference(old, new)
+    changes = difference(old, new)
     sides = [(side, open_checkpoint(history.store, side.name)) for side in (old, new)]
-    distances = {one.key: one for one in value_differences(sides[0], sides[1], doubtful(told), lambda _: None)}
-    return lambda width: two.difference(told, distances, width)
+    distances = {one.key: one for one in value_differences(sides[0], sides[1], doubtful(changes), lambda _: None)}
+    return lambda width: two.difference(changes, distances, width)
 
 
 def diff_recut(history: History) -> Picture:
-    told = difference(saved(history, 1), saved(history, 2))
-    return lambda width: two.difference(told, {}, width)
+    changes = difference(saved(history, 1), saved(history, 2))
+    return lambda width: two.difference(changes, {}, width)
 
 
 def same(history: History) -> Picture:
-    told = difference(saved(history, 1), saved(history, 1))
-    return lambda width: two.difference(told, {}, width)
+    changes = difference(saved(history, 1), saved(history, 1))
+    return lambda width: two.difference(changes, {}, width)
 
 
 def planned(history: History, to: str, *, slots: int = 1, last: tuple[str, ...] = ()) -> Picture:
@@ -159,7 +159,7 @@ def planned(history: History, to: str, *, slots: int = 1, last: tuple[str, ...] 
 
 
 def findings(history: History) -> Picture:
-    told = [
+    problems = [
         Finding(
             object=names.pack("12" * 32),
             fault=Fault.CORRUPT,
@@ -172,7 +172,7 @@ def findings(history: History) -> Picture:
         ),
         Finding(object="packs/notes.txt", fault=Fault.UNEXPECTED, detail="is no object of this format"),
     ]
-    return lambda width: checks.findings(URL, 4711, told, width)
+    return lambda width: checks.findings(URL, 4711, problems, width)
 
 
 def sound(history: History) -> Picture:
@@ -180,8 +180,8 @@ def sound(history: History) -> Picture:
 
 
 def tags(history: History) -> Picture:
-    told = {"best": history.names[1], "before-lr-drop": history.names[0]}
-    return lambda width: keeping.pairs("tag", told, URL)
+    refs = {"best": history.names[1], "before-lr-drop": history.names[0]}
+    return lambda width: keeping.pairs("tag", refs, URL)
 
 
 SCENES: dict[str, Callable[[History], Picture]] = {
@@ -209,12 +209,12 @@ SCENES: dict[str, Callable[[History], Picture]] = {
 def test_display(name: str, history: History, request: pytest.FixtureRequest) -> None:
     """The output fits terminals of 120, 80 and 44 columns and is the reviewed one."""
     picture = SCENES[name](history)
-    told = []
+    pictures = []
     for width in WIDTHS:
         text = printed(picture(width), width)
         assert max(map(len, text.splitlines())) <= width
-        told.append(f"{'-' * width}\n{text}\n")
-    path, text = DISPLAYS / f"{name}.txt", "".join(told)
+        pictures.append(f"{'-' * width}\n{text}\n")
+    path, text = DISPLAYS / f"{name}.txt", "".join(pictures)
     if request.config.getoption("--rewrite-displays", default=False):
         path.write_text(text)
     assert text == path.read_text()

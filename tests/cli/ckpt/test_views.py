@@ -60,14 +60,14 @@ def test_statistics_match_the_values(history: History) -> None:
     for key in ("model/blocks.0.mlp.weight", "model/blocks.1.mlp.weight"):
         spec, data = state[key]
         values = np.frombuffer(data, "<f4").astype("f8")
-        told = statistics(spec, tiles[key])
-        assert told.min == pytest.approx(values.min(), rel=1e-5)
-        assert told.max == pytest.approx(values.max(), rel=1e-5)
-        assert told.rms == pytest.approx(math.sqrt((values * values).mean()), rel=1e-5)
-        assert (told.nans, told.sound) == (0, True)
-        several.append((told, values))
+        stats = statistics(spec, tiles[key])
+        assert stats.min == pytest.approx(values.min(), rel=1e-5)
+        assert stats.max == pytest.approx(values.max(), rel=1e-5)
+        assert stats.rms == pytest.approx(math.sqrt((values * values).mean()), rel=1e-5)
+        assert (stats.nans, stats.sound) == (0, True)
+        several.append((stats, values))
     both = np.concatenate([values for _, values in several])
-    whole = together(told for told, _ in several)
+    whole = together(stats for stats, _ in several)
     assert whole.rms == pytest.approx(math.sqrt((both * both).mean()), rel=1e-5)
     last = saved(history, 3)
     head = statistics(last.specs["model/head.weight"], by_key(last.tiles)["model/head.weight"])
@@ -76,15 +76,15 @@ def test_statistics_match_the_values(history: History) -> None:
 
 def test_a_difference_names_the_changed_tensors(history: History) -> None:
     """By digests, everything but the frozen embedding; by how much, from statistics."""
-    told = difference(saved(history, 0), saved(history, 1))
-    changes = {one.key: one for one in told.tensors}
+    diff = difference(saved(history, 0), saved(history, 1))
+    changes = {one.key: one for one in diff.tensors}
     assert [key for key, one in changes.items() if one.change is Change.SAME] == ["model/embed.weight"]
     weight = changes["model/blocks.2.mlp.weight"]
     assert (weight.tiles, weight.changed_tiles, weight.changed, weight.bytes) == (2, 2, 4096, 4096)
     assert weight.drift == pytest.approx(1.02 / 1.01 - 1, rel=1e-3)
     assert changes["model/embed.weight"].drift == 0
-    assert [(fact.path, fact.before, fact.after) for fact in told.facts][1:] == [("step", 100, 200)]
-    assert told.bytes - told.changed == 64 * 16 * 2
+    assert [(fact.path, fact.before, fact.after) for fact in diff.facts][1:] == [("step", 100, 200)]
+    assert diff.bytes - diff.changed == 64 * 16 * 2
 
 
 def test_a_difference_to_another_model_tells_new_lost_and_reshaped_tensors_apart(history: History) -> None:
@@ -106,12 +106,12 @@ def test_a_difference_to_another_model_tells_new_lost_and_reshaped_tensors_apart
 def test_values_are_compared_exactly_across_different_cuts(history: History) -> None:
     """Two meshes cut at different places: exact distances show an equal embedding, and how far the rest is apart."""
     old, new = saved(history, 1), saved(history, 2)
-    told = difference(old, new)
-    assert {one.change for one in told.tensors} == {Change.CHANGED, Change.RECUT}
+    diff = difference(old, new)
+    assert {one.change for one in diff.tensors} == {Change.CHANGED, Change.RECUT}
     heard: list[int] = []
     sides = [(side, open_checkpoint(history.store, side.name)) for side in (old, new)]
-    exact = {one.key: one for one in value_differences(sides[0], sides[1], doubtful(told), heard.append)}
-    assert sum(heard) == to_read(old, new, doubtful(told)) > 0
+    exact = {one.key: one for one in value_differences(sides[0], sides[1], doubtful(diff), heard.append)}
+    assert sum(heard) == to_read(old, new, doubtful(diff)) > 0
     assert exact["model/embed.weight"].elements == 0
     before, after = scenes.state(200), scenes.state(300)
     for spec, data in before.items():
@@ -136,30 +136,30 @@ def test_a_nan_equals_only_a_nan(history: History) -> None:
 def test_usage_adds_up_to_the_stored_bytes(history: History) -> None:
     """The unique bytes, plus the shared ones once, are all that is stored."""
     everything = [saved(history, place) for place in (3, 2, 1, 0)]
-    told = usage(everything, list(history.store.entries("")))
-    for row in told.checkpoints:
+    sizes = usage(everything, list(history.store.entries("")))
+    for row in sizes.checkpoints:
         assert row.stored == row.unique + row.shared
         assert row.size == scenes.BYTES >= row.stored, "tiles that are equal are stored once"
     stored = {(tile.pack, tile.offset, tile.length) for one in everything for tile in one.tiles}
     embeddings = 2 * 64 * 16 * 2  # cut in two ways, each shared by two checkpoints
-    assert sum(length for _, _, length in stored) == sum(row.unique for row in told.checkpoints) + embeddings
-    assert (told.unreferenced, told.missing, told.other) == (0, 0, 0)
+    assert sum(length for _, _, length in stored) == sum(row.unique for row in sizes.checkpoints) + embeddings
+    assert (sizes.unreferenced, sizes.missing, sizes.other) == (0, 0, 0)
     alone = usage(everything[:1], list(history.store.entries("")))
     assert alone.checkpoints[0].shared == 0
     assert alone.unreferenced > 0
-    assert alone.checkpoints[0].frees > told.checkpoints[0].frees
+    assert alone.checkpoints[0].frees > sizes.checkpoints[0].frees
     assert usage(everything, [])  # a listing that lags behind is no error
     assert usage(everything, []).missing == len({pack for one in everything for pack in one.packs})
 
 
 def test_history_shows_what_each_commit_wrote(history: History) -> None:
     """An incremental save writes the changes and keeps the rest; after a recut, it says that digests cannot tell."""
-    told = list(commits(history.store, history.names[::-1], {}))
-    assert [commit.step for commit in told] == [400, 300, 200, 100]
-    assert [commit.kept for commit in told] == [2048, 0, 2048, 0]
-    assert [commit.changed for commit in told][2:] == [scenes.BYTES - 2048, None]
-    assert [bool(commit.recut) for commit in told] == [False, True, False, False]
-    assert [commit.parent for commit in told] == [*history.names[2::-1], None]
+    entries = list(commits(history.store, history.names[::-1], {}))
+    assert [commit.step for commit in entries] == [400, 300, 200, 100]
+    assert [commit.kept for commit in entries] == [2048, 0, 2048, 0]
+    assert [commit.changed for commit in entries][2:] == [scenes.BYTES - 2048, None]
+    assert [bool(commit.recut) for commit in entries] == [False, True, False, False]
+    assert [commit.parent for commit in entries] == [*history.names[2::-1], None]
     (broken,) = list(commits(history.store, ["000000000007.00000001.0000.00000001"], {}))
     assert "no checkpoint" in broken.error
 
@@ -227,8 +227,8 @@ def test_blocks_are_found_by_their_bytes() -> None:
     assert (homes.blocks, homes.count) == ("blocks", 4)
     assert homes.guessed == {"embed.weight", "norm.weight", "head.weight"}
     stages = [{"model/embed.weight", "model/blocks.0.mlp.weight"}, {"model/norm.weight", "model/head.weight"}]
-    told = find_homes(specs, stages=stages)
-    assert (told.last, told.guessed) == ({"norm.weight", "head.weight"}, frozenset())
+    placed = find_homes(specs, stages=stages)
+    assert (placed.last, placed.guessed) == ({"norm.weight", "head.weight"}, frozenset())
     with pytest.raises(LayoutError, match="found: blocks"):
         find_homes(specs, blocks="layers")
 

@@ -99,7 +99,7 @@ def sealed(
     of: Generation, *, joined: tuple[str, ...] = (), left: tuple[str, ...] = (), ago: float = 200.0
 ) -> acts.Seal:
     """Return the leader's write that seals a generation."""
-    told = GenerationHistory(
+    history = GenerationHistory(
         number=of.number,
         attempt=of.attempt,
         cause=of.cause,
@@ -112,12 +112,12 @@ def sealed(
         layout=str(of.layout) if of.layout is not None else "",
         at=WALL - ago,
     )
-    return acts.Seal(generation=of, history=told, token=1, previous=1)
+    return acts.Seal(generation=of, history=history, token=1, previous=1)
 
 
 def pulse(step: int = 1240, **more: object) -> bytes:
     """Return the pulse of an active node of generation 4."""
-    told = Pulse(
+    figures = Pulse(
         state="active",
         generation=4,
         every=5.0,
@@ -130,7 +130,7 @@ def pulse(step: int = 1240, **more: object) -> bytes:
         verified_step=1190,
         verified_age=29.0,
     )
-    return encode(replace(told, **more))  # type: ignore[arg-type]
+    return encode(replace(figures, **more))  # type: ignore[arg-type]
 
 
 def registered(*nodes: Node, minimum: int = 2, maximum: int = 8) -> Scene:

@@ -52,12 +52,12 @@ class Job:
         """Wait until `condition` holds of the status and node states, in generation `number` or later."""
         deadline = time.monotonic() + 60
         while True:
-            told = self.status()
-            states = {node["name"]: node["state"] for node in told["nodes"]}
-            sealed = told["generation"]
-            if sealed is not None and sealed["number"] >= number and condition(told, states):
-                return told
-            assert time.monotonic() < deadline, told
+            shown = self.status()
+            states = {node["name"]: node["state"] for node in shown["nodes"]}
+            sealed = shown["generation"]
+            if sealed is not None and sealed["number"] >= number and condition(shown, states):
+                return shown
+            assert time.monotonic() < deadline, shown
             time.sleep(0.1)
 
 
@@ -67,7 +67,7 @@ def job() -> Iterator[Job]:
     with EtcdServer() as server:
         job = Job(server.endpoint)
         try:
-            job.until(1, lambda told, states: len(states) == 4 and len(told["generation"]["nodes"]) == 3)
+            job.until(1, lambda shown, states: len(states) == 4 and len(shown["generation"]["nodes"]) == 3)
             yield job
         finally:
             for one in job.all.values():
@@ -84,15 +84,15 @@ def test_a_drain_is_carried_out(job: Job) -> None:
     assert f"node {leaving} leaves generation {before['generation']['number']} at a step boundary within 30 s" in said
     assert f"node {leaving} left after" in said
     number = before["generation"]["number"] + 1
-    after = job.until(number, lambda told, states: told["state"] == "training" and leaving not in states)
+    after = job.until(number, lambda shown, states: shown["state"] == "training" and leaving not in states)
     assert after["generation"]["nodes"] == [spare if name == leaving else name for name in active]
     assert after["generation"]["cause"] == "drain"
     left = job.all[leaving].exit
     assert left is not None
     assert not left.failed
-    told = json.loads(job.run("events", "--json", "-n", "1").stdout)["generations"]
-    assert (told[0]["number"], told[0]["cause"], told[0]["left"]) == (number, "drain", [leaving])
-    assert 0 <= time.time() - told[0]["at"] < 60
+    shown = json.loads(job.run("events", "--json", "-n", "1").stdout)["generations"]
+    assert (shown[0]["number"], shown[0]["cause"], shown[0]["left"]) == (number, "drain", [leaving])
+    assert 0 <= time.time() - shown[0]["at"] < 60
     assert 0 <= after["generation"]["age"] < 60
 
 
@@ -102,17 +102,17 @@ def test_a_quarantine_is_carried_out_and_lifted(job: Job) -> None:
     kept_out = before["generation"]["nodes"][2]
     job.run("quarantine", kept_out, "--for", "10m", "--reason", "ECC errors")
     number = before["generation"]["number"] + 1
-    after = job.until(number, lambda told, states: told["state"] == "training" and states[kept_out] == "quarantined")
+    after = job.until(number, lambda shown, states: shown["state"] == "training" and states[kept_out] == "quarantined")
     assert kept_out not in after["generation"]["nodes"]
     (row,) = (node for node in after["nodes"] if node["name"] == kept_out)
     assert row["detail"].startswith("ECC errors (by ")
     assert 500 < row["seconds_left"] <= 600
     assert job.all[kept_out].exit is None
     job.run("release", kept_out)
-    job.until(number, lambda told, states: states[kept_out] in ("joining", "spare"))
+    job.until(number, lambda shown, states: states[kept_out] in ("joining", "spare"))
 
 
 def test_a_members_pulse_is_shown(job: Job) -> None:
     """With the figures that members write for people."""
-    told = job.until(1, lambda told, states: told["step"] == 7)
-    assert told["step_seconds"] == 0.5
+    shown = job.until(1, lambda shown, states: shown["step"] == 7)
+    assert shown["step_seconds"] == 0.5

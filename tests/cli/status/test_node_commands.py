@@ -117,11 +117,11 @@ def test_status_shows_the_only_job(place: Place) -> None:
     assert table.exit_code == 0, table.output
     for words in ("gpt-1b  re-forming: b is out", "lost lease", "ECC errors (by ops@bastion)", "matrix product"):
         assert words in table.stdout
-    told = place.json("status")
-    assert (told["run_id"], told["state"], told["leader"], told["generation"]["number"]) == (
+    document = place.json("status")
+    assert (document["run_id"], document["state"], document["leader"], document["generation"]["number"]) == (
         *("gpt-1b", "re-forming", "a", 4),
     )
-    nodes = {node["name"]: node for node in told["nodes"]}
+    nodes = {node["name"]: node for node in document["nodes"]}
     assert nodes["e"]["state"] == "doubted"
     # etcd's own lease gives the remaining time of a quarantine, whatever its record says.
     assert 590 <= nodes["f"]["seconds_left"] <= 600
@@ -329,9 +329,9 @@ def test_events_show_why_each_generation_was_formed(place: Place) -> None:
     table = place.run("events")
     assert table.exit_code == 0, table.output
     assert table.stdout.index("silent to") < table.stdout.index("SIGSEGV")
-    told = place.json("events", "-n", "2")
-    assert [each["number"] for each in told["generations"]] == [4, 5]
-    assert told["generations"][0].keys() == set(GenerationHistory.__dataclass_fields__)
+    document = place.json("events", "-n", "2")
+    assert [each["number"] for each in document["generations"]] == [4, 5]
+    assert document["generations"][0].keys() == set(GenerationHistory.__dataclass_fields__)
     place.client.put(place.root() + "history/0000000006.0", b"garbage", idempotent=True)
     result = place.run("events")
     assert result.exit_code == 0

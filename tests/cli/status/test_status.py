@@ -32,8 +32,8 @@ WIDTHS = (120, 80, 44)
 
 
 def stands(scene: Scene) -> Status:
-    found = find(ROOT, scene.items())
-    return status("gpt-1b", found, revision=9, remaining=scene.remaining, wall=WALL)
+    items = find(ROOT, scene.items())
+    return status("gpt-1b", items, revision=9, remaining=scene.remaining, wall=WALL)
 
 
 def states(scene: Scene) -> dict[str, NodeState]:
@@ -61,7 +61,7 @@ def greenwich(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("greenwich")
 def test_display(name: str, request: pytest.FixtureRequest) -> None:
     """The output fits terminals of 120, 80 and 44 columns and is the reviewed one."""
-    told = []
+    pictures = []
     for width in WIDTHS:
         if name == "events":
             what = render.generations(history(ROOT, scenes.past().items())[0], WALL, width)
@@ -69,8 +69,8 @@ def test_display(name: str, request: pytest.FixtureRequest) -> None:
             what = render.picture(stands(SCENES[name]()), width)
         text = printed(what, width)
         assert max(map(len, text.splitlines())) <= width
-        told.append(f"{'-' * width}\n{text}\n")
-    path, text = DISPLAYS / f"{name}.txt", "".join(told)
+        pictures.append(f"{'-' * width}\n{text}\n")
+    path, text = DISPLAYS / f"{name}.txt", "".join(pictures)
     if request.config.getoption("--rewrite-displays", default=False):
         path.write_text(text)
     assert text == path.read_text()
@@ -90,8 +90,8 @@ def test_display(name: str, request: pytest.FixtureRequest) -> None:
 )
 def test_a_job_is_in_one_state_with_a_reason(name: str, state: JobState, words: str) -> None:
     """Forming, training, waiting below the minimum and over are told apart from etcd alone."""
-    told = stands(SCENES[name]())
-    assert (told.state, told.detail[: len(words)]) == (state, words)
+    shown = stands(SCENES[name]())
+    assert (shown.state, shown.detail[: len(words)]) == (state, words)
 
 
 def test_every_state_of_a_node_is_shown() -> None:
@@ -113,11 +113,11 @@ def test_every_state_of_a_node_is_shown() -> None:
         "g": NodeState.REFUSED,
         "rack9-h4": NodeState.QUARANTINED,
     }
-    told = {node.name: node for node in stands(scenes.parted()).nodes}
-    assert told["e"].state is NodeState.APART
-    assert told["e"].detail == "no connection between it and a, b: it stands aside until there is one"
-    assert told["d"].state is NodeState.ACTIVE
-    assert told["d"].health == ("cannot connect to c, gone",)
+    nodes = {node.name: node for node in stands(scenes.parted()).nodes}
+    assert nodes["e"].state is NodeState.APART
+    assert nodes["e"].detail == "no connection between it and a, b: it stands aside until there is one"
+    assert nodes["d"].state is NodeState.ACTIVE
+    assert nodes["d"].health == ("cannot connect to c, gone",)
     assert states(scenes.garbage())["b"] is NodeState.UNREADABLE
     assert states(scenes.forming()) == {"a": NodeState.JOINING, "b": NodeState.JOINING}
     assert set(states(scenes.ended()).values()) == {NodeState.GONE}
@@ -131,21 +131,21 @@ def test_remaining_times_are_shown() -> None:
     scene.remaining = dict.fromkeys(scene.remaining, 77.0)
     assert {node.name: node.seconds_left for node in stands(scene).nodes}["f"] == 77.0
     for wall in (0.0, WALL * 2):
-        told = status("x", find(ROOT, scenes.draining().items()), revision=1, remaining={}, wall=wall)
-        assert {node.name: node.seconds_left for node in told.nodes}["b"] == (30.0 if wall == 0.0 else 0.0)
-        assert told.generation is not None
-        assert told.generation.age is not None
-        assert told.generation.age >= 0.0
+        shown = status("x", find(ROOT, scenes.draining().items()), revision=1, remaining={}, wall=wall)
+        assert {node.name: node.seconds_left for node in shown.nodes}["b"] == (30.0 if wall == 0.0 else 0.0)
+        assert shown.generation is not None
+        assert shown.generation.age is not None
+        assert shown.generation.age >= 0.0
 
 
 def test_figures_come_from_the_running_generation() -> None:
     """The step is the newest reported, the snapshot one that every active node holds; older pulses do not count."""
-    told = stands(scenes.training())
-    assert (told.step, told.step_seconds) == (1240, 0.49)
-    assert told.snapshot is not None
-    assert told.snapshot.step == 1237
-    assert told.checkpoint is not None
-    assert told.checkpoint.step == 1200
+    shown = stands(scenes.training())
+    assert (shown.step, shown.step_seconds) == (1240, 0.49)
+    assert shown.snapshot is not None
+    assert shown.snapshot.step == 1237
+    assert shown.checkpoint is not None
+    assert shown.checkpoint.step == 1200
     scene = scenes.training()
     for name in "abcd":
         scene.put(f"pulses/{name}@1", scenes.pulse(generation=3))
@@ -160,11 +160,11 @@ def test_a_leading_spare_reports_the_checkpoints() -> None:
     for name in "abcd":
         scene.put(f"pulses/{name}@1", scenes.pulse(checkpoint_step=-1, verified_step=-1))
     scene.put(f"pulses/{scenes.E.id}", scenes.pulse(9999, state="spare"))
-    told = stands(scene)
-    assert told.step == 1240
-    assert told.checkpoint is not None
-    assert told.verified is not None
-    assert (told.checkpoint.step, told.verified.step) == (1200, 1190)
+    shown = stands(scene)
+    assert shown.step == 1240
+    assert shown.checkpoint is not None
+    assert shown.verified is not None
+    assert (shown.checkpoint.step, shown.verified.step) == (1200, 1190)
 
 
 def test_a_mesh_shows_the_place_of_each_node() -> None:
@@ -208,11 +208,11 @@ VALUES = (*(item.value for item in ALL), *ODD)
 def test_any_keys_give_a_status(wrong: dict[str, bytes], some: set[KeyValue], wall: float, width: int) -> None:
     """Any subset of keys with any contents gives a status that can be shown and is plain JSON."""
     scene = Scene(keys={**{item.key: item.value for item in some}, **wrong})
-    found = find(ROOT, scene.items())
-    told = status("gpt-1b", found, revision=1, remaining={}, wall=wall)
-    printed(render.picture(told, width), width)
+    items = find(ROOT, scene.items())
+    shown = status("gpt-1b", items, revision=1, remaining={}, wall=wall)
+    printed(render.picture(shown, width), width)
     printed(render.generations(history(ROOT, scene.items())[0], wall, width), width)
-    json.dumps(document(told), allow_nan=False)
+    json.dumps(document(shown), allow_nan=False)
 
 
 def test_the_json_schema_is_stable() -> None:

@@ -181,8 +181,8 @@ def test_end_of_file_alone_is_no_death(watcher: Watcher) -> None:
         for _cut in range(3):
             listener.settimeout(2)
             connection, _ = listener.accept()
-            found = answer(connection, B, PortRole.LINK)
-            assert (found.peer.id, found.peer.meant) == ("a@1", "b@1")
+            reply = answer(connection, B, PortRole.LINK)
+            assert (reply.peer.id, reply.peer.meant) == ("a@1", "b@1")
             connection.close()
         assert watcher.next(1) == heard("b@1")
         watcher.nothing_for(0.3)
@@ -240,8 +240,8 @@ def test_an_expected_dialler_is_heard_and_missed(watcher: Watcher) -> None:
         assert stranger.next(1) == heard("a@1")
         assert watcher.next(1) == heard("b@1")
         other.links.close()
-        told = [watcher.next(3.5), watcher.next(3.5)]
-        assert told == [silent("b@1"), silent("c@1")], "c was never heard: it gets the longer time"
+        silences = [watcher.next(3.5), watcher.next(3.5)]
+        assert silences == [silent("b@1"), silent("c@1")], "c was never heard: it gets the longer time"
         watcher.nothing_for(0.5)
     finally:
         other.links.close()
@@ -270,8 +270,8 @@ def test_both_ends_notice_a_stopped_process(watcher: Watcher, child: Child) -> N
         assert watcher.next(2.5) == heard("b@1")
         assert third.next(2.5) == heard("b@1")
         watcher.nothing_for(2.0)
-        told = [child.events.get_nowait() for _ in range(child.events.qsize())]
-        assert told == ["PeerHeard(id='c@1', alive=True)"]
+        lines = [child.events.get_nowait() for _ in range(child.events.qsize())]
+        assert lines == ["PeerHeard(id='c@1', alive=True)"]
         child.signal(signal.SIGKILL)
         assert isinstance(watcher.next(1), e.PeerRefused)
         assert third.next(2) == silent("b@1")
@@ -513,9 +513,9 @@ def test_a_flood_of_strangers_keeps_no_member_out(watcher: Watcher) -> None:
 @pytest.fixture
 def encryption(certificates: Certificates) -> Encryption:
     """The TLS context of a node with a client's certificate."""
-    found = load(str(certificates.client), str(certificates.client_key))
-    assert found is not None
-    return found
+    context = load(str(certificates.client), str(certificates.client_key))
+    assert context is not None
+    return context
 
 
 def test_encrypted_links_report_the_same_as_plain_ones(encryption: Encryption) -> None:

@@ -76,8 +76,8 @@ class Job:
 
     def leader(self) -> Hand | None:
         """Return the member that leads; None if it is none of these."""
-        found = self.records().get("board/leader")
-        return self.all.get(json.loads(found)["name"]) if found is not None else None
+        claim = self.records().get("board/leader")
+        return self.all.get(json.loads(claim)["name"]) if claim is not None else None
 
     def records(self) -> dict[str, bytes]:
         """Return the records in etcd."""
@@ -270,11 +270,11 @@ def test_another_job_under_the_same_id_is_refused(job: Job) -> None:
     job.trains("ab", 1, 5)
     job.start("x", profile=replace(PROFILE, digest="another"))
     wait(lambda: job.all["x"].exit is not None, 3)
-    told = job.all.pop("x")
-    told.close()
-    assert told.exit is not None
-    assert told.exit.failed
-    assert "choose another --rdzv-id" in told.exit.detail
+    stranger = job.all.pop("x")
+    stranger.close()
+    assert stranger.exit is not None
+    assert stranger.exit.failed
+    assert "choose another --rdzv-id" in stranger.exit.detail
     time.sleep(0.5)
     job.trains("ab", 1, 0.1)
     assert job.all["a"].went == job.all["a"].went[:1]

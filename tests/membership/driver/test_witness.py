@@ -38,9 +38,9 @@ def test_the_conclusion_follows_from_the_answers() -> None:
         number = asks.begin("c@1", "refuses", ("b", "d"), 0.0)
         for by, verdict in said:
             asks.answered(by, number, verdict)
-        found = [(conclusion, witness) for _, _, conclusion, witness in asks.concluded(at)]
-        assert ("c@1" in asks) is (not found)
-        return found
+        conclusions = [(conclusion, witness) for _, _, conclusion, witness in asks.concluded(at)]
+        assert ("c@1" in asks) is (not conclusions)
+        return conclusions
 
     reached, refused, unknown = Verdict.REACHED, Verdict.REFUSED, Verdict.UNKNOWN
     assert after(("b", refused)) == [(Conclusion.DEAD, "b")]
@@ -215,18 +215,18 @@ def closed() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-def refused(told: Told) -> bool:
-    return isinstance(told, e.PeerRefused)
+def refused(event: Told) -> bool:
+    return isinstance(event, e.PeerRefused)
 
 
 def deaths(one: Watcher, seconds: float) -> list[Told]:
     """Return the deaths reported to this one within a time."""
-    found, end = [], time.monotonic() + seconds
+    events, end = [], time.monotonic() + seconds
     while True:
         try:
-            found.append(one.wait_for(refused, max(0.0, end - time.monotonic())))
+            events.append(one.wait_for(refused, max(0.0, end - time.monotonic())))
         except queue.Empty:
-            return found
+            return events
 
 
 def test_a_living_node_survives_one_refusal(ring: Ring, closed: int) -> None:
@@ -244,27 +244,27 @@ def test_a_dead_node_is_reported_with_both_witnesses(ring: Ring) -> None:
     """Both that dialled it ask each other, and both report it."""
     ring["c"].links.close()
     for one, other in ("ab", "ba"):
-        told = ring[one].wait_for(refused, 30)
-        assert isinstance(told, e.PeerRefused)
-        assert told.id == "c@1"
-        assert told.evidence.endswith(f"refuses the heartbeat connection, and {other} found the same")
+        death = ring[one].wait_for(refused, 30)
+        assert isinstance(death, e.PeerRefused)
+        assert death.id == "c@1"
+        assert death.evidence.endswith(f"refuses the heartbeat connection, and {other} found the same")
 
 
 def test_a_lone_survivor_does_not_wait_for_a_witness(ring: Ring) -> None:
     """Both others died together: there is nobody to ask, and nobody who would evict this one instead."""
     ring["b"].links.close()
     ring["c"].links.close()
-    told = {ring["a"].wait_for(refused, 30).id}
-    while len(told) < 2:
-        told.add(ring["a"].wait_for(refused, 30).id)
+    dead = {ring["a"].wait_for(refused, 30).id}
+    while len(dead) < 2:
+        dead.add(ring["a"].wait_for(refused, 30).id)
 
 
 def test_a_new_incarnation_is_the_death_of_the_old_for_both(ring: Ring) -> None:
     """Another one answers at the port: the witness finds the same name there."""
     ring["c"].links.speak_for("c@2")
-    told = ring["a"].wait_for(refused, 30)
-    assert isinstance(told, e.PeerRefused)
-    assert told.evidence.endswith("answers as 'c@2', not as c@1, and b found the same")
+    death = ring["a"].wait_for(refused, 30)
+    assert isinstance(death, e.PeerRefused)
+    assert death.evidence.endswith("answers as 'c@2', not as c@1, and b found the same")
 
 
 def test_another_program_at_the_port_is_a_death(ring: Ring) -> None:
@@ -273,9 +273,9 @@ def test_another_program_at_the_port_is_a_death(ring: Ring) -> None:
     ring["c"].links.close()
     with socket.create_server(("127.0.0.1", port)) as foreign:
         foreign.settimeout(0.05)
-        told: Told | None = None
+        event: Told | None = None
         end = time.monotonic() + 30
-        while told is None and time.monotonic() < end:
+        while event is None and time.monotonic() < end:
             try:
                 connection, _ = foreign.accept()
             except TimeoutError:
@@ -284,11 +284,11 @@ def test_another_program_at_the_port_is_a_death(ring: Ring) -> None:
                 with connection:
                     connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             try:
-                told = ring["a"].wait_for(refused, 0.01)
+                event = ring["a"].wait_for(refused, 0.01)
             except queue.Empty:
                 pass
-    assert isinstance(told, e.PeerRefused)
-    assert told.evidence.endswith("and b found the same")
+    assert isinstance(event, e.PeerRefused)
+    assert event.evidence.endswith("and b found the same")
 
 
 @pytest.fixture
@@ -309,13 +309,13 @@ def test_a_silent_neighbour_is_no_witness(trio: tuple[Watcher, Child, Watcher], 
     a, b, c = trio
     b.signal(signal.SIGSTOP)
     c.links.close()
-    assert a.wait_for(lambda told: told == silent("c@1"), 30)
+    assert a.wait_for(lambda death: death == silent("c@1"), 30)
     assert "no other neighbour could tell: c@1 counts as silent" in a.refused.get(timeout=30).reason
     assert deaths(a, 0.5) == []
     b.signal(signal.SIGCONT)
-    told = a.wait_for(refused, 30)
-    assert isinstance(told, e.PeerRefused)
-    assert told.evidence.endswith("and b found the same")
+    death = a.wait_for(refused, 30)
+    assert isinstance(death, e.PeerRefused)
+    assert death.evidence.endswith("and b found the same")
 
 
 def test_only_neighbours_are_tried(watcher: Watcher) -> None:

@@ -225,9 +225,9 @@ def test_the_pulse_notices_a_deleted_member_key(etcd: EtcdServer) -> None:
     try:
         desk.register()
         wait(lambda: "pulses/a@1" in desk.there(), 2)
-        found = desk.other.get(desk.root + "pulses/a@1")
-        assert found is not None
-        assert decode(Pulse, found.value, found.key) == Pulse(state="active", generation=3, every=0.3)
+        item = desk.other.get(desk.root + "pulses/a@1")
+        assert item is not None
+        assert decode(Pulse, item.value, item.key) == Pulse(state="active", generation=3, every=0.3)
         for _time in range(2):
             desk.other.delete(desk.root + "roll/members/a@1")
             assert desk.next(1) == e.Unregistered()
@@ -245,8 +245,8 @@ def test_a_problem_is_reported_again_after_another_one(desk: Desk) -> None:
     desk.writer.away("connection refused")
     for reason in ("a wrong password", "", ""):
         desk.writer.impaired(reason)
-    told = [desk.events.get_nowait() for _ in range(desk.events.qsize())]
-    assert told == [e.EtcdImpaired(reason=reason) for reason in ("a wrong password", "a wrong password", "")]
+    impairments = [desk.events.get_nowait() for _ in range(desk.events.qsize())]
+    assert impairments == [e.EtcdImpaired(reason=reason) for reason in ("a wrong password", "a wrong password", "")]
 
 
 def test_an_etcd_outage_loses_no_write_and_closing_does_not_hang(etcd: EtcdServer) -> None:
@@ -269,9 +269,9 @@ def test_an_etcd_outage_loses_no_write_and_closing_does_not_hang(etcd: EtcdServe
             etcd.resume()
         wait(lambda: "board/tombs/b@7" in desk.there(), 8)
         wait(lambda: "roll/reports/a@1" in desk.there(), 3)
-        found = desk.other.get(desk.root + "roll/reports/a@1")
-        assert found is not None
-        assert decode(Report, found.value, found.key).step == 4
+        item = desk.other.get(desk.root + "roll/reports/a@1")
+        assert item is not None
+        assert decode(Report, item.value, item.key).step == 4
     finally:
         desk.close()
         other.close()

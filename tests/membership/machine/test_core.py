@@ -81,8 +81,8 @@ def test_a_dead_leader_with_a_tomb_is_succeeded_at_once() -> None:
 def test_a_leader_has_one_write_under_way_during_an_eviction() -> None:
     """Whatever else is written meanwhile."""
     core = member("a")
-    told = core.handle(refused("b"), 1.0)
-    bury = next(action for action in told if isinstance(action, acts.Bury))
+    asked = core.handle(refused("b"), 1.0)
+    bury = next(action for action in asked if isinstance(action, acts.Bury))
     gone = e.TombPut(id=bury.id, tomb=bury.tomb, revision=10)
     sealed = [action for action in core.handle([gone], 1.1) if isinstance(action, acts.Seal)]
     assert len(sealed) == 1
@@ -116,9 +116,9 @@ def test_an_unregistered_leader_sweeps_garbage_that_blocks_it() -> None:
     """The garbage is under its own tomb: it may register only once that is gone, and only the leader sweeps."""
     core = member("a")
     key = "board/tombs/a@a1"
-    told = core.handle([e.Unregistered(), e.Garbage(key=key, revision=10)], 1.0)
-    assert acts.Sweep(key=key, revision=10, token=5) in told
-    again = core.handle([e.WriteDone(write=told[-1], ok=True), e.TombGone(id="a@a1", revision=11)], 1.1)
+    asked = core.handle([e.Unregistered(), e.Garbage(key=key, revision=10)], 1.0)
+    assert acts.Sweep(key=key, revision=10, token=5) in asked
+    again = core.handle([e.WriteDone(write=asked[-1], ok=True), e.TombGone(id="a@a1", revision=11)], 1.1)
     assert acts.PutMember(record=core.record) in again
 
 
@@ -153,8 +153,8 @@ def test_trainers_may_lose_each_other_during_an_etcd_outage(gone: e.Event, back:
     core = member("a")
     core.handle(listed(), 1.0)
     core.handle([gone], 1.1)
-    told = [*core.handle([e.Tick()], 30.0), *core.handle([back, *listed(), e.Registered(revision=11)], 40.0)]
-    assert not [action for action in told if isinstance(action, acts.Seal)]
+    asked = [*core.handle([e.Tick()], 30.0), *core.handle([back, *listed(), e.Registered(revision=11)], 40.0)]
+    assert not [action for action in asked if isinstance(action, acts.Seal)]
     assert not [a for a in core.handle([e.Tick()], 44.9) if isinstance(a, acts.Seal)]
     (seal,) = (action for action in core.handle([e.Tick()], 45.1) if isinstance(action, acts.Seal))
     assert seal.generation.cause is Cause.FAILURE
@@ -196,8 +196,8 @@ def finishing(core: Core, now: float, saved: SavedStep | None) -> list[acts.Acti
     return core.handle([*own, e.MainFinished(key="1.1"), *reports], now)
 
 
-def ends(told: list[acts.Action]) -> list[End]:
-    return [action.end for action in told if isinstance(action, acts.PutEnd)]
+def ends(asked: list[acts.Action]) -> list[End]:
+    return [action.end for action in asked if isinstance(action, acts.PutEnd)]
 
 
 LAST = SavedStep(step=9, made_in=1, attempt=1, world=3)
@@ -206,9 +206,9 @@ LAST = SavedStep(step=9, made_in=1, attempt=1, world=3)
 def test_a_job_ends_when_its_last_step_is_committed() -> None:
     """All have finished, but the store has not confirmed the commit yet: the job does not end before that."""
     core = member("a")
-    told = finishing(core, 1.0, LAST)
-    assert acts.Commit(saved=LAST, number=1) in told
-    assert ends(told) == []
+    asked = finishing(core, 1.0, LAST)
+    assert acts.Commit(saved=LAST, number=1) in asked
+    assert ends(asked) == []
     assert ends(core.handle([e.Settled(saved=dataclasses.replace(LAST, step=8))], 1.5)) == []
     assert ends(core.handle([e.Settled(saved=LAST)], 2.0)) == [End(failed=False)]
 
@@ -239,14 +239,14 @@ def test_a_safe_step_is_recorded_for_good() -> None:
     assert not [
         a for a in core.handle([e.StepReported(step=1, etcd_away=False, safe=-1)], 1.0) if isinstance(a, acts.Mend)
     ]
-    told = core.handle([e.StepReported(step=2, etcd_away=False, safe=1)], 1.1)
-    (mend,) = (action for action in told if isinstance(action, acts.Mend))
+    asked = core.handle([e.StepReported(step=2, etcd_away=False, safe=1)], 1.1)
+    (mend,) = (action for action in asked if isinstance(action, acts.Mend))
     assert mend.generation == dataclasses.replace(running, reached=1)
     # The holder of rank 0 reports it too, since another may lead.
-    assert [action.report.safe for action in told if isinstance(action, acts.PutReport)] == [1]
+    assert [action.report.safe for action in asked if isinstance(action, acts.PutReport)] == [1]
     echo = e.GenerationPut(generation=mend.generation, revision=11)
-    told = core.handle([e.WriteDone(write=mend, ok=True), echo, e.StepReported(step=3, etcd_away=False, safe=2)], 1.2)
-    assert not [action for action in told if isinstance(action, acts.Mend | acts.PutReport | acts.Stop | acts.Prepare)]
+    asked = core.handle([e.WriteDone(write=mend, ok=True), echo, e.StepReported(step=3, etcd_away=False, safe=2)], 1.2)
+    assert not [action for action in asked if isinstance(action, acts.Mend | acts.PutReport | acts.Stop | acts.Prepare)]
     (seal,) = (a for a in core.handle([buried("b", Out.DEAD, "c")], 1.3) if isinstance(a, acts.Seal))
     assert seal.generation.reached == 2
 
@@ -258,14 +258,14 @@ def rolled_back(*items: e.OfBoard) -> e.Listed:
 def test_an_emptied_etcd_is_filled_again_by_the_members() -> None:
     """All register again, the leader writes the generation, and news of low revisions counts."""
     core = member("a")
-    told = core.handle([rolled_back()], 1.0)
-    assert {acts.PutMember, acts.PutReport} <= {type(action) for action in told}
-    told = core.handle([e.Registered(revision=4)], 1.1)
-    assert acts.Campaign(expected=0) in told
+    asked = core.handle([rolled_back()], 1.0)
+    assert {acts.PutMember, acts.PutReport} <= {type(action) for action in asked}
+    asked = core.handle([e.Registered(revision=4)], 1.1)
+    assert acts.Campaign(expected=0) in asked
     claim = Claim(name="a", incarnation="a1")
-    core.handle([e.LeaderPut(claim=claim, revision=5), e.WriteDone(write=told[-1], ok=True)], 1.2)  # type: ignore[arg-type]
-    told = core.handle([e.Listed(tier=e.Tier.ROSTER, items=(), revision=5, gap=True, rolled_back=True)], 1.3)
-    assert [action for action in told if isinstance(action, acts.Mend)] == [
+    core.handle([e.LeaderPut(claim=claim, revision=5), e.WriteDone(write=asked[-1], ok=True)], 1.2)  # type: ignore[arg-type]
+    asked = core.handle([e.Listed(tier=e.Tier.ROSTER, items=(), revision=5, gap=True, rolled_back=True)], 1.3)
+    assert [action for action in asked if isinstance(action, acts.Mend)] == [
         acts.Mend(generation=core.view.generation, token=5, previous=0)  # type: ignore[arg-type]
     ]
 
@@ -279,11 +279,11 @@ def test_an_older_generation_of_a_backup_is_overwritten() -> None:
         e.GenerationPut(generation=older, revision=2),
         e.EndPut(end=End(failed=True), revision=2),
     )
-    told = core.handle([rolled_back(*items)], 1.0)
+    asked = core.handle([rolled_back(*items)], 1.0)
     assert not core.exited
     assert core.view.generation.number == 1  # type: ignore[union-attr]
-    told = core.handle([e.Registered(revision=4)], 1.1)
-    mend = [action for action in told if isinstance(action, acts.Mend)]
+    asked = core.handle([e.Registered(revision=4)], 1.1)
+    mend = [action for action in asked if isinstance(action, acts.Mend)]
     assert [(action.generation.number, action.previous) for action in mend] == [(1, 2)]
 
 
@@ -294,8 +294,8 @@ def test_a_member_ahead_of_the_others_after_a_rollback_rejoins() -> None:
     core.handle([e.GenerationPut(generation=newer, revision=12)], 1.0)
     core.handle([rolled_back()], 2.0)
     older = Generation(number=1, attempt=1, cause=Cause.START, nodes=tuple(NODES))
-    told = core.handle([e.GenerationPut(generation=older, revision=4)], 2.1)
-    exits = [action for action in told if isinstance(action, acts.Exit)]
+    asked = core.handle([e.GenerationPut(generation=older, revision=4)], 2.1)
+    exits = [action for action in asked if isinstance(action, acts.Exit)]
     assert [action.rejoin for action in exits] == [True]
 
 

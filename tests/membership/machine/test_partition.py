@@ -22,8 +22,8 @@ def lost(
     """Return the members that the judge's side has lost, and whether that is certain."""
     ids = IDS[:size]
     index = {id: at for at, id in enumerate(ids)}
-    found = suspects(ids, cuts_of(ids, index, silent), dict.fromkeys(active, 0), judge, fresh)
-    return {one.id: one.sure for one in found}
+    suspected = suspects(ids, cuts_of(ids, index, silent), dict.fromkeys(active, 0), judge, fresh)
+    return {one.id: one.sure for one in suspected}
 
 
 def neighbours(size: int, at: int) -> list[str]:

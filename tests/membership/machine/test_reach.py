@@ -67,10 +67,10 @@ def test_a_host_that_accepts_or_refuses_is_reachable_and_a_silent_one_is_not() -
             acts.RingPeer(id="silent", address="127.0.0.1", port=full.getsockname()[1]),
             acts.RingPeer(id="nonsense", address="no address", port=1),
         )
-        told = probe(peers, seconds=0.5)
+        event = probe(peers, seconds=0.5)
         for filler in fillers:
             filler.close()
-    assert told == e.Probed(reached=("open", "refuses", "nonsense"), failed=("silent",))
+    assert event == e.Probed(reached=("open", "refuses", "nonsense"), failed=("silent",))
 
 
 class Member:

@@ -19,10 +19,10 @@ STORIES = sorted((DATA / "membership").glob("*.txt"))
 def test_story(path: Path, request: pytest.FixtureRequest) -> None:
     """Each story happens as it is written."""
     written = path.read_text()
-    told = "\n".join(line.rstrip() for line in Story().tell(written)) + "\n"
+    transcript = "\n".join(line.rstrip() for line in Story().tell(written)) + "\n"
     if request.config.getoption("--rewrite-stories"):
-        path.write_text(told)
-    assert told == path.read_text()
+        path.write_text(transcript)
+    assert transcript == path.read_text()
 
 
 @pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)

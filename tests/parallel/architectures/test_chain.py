@@ -102,9 +102,9 @@ def test_inputs_and_outputs_may_be_tuples_and_dictionaries(device: str) -> None:
     """
     with torch.device(device):
         model = Model()
-    found = chain.prove(model, "blocks", {name: value.to(device) for name, value in MASKED.items()})
-    assert (found.frame.entry, found.frame.path, found.frame.beside) == ("tokens", ("scores", 0), True)
-    assert list(found.templates) == ["blocks.0", "blocks.1"]
+    proof = chain.prove(model, "blocks", {name: value.to(device) for name, value in MASKED.items()})
+    assert (proof.frame.entry, proof.frame.path, proof.frame.beside) == ("tokens", ("scores", 0), True)
+    assert list(proof.templates) == ["blocks.0", "blocks.1"]
     assert not any("forward" in vars(module) for module in model.modules())
     assert not chain.prove(model, "blocks", TOKENS.to(device)).frame.beside
 
@@ -136,8 +136,8 @@ def test_transformers_models_are_chains_on_meta(family: str) -> None:
     """The proof computes nothing, and changes neither model nor configuration."""
     build, blocks = families.FAMILIES[family]
     model: Any = initial.outline(build)
-    found = chain.prove(model, blocks, TOKENS.to("meta"))
-    assert found.frame.path == ("logits",)
+    proof = chain.prove(model, blocks, TOKENS.to("meta"))
+    assert proof.frame.path == ("logits",)
     assert model.config.use_cache
 
 

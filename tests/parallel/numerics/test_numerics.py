@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.gloo, pytest.mark.long]
 
 def results(main: Any, *shapes: tuple[int, int, int], **orders: Any) -> list[Any]:
     """Return what every rank of every (pp, dp, ZeRO stage) returned."""
-    found = []
+    outcomes = []
     for pp, dp, zero in shapes:
         for report in run_world(main, Orders(layout=Layout(pp=pp, dp=dp, zero=zero), **orders)):
             assert report.ended == "done", report.error
-            found.append(report.result)
-    return found
+            outcomes.append(report.result)
+    return outcomes
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,19 +38,19 @@ def fp32() -> Any:
 
 def test_bf16_ends_with_one_digest_and_keeps_fp32_state(fp32: Any) -> None:
     """One replica, several, pipelines and both ZeRO stages give the same bits, computed in bf16 over fp32."""
-    found = results(mains.train_bf16, (1, 1, 3), (2, 1, 3), (1, 3, 2), (2, 2, 3))
-    assert len({(r.digest, r.losses) for r in found}) == 1
-    assert {r.dtypes for r in found} == {("torch.float32",)}
-    assert {r.seen for r in found} == {("torch.bfloat16",)}
-    assert found[0].digest != fp32.digest
-    assert found[0].losses == pytest.approx(fp32.losses, rel=0.02)
+    outcomes = results(mains.train_bf16, (1, 1, 3), (2, 1, 3), (1, 3, 2), (2, 2, 3))
+    assert len({(r.digest, r.losses) for r in outcomes}) == 1
+    assert {r.dtypes for r in outcomes} == {("torch.float32",)}
+    assert {r.seen for r in outcomes} == {("torch.bfloat16",)}
+    assert outcomes[0].digest != fp32.digest
+    assert outcomes[0].losses == pytest.approx(fp32.losses, rel=0.02)
 
 
 def test_stage_boundaries_keep_the_dtype_of_activations() -> None:
     """Floating-point inputs are cast, and activations that a buffer has made fp32 are sent as fp32."""
-    found = results(mains.train_promoting, (1, 1, 3), (3, 1, 2), (1, 2, 3))
-    assert len({(r.digest, r.losses) for r in found}) == 1
-    assert {r.seen for r in found} == {("torch.float32",)}
+    outcomes = results(mains.train_promoting, (1, 1, 3), (3, 1, 2), (1, 2, 3))
+    assert len({(r.digest, r.losses) for r in outcomes}) == 1
+    assert {r.seen for r in outcomes} == {("torch.float32",)}
 
 
 def test_an_unknown_precision_is_refused() -> None:
@@ -68,14 +68,14 @@ def test_master_weights_must_be_fp32() -> None:
 @pytest.mark.parametrize("main", [mains.train_full, mains.train_selective])
 def test_recomputation_changes_no_bit(fp32: Any, main: Any) -> None:
     """Blocks with dropout computed again, whole or in part, end with the digest of a run that kept everything."""
-    found = results(main, (1, 1, 3), (2, 2, 3))
-    assert {(r.digest, r.losses) for r in found} == {(fp32.digest, fp32.losses)}
+    outcomes = results(main, (1, 1, 3), (2, 2, 3))
+    assert {(r.digest, r.losses) for r in outcomes} == {(fp32.digest, fp32.losses)}
 
 
 def test_recomputation_changes_no_bit_in_bf16() -> None:
     """The second pass makes the same casts as the first."""
-    found = [*results(mains.train_selective_bf16, (2, 1, 2), (1, 2, 3)), *results(mains.train_bf16, (1, 1, 3))]
-    assert len({(r.digest, r.losses) for r in found}) == 1
+    outcomes = [*results(mains.train_selective_bf16, (2, 1, 2), (1, 2, 3)), *results(mains.train_bf16, (1, 1, 3))]
+    assert len({(r.digest, r.losses) for r in outcomes}) == 1
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -108,24 +108,24 @@ def test_recomputation_is_selective_or_full(choice: str, products: int, others: 
 @pytest.mark.parametrize("main", [mains.train_fp16, pytest.param(mains.train_fp16_clipped, marks=pytest.mark.slow)])
 def test_steps_that_overflow_fp16_are_skipped_alike(main: Any, tmp_path: Path) -> None:
     """Every rank of every layout skips the same steps; a restore elsewhere goes on with the same scale."""
-    found = results(main, (1, 1, 3), (2, 2, 3))
-    assert len({(r.digest, r.losses, r.skipped) for r in found}) == 1
-    skipped = found[0].skipped
+    outcomes = results(main, (1, 1, 3), (2, 2, 3))
+    assert len({(r.digest, r.losses, r.skipped) for r in outcomes}) == 1
+    skipped = outcomes[0].skipped
     assert skipped[0]
     assert not skipped[-1]
-    assert found[0].dtypes == ("torch.float32",)
+    assert outcomes[0].dtypes == ("torch.float32",)
     first = Orders(layout=Layout(pp=1, dp=3), keep=tmp_path, leave_at=dict.fromkeys(range(3), 6))
     assert {report.ended for report in run_world(main, first)} == {"left"}
     again = results(main, (2, 1, 3), take=tmp_path)
-    assert {r.digest for r in again} == {found[0].digest}
+    assert {r.digest for r in again} == {outcomes[0].digest}
     assert {r.skipped for r in again} == {skipped[7:]}
 
 
 def test_every_token_weighs_the_same() -> None:
     """Sums and counts over lines of different lengths train like one batch with a mean over all tokens."""
-    found = results(mains.train_tokens, (1, 1, 3), (2, 2, 3), (1, 3, 2))
-    assert len({(r.digest, r.losses) for r in found}) == 1
-    assert found[0].losses == pytest.approx(whole_batches(), rel=1e-5)
+    outcomes = results(mains.train_tokens, (1, 1, 3), (2, 2, 3), (1, 3, 2))
+    assert len({(r.digest, r.losses) for r in outcomes}) == 1
+    assert outcomes[0].losses == pytest.approx(whole_batches(), rel=1e-5)
 
 
 def whole_batches() -> list[float]:
@@ -149,6 +149,6 @@ def whole_batches() -> list[float]:
 
 def test_tokens_in_fp16_give_one_digest() -> None:
     """Scale, tokens, clipping and recomputation together."""
-    found = results(mains.train_tokens_fp16, (1, 1, 3), (2, 2, 2))
-    assert len({(r.digest, r.losses, r.skipped) for r in found}) == 1
-    assert not all(found[0].skipped)
+    outcomes = results(mains.train_tokens_fp16, (1, 1, 3), (2, 2, 2))
+    assert len({(r.digest, r.losses, r.skipped) for r in outcomes}) == 1
+    assert not all(outcomes[0].skipped)

@@ -46,15 +46,15 @@ def outcome(*ballots: Ballot, micro_batches: int = 2) -> Outcome:
 
 def test_tokens_are_counted_over_all_ranks() -> None:
     """The loss is the mean over tokens; a micro-batch may have none of them."""
-    found = outcome(Ballot(losses={0: 6.0}, tokens={0: 3.0}), Ballot(losses={1: 0.0}, tokens={1: 0.0}))
-    assert (found.loss, found.tokens) == (2.0, 3.0)
+    totals = outcome(Ballot(losses={0: 6.0}, tokens={0: 3.0}), Ballot(losses={1: 0.0}, tokens={1: 0.0}))
+    assert (totals.loss, totals.tokens) == (2.0, 3.0)
     assert outcome(Ballot(losses={0: 6.0, 1: 2.0})).loss == 4.0
 
 
 def test_a_step_without_tokens_is_skipped() -> None:
     """There is no mean to follow, and the scale is not the cause."""
-    found = outcome(Ballot(losses={0: 0.0, 1: 0.0}, tokens={0: 0.0, 1: 0.0}))
-    made = update(found, clip=1.0, scale=4.0, skip=False)
+    totals = outcome(Ballot(losses={0: 0.0, 1: 0.0}, tokens={0: 0.0, 1: 0.0}))
+    made = update(totals, clip=1.0, scale=4.0, skip=False)
     assert (made.skipped, made.finite) == (True, True)
 
 
@@ -72,12 +72,12 @@ def test_an_overflow_on_one_rank_counts_on_all() -> None:
 
 def test_scale_tokens_and_clipping_make_one_factor() -> None:
     """The reported norm is that of the true gradient."""
-    found = replace(outcome(Ballot(losses={0: 6.0, 1: 0.0}, tokens={0: 3.0, 1: 1.0})), norm=64.0)
-    made = update(found, clip=1.0, scale=8.0, skip=True)
+    totals = replace(outcome(Ballot(losses={0: 6.0, 1: 0.0}, tokens={0: 3.0, 1: 1.0})), norm=64.0)
+    made = update(totals, clip=1.0, scale=8.0, skip=True)
     assert made.norm == 2.0
     assert made.factor == pytest.approx(0.5 / 32.0, rel=1e-5)
-    assert update(replace(found, norm=math.inf), clip=1.0, scale=8.0, skip=True).skipped
-    assert not update(replace(found, norm=math.inf), clip=1.0, scale=8.0, skip=False).skipped
+    assert update(replace(totals, norm=math.inf), clip=1.0, scale=8.0, skip=True).skipped
+    assert not update(replace(totals, norm=math.inf), clip=1.0, scale=8.0, skip=False).skipped
 
 
 def test_a_scaled_loss_keeps_its_value() -> None:

@@ -26,20 +26,20 @@ pytestmark = [pytest.mark.gloo, pytest.mark.long]
 
 def results(main: Any, *shapes: tuple[int, int], **orders: Any) -> list[Any]:
     """Return what every rank of every (dp, ZeRO stage) returned."""
-    found = []
+    outcomes = []
     for dp, zero in shapes:
         for report in run_world(main, Orders(layout=Layout(pp=1, dp=dp, zero=zero), **orders)):
             assert report.ended == "done", report.error
-            found.append(report.result)
-    return found
+            outcomes.append(report.result)
+    return outcomes
 
 
 @pytest.mark.parametrize("main", [mains.train_tied, mains.train_tied_bf16, mains.train_tied_large])
 def test_tied_ends_train_to_one_digest(main: Any) -> None:
     """One tensor under two names is one parameter, whole or sharded, also if weights are filled in one by one."""
-    found = results(main, (1, 3), (2, 3), (3, 2))
-    assert len({(r.digest, r.losses) for r in found}) == 1
-    assert {("embed.weight" in r.names, "head.weight" in r.names) for r in found} == {(True, False)}
+    outcomes = results(main, (1, 3), (2, 3), (3, 2))
+    assert len({(r.digest, r.losses) for r in outcomes}) == 1
+    assert {("embed.weight" in r.names, "head.weight" in r.names) for r in outcomes} == {(True, False)}
 
 
 def test_a_tied_tensor_is_saved_once_and_restored_tied(tmp_path: Path) -> None:

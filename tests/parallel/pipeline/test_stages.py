@@ -157,13 +157,13 @@ def test_a_chain_is_proved_without_side_effects() -> None:
     """Its activation and links are found, and neither random numbers nor the training mode change."""
     model = initial.outline(Plain).eval()
     before = torch.get_rng_state()
-    found = chain.prove(model, "blocks", TOKENS.to("meta"))
-    assert (found.activation.shape, found.activation.dtype, found.activation.requires_grad) == (
+    proof = chain.prove(model, "blocks", TOKENS.to("meta"))
+    assert (proof.activation.shape, proof.activation.dtype, proof.activation.requires_grad) == (
         (2, 3, 6),
         torch.float32,
         True,
     )
-    assert found.links == ("embed", "drop", "head")
+    assert proof.links == ("embed", "drop", "head")
     assert torch.equal(before, torch.get_rng_state())
     assert not model.training
     assert not model.embed._forward_hooks

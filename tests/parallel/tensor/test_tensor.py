@@ -39,8 +39,8 @@ def test_tensor_parallel_layers_train_like_one_rank() -> None:
     _, losses, norms = result(tensors.train_plain, Layout(pp=1, dp=1))
     _, parted, parted_norms = result(tensors.train_plain, Layout(pp=1, dp=1, tp=2))
     _, whole, whole_norms = result(tensors.train_whole_plain, Layout(pp=1, dp=1, tp=2))
-    for found, norm in ((parted, parted_norms), (whole, whole_norms)):
-        assert found == pytest.approx(losses, abs=1e-5)
+    for computed, norm in ((parted, parted_norms), (whole, whole_norms)):
+        assert computed == pytest.approx(losses, abs=1e-5)
         assert norm == pytest.approx(norms, abs=1e-5)
 
 

@@ -42,45 +42,45 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def told() -> Told:
+def inbox() -> Told:
     return queue.SimpleQueue()
 
 
 @pytest.fixture
-def committer(store: Store, told: Told) -> Iterator[Committer]:
-    committer = Committer(store, told.put, patience=0.5)
+def committer(store: Store, inbox: Told) -> Iterator[Committer]:
+    committer = Committer(store, inbox.put, patience=0.5)
     yield committer
     committer.close(10.0)
 
 
-def step_of(told: Told) -> int:
-    done = told.get(timeout=10)
+def step_of(inbox: Told) -> int:
+    done = inbox.get(timeout=10)
     assert isinstance(done, CommitDone), done
     return done.saved.step
 
 
-def test_the_committer_waits_for_ranks_that_are_still_writing(committer: Committer, store: Store, told: Told) -> None:
+def test_the_committer_waits_for_ranks_that_are_still_writing(committer: Committer, store: Store, inbox: Told) -> None:
     """A commit requested too early is made once the save is whole, without another request."""
     saved = write(store, 5, rank=0, world=2)
     committer.commit(saved, 1)
     write(store, 5, rank=1, world=2)
-    assert step_of(told) == 5
+    assert step_of(inbox) == 5
 
 
-def test_the_committer_gives_up_ranks_that_never_write(committer: Committer, store: Store, told: Told) -> None:
+def test_the_committer_gives_up_ranks_that_never_write(committer: Committer, store: Store, inbox: Told) -> None:
     """They died; it is reported once, and nothing is changed."""
     committer.commit(write(store, 5, rank=0, world=2), 1)
-    failed = told.get(timeout=10)
+    failed = inbox.get(timeout=10)
     assert isinstance(failed, CommitFailed)
     assert not failed.again
     assert read_latest(store) is None
 
 
-def test_a_newer_leader_ends_the_commits_of_an_older_one(committer: Committer, store: Store, told: Told) -> None:
+def test_a_newer_leader_ends_the_commits_of_an_older_one(committer: Committer, store: Store, inbox: Told) -> None:
     """Whatever the older one believes."""
     fence(store, 7)
     committer.commit(write(store, 5), 6)
-    failed = told.get(timeout=10)
+    failed = inbox.get(timeout=10)
     assert isinstance(failed, CommitFailed)
     assert not failed.again
     ref = read_latest(store)
@@ -88,20 +88,20 @@ def test_a_newer_leader_ends_the_commits_of_an_older_one(committer: Committer, s
     assert (ref.generation, ref.checkpoint) == (7, None)
 
 
-def test_a_missing_store_is_retried_until_it_is_back(tmp_path: Path, store: Store, told: Told) -> None:
+def test_a_missing_store_is_retried_until_it_is_back(tmp_path: Path, store: Store, inbox: Told) -> None:
     """The trouble is reported once; fences and commits are made when the store answers again."""
     saved = write(store, 5)
     (tmp_path / "store").rename(tmp_path / "away")
     (tmp_path / "store").write_text("no directory")
-    committer = Committer(store, told.put)
+    committer = Committer(store, inbox.put)
     try:
         committer.fence(3)
         committer.commit(saved, 3)
-        failures = [told.get(timeout=10) for _ in range(2)]
+        failures = [inbox.get(timeout=10) for _ in range(2)]
         assert all(isinstance(failed, CommitFailed) and failed.again for failed in failures)
         (tmp_path / "store").unlink()
         (tmp_path / "away").rename(tmp_path / "store")
-        said = [told.get(timeout=10) for _ in range(2)]
+        said = [inbox.get(timeout=10) for _ in range(2)]
         assert {type(one) for one in said} == {FencedStore, CommitDone}
     finally:
         committer.close(10.0)
@@ -110,43 +110,43 @@ def test_a_missing_store_is_retried_until_it_is_back(tmp_path: Path, store: Stor
     assert (ref.generation, ref.step) == (3, 5)
 
 
-def test_the_newest_save_is_committed_first(store: Store, told: Told) -> None:
+def test_the_newest_save_is_committed_first(store: Store, inbox: Told) -> None:
     """It supersedes older pending ones: after an outage nobody works through all of them."""
-    committer = Committer(store, told.put)
+    committer = Committer(store, inbox.put)
     saves = [write(store, step) for step in (5, 6)]
     waiting = write(store, 4, rank=0, world=2)
     committer.commit(waiting, 1)
     for saved in saves:
         committer.commit(saved, 1)
-    seen = {step_of(told)}
+    seen = {step_of(inbox)}
     while 6 not in seen:
-        seen.add(step_of(told))
+        seen.add(step_of(inbox))
     committer.close(10.0)
-    assert told.empty()
+    assert inbox.empty()
 
 
-def test_requested_commits_are_made_before_close_returns(store: Store, told: Told) -> None:
+def test_requested_commits_are_made_before_close_returns(store: Store, inbox: Told) -> None:
     """`close` leaves time for it."""
-    committer = Committer(store, told.put)
+    committer = Committer(store, inbox.put)
     committer.commit(write(store, 5), 1)
     committer.close(10.0)
-    assert step_of(told) == 5
+    assert step_of(inbox) == 5
 
 
-def test_a_new_leader_knows_the_age_of_the_newest_checkpoint(store: Store, told: Told) -> None:
+def test_a_new_leader_knows_the_age_of_the_newest_checkpoint(store: Store, inbox: Told) -> None:
     """By the store's clock: the node that committed it may be gone."""
-    first = Committer(store, told.put)
+    first = Committer(store, inbox.put)
     first.fence(1)
     first.commit(write(store, 5), 1)
     first.close(10.0)
-    assert told.get(timeout=10) == FencedStore(step=-1, age=None, verified_step=-1, verified_age=None)
-    assert step_of(told) == 5
+    assert inbox.get(timeout=10) == FencedStore(step=-1, age=None, verified_step=-1, verified_age=None)
+    assert step_of(inbox) == 5
     mark_verified(store, "latest")
-    second = Committer(store, told.put)
+    second = Committer(store, inbox.put)
     second.fence(2)
     second.close(10.0)
-    found = told.get(timeout=10)
-    assert isinstance(found, FencedStore)
-    assert (found.step, found.verified_step) == (5, 5)
-    assert found.age is not None
-    assert 0.0 <= found.age < 3600.0
+    answer = inbox.get(timeout=10)
+    assert isinstance(answer, FencedStore)
+    assert (answer.step, answer.verified_step) == (5, 5)
+    assert answer.age is not None
+    assert 0.0 <= answer.age < 3600.0

@@ -59,7 +59,7 @@ def shelf() -> Shelf:
 
 
 @pytest.fixture
-def told() -> Told:
+def inbox() -> Told:
     return queue.SimpleQueue()
 
 
@@ -69,8 +69,8 @@ def writer(tmp_path: Path) -> CheckpointWriter:
 
 
 @pytest.fixture
-def uploader(shelf: Shelf, told: Told, writer: CheckpointWriter) -> Iterator[Uploader]:
-    uploader = Uploader(cast(SlotPort, shelf), writer.write, told.put)
+def uploader(shelf: Shelf, inbox: Told, writer: CheckpointWriter) -> Iterator[Uploader]:
+    uploader = Uploader(cast(SlotPort, shelf), writer.write, inbox.put)
     yield uploader
     shelf.gate.put(None)
     uploader.close(10.0)
@@ -81,79 +81,79 @@ def generation(number: int) -> Generation:
     return Generation(number=number, cause=Cause.START, nodes=(node,))
 
 
-def steps(told: Told, count: int) -> list[Any]:
-    return [(type(one), one.saved.step if isinstance(one, TilesUploaded) else one.step) for one in _take(told, count)]
+def steps(inbox: Told, count: int) -> list[Any]:
+    return [(type(one), one.saved.step if isinstance(one, TilesUploaded) else one.step) for one in _take(inbox, count)]
 
 
-def _take(told: Told, count: int) -> list[TilesUploaded | WriteFailed]:
-    return [told.get(timeout=10) for _ in range(count)]
+def _take(inbox: Told, count: int) -> list[TilesUploaded | WriteFailed]:
+    return [inbox.get(timeout=10) for _ in range(count)]
 
 
-def test_a_checkpoint_due_during_a_write_is_skipped(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+def test_a_checkpoint_due_during_a_write_is_skipped(uploader: Uploader, shelf: Shelf, inbox: Told) -> None:
     """A slow store delays the next checkpoint and nothing else."""
     uploader.offer(5, generation(1))
     uploader.offer(6, generation(1))
     assert shelf.unpinned == [6]
     shelf.gate.put(None)
-    assert steps(told, 1) == [(TilesUploaded, 5)]
+    assert steps(inbox, 1) == [(TilesUploaded, 5)]
 
 
-def test_the_last_snapshot_waits_for_the_write_before_it(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+def test_the_last_snapshot_waits_for_the_write_before_it(uploader: Uploader, shelf: Shelf, inbox: Told) -> None:
     """It is not skipped: there will be no other."""
     uploader.offer(5, generation(1))
     uploader.flush(7, generation(1))
     shelf.gate.put(None)
     shelf.gate.put(None)
-    assert steps(told, 2) == [(TilesUploaded, 5), (TilesUploaded, 7)]
+    assert steps(inbox, 2) == [(TilesUploaded, 5), (TilesUploaded, 7)]
 
 
-def test_the_last_snapshot_is_written_once(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+def test_the_last_snapshot_is_written_once(uploader: Uploader, shelf: Shelf, inbox: Told) -> None:
     """Whether or not its step was due for a checkpoint, and whichever message arrives first."""
     uploader.offer(5, generation(1))
     uploader.flush(5, generation(1))
     shelf.gate.put(None)
-    assert steps(told, 1) == [(TilesUploaded, 5)]
+    assert steps(inbox, 1) == [(TilesUploaded, 5)]
     uploader.flush(7, generation(1))
     uploader.offer(7, generation(1))
     shelf.gate.put(None)
-    assert steps(told, 1) == [(TilesUploaded, 7)]
-    assert told.empty()
+    assert steps(inbox, 1) == [(TilesUploaded, 7)]
+    assert inbox.empty()
 
 
-def test_a_repeated_step_is_another_checkpoint(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+def test_a_repeated_step_is_another_checkpoint(uploader: Uploader, shelf: Shelf, inbox: Told) -> None:
     """After a loss the same step comes again, in another generation and perhaps cut differently."""
     for number in (1, 2):
         uploader.offer(5, generation(number))
         shelf.gate.put(None)
-        (written,) = _take(told, 1)
+        (written,) = _take(inbox, 1)
         assert isinstance(written, TilesUploaded)
         assert (written.saved.step, written.saved.made_in) == (5, number)
 
 
-def test_a_missing_snapshot_is_a_failed_write(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+def test_a_missing_snapshot_is_a_failed_write(uploader: Uploader, shelf: Shelf, inbox: Told) -> None:
     """It is reported, and the next write starts afresh."""
     uploader.flush(9, generation(1))
     shelf.gate.put(None)
-    assert steps(told, 1) == [(WriteFailed, 9)]
+    assert steps(inbox, 1) == [(WriteFailed, 9)]
 
 
-def test_an_uploader_is_ready_before_it_reports_a_write(uploader: Uploader, shelf: Shelf, told: Told) -> None:
+def test_an_uploader_is_ready_before_it_reports_a_write(uploader: Uploader, shelf: Shelf, inbox: Told) -> None:
     """So whoever receives the report may offer the next."""
     uploader.offer(5, generation(1))
     assert not uploader.ready
     shelf.gate.put(None)
-    told.get(timeout=10)
+    inbox.get(timeout=10)
     assert uploader.ready
     assert shelf.ready.get(timeout=1)
 
 
-def test_the_next_checkpoint_waits_for_the_previous_commit(shelf: Shelf, told: Told, writer: CheckpointWriter) -> None:
+def test_the_next_checkpoint_waits_for_the_previous_commit(shelf: Shelf, inbox: Told, writer: CheckpointWriter) -> None:
     """If it learns of it; another commit, or none within the patience, does not hold it back for ever."""
-    uploader = Uploader(cast(SlotPort, shelf), writer.write, told.put, patience=lambda: 60.0)
+    uploader = Uploader(cast(SlotPort, shelf), writer.write, inbox.put, patience=lambda: 60.0)
     try:
         uploader.offer(5, generation(1))
         shelf.gate.put(None)
-        (written,) = _take(told, 1)
+        (written,) = _take(inbox, 1)
         assert isinstance(written, TilesUploaded)
         assert not uploader.ready
         uploader.settled(SavedStep(step=4, made_in=1, attempt=0, world=1))
@@ -165,7 +165,7 @@ def test_the_next_checkpoint_waits_for_the_previous_commit(shelf: Shelf, told: T
         uploader.close(10.0)
 
 
-def test_pauses_after_failures_grow(shelf: Shelf, told: Told, writer: CheckpointWriter) -> None:
+def test_pauses_after_failures_grow(shelf: Shelf, inbox: Told, writer: CheckpointWriter) -> None:
     """A missing store is not flooded with requests, and its return is noticed within a minute."""
     assert [rest_after(count) for count in (1, 2, 3)] == [1.0, 2.0, 4.0]
     assert rest_after(100) == LONGEST_REST
@@ -175,20 +175,20 @@ def test_pauses_after_failures_grow(shelf: Shelf, told: Told, writer: Checkpoint
         rests.append(failures)
         return 0.01
 
-    uploader = Uploader(cast(SlotPort, shelf), writer.write, told.put, rest=rest)
+    uploader = Uploader(cast(SlotPort, shelf), writer.write, inbox.put, rest=rest)
     try:
         for step in (8, 9, 5, 8):
             uploader.offer(step, generation(1))
             shelf.gate.put(None)
             assert shelf.ready.get(timeout=10)
-        assert [kind for kind, _ in steps(told, 4)] == [WriteFailed, WriteFailed, TilesUploaded, WriteFailed]
+        assert [kind for kind, _ in steps(inbox, 4)] == [WriteFailed, WriteFailed, TilesUploaded, WriteFailed]
         assert rests == [1, 2, 1]
     finally:
         uploader.close(10.0)
 
 
 def test_unchanged_tiles_are_not_written_again(
-    uploader: Uploader, shelf: Shelf, told: Told, writer: CheckpointWriter, tmp_path: Path
+    uploader: Uploader, shelf: Shelf, inbox: Told, writer: CheckpointWriter, tmp_path: Path
 ) -> None:
     """The newest committed checkpoint is the parent of every write."""
     from checkpointing import commit

@@ -33,35 +33,35 @@ def generation(*names: str, spares: str = "") -> Generation:
 
 def test_a_signal_to_every_keeper_is_one_signal() -> None:
     """torchrun passes its signal to all keepers of the node; only a second to the same one is a second signal."""
-    told = Departure()
-    assert [told.signalled(slot) for slot in (1, 0, 2)] == [False, False, False]
-    assert told.signalled(2)
+    departure = Departure()
+    assert [departure.signalled(slot) for slot in (1, 0, 2)] == [False, False, False]
+    assert departure.signalled(2)
 
 
 def test_the_earliest_deadline_counts() -> None:
     """An operator's hour does not extend a cloud's half minute."""
-    told = Departure()
-    assert not told.over(1e9)
-    assert told.within(30.0, now=100.0)
-    assert not told.within(3600.0, now=101.0)
-    assert not told.within(None, now=102.0)
-    assert told.deadline == 130.0
-    assert told.over(130.0)
-    assert not told.over(129.9)
+    departure = Departure()
+    assert not departure.over(1e9)
+    assert departure.within(30.0, now=100.0)
+    assert not departure.within(3600.0, now=101.0)
+    assert not departure.within(None, now=102.0)
+    assert departure.deadline == 130.0
+    assert departure.over(130.0)
+    assert not departure.over(129.9)
 
 
 def test_snapshots_held_only_by_a_leaving_node_get_all_its_time() -> None:
     """Without a deadline the ordinary patience holds; a moment before the end is kept for leaving in order."""
-    told = Departure()
-    assert told.waits_until(50.0, ordinary=2.0) == 52.0
-    told.within(None, now=40.0)
-    assert told.waits_until(50.0, ordinary=2.0) == 52.0
-    told.within(25.0, now=40.0)
-    assert told.waits_until(50.0, ordinary=2.0) == 65.0 - MARGIN
-    told.within(2.0, now=40.0)
-    assert told.waits_until(41.0, ordinary=2.0) == 42.0 - 0.5
-    told.at_once = True
-    assert told.waits_until(41.0, ordinary=2.0) == 41.0
+    departure = Departure()
+    assert departure.waits_until(50.0, ordinary=2.0) == 52.0
+    departure.within(None, now=40.0)
+    assert departure.waits_until(50.0, ordinary=2.0) == 52.0
+    departure.within(25.0, now=40.0)
+    assert departure.waits_until(50.0, ordinary=2.0) == 65.0 - MARGIN
+    departure.within(2.0, now=40.0)
+    assert departure.waits_until(41.0, ordinary=2.0) == 42.0 - 0.5
+    departure.at_once = True
+    assert departure.waits_until(41.0, ordinary=2.0) == 41.0
 
 
 def test_a_node_that_leaves_with_its_buddy_gets_another() -> None:

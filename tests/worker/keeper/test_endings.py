@@ -35,7 +35,7 @@ class Measuring:
     def __init__(self, inbox: Inbox, deaths: int) -> None:
         self.inbox, self.deaths, self.asked = inbox, deaths, 0
 
-    def measure(self, told: Any) -> int:
+    def measure(self, assignment: Any) -> int:
         self.asked += 1
         kind = w.ExitKind.TEMPLATE if self.asked <= self.deaths else w.ExitKind.MEASURED
         if kind is w.ExitKind.MEASURED:
@@ -56,8 +56,8 @@ def test_a_joiner_measures_again_when_its_template_dies() -> None:
 
 def test_a_leaving_node_that_is_evicted_ends_cleanly() -> None:
     """The others evicted it before it could report leaving: no error. One that was to stay comes back."""
-    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    leaving = LeaveRequest(cast(Generations, None), None, told.put, journal=Journal(None, "run", "node"), drain=25.0)
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    leaving = LeaveRequest(cast(Generations, None), None, events.put, journal=Journal(None, "run", "node"), drain=25.0)
     out = acts.Exit(failed=True, detail="the others went on without this node", rejoin=True)
     over = acts.Exit(failed=True, detail="the job failed")
     assert leaving.ended(out) == out

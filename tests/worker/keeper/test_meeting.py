@@ -23,7 +23,7 @@ def meeting() -> Iterator[Meeting]:
 
 def listens_on(port: int) -> list[str]:
     """Return the addresses of this machine on which a port is open."""
-    found = []
+    addresses = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             local, state = line.split()[1], line.split()[3]
@@ -31,8 +31,8 @@ def listens_on(port: int) -> list[str]:
             if state == "0A" and int(number, 16) == port:
                 # Each group of four bytes in the machine's own order.
                 words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
-                found.append(str(ipaddress.ip_address(b"".join(words))))
-    return found
+                addresses.append(str(ipaddress.ip_address(b"".join(words))))
+    return addresses
 
 
 def test_the_meeting_store_listens_only_on_the_nodes_address(meeting: Meeting) -> None:

@@ -43,9 +43,9 @@ class Heard:
             self.progress.look()
 
     def taken(self, name: str) -> list[dict[str, Any]]:
-        found = [fields for said, fields in self.said if said == name]
+        events = [fields for said, fields in self.said if said == name]
         self.said = []
-        return found
+        return events
 
     def health(self) -> str:
         return self.figures.pulse("active", 2, self.clock.now).health

@@ -44,14 +44,14 @@ MESSAGES = (
 def test_messages_survive_any_fragmentation(sizes: list[int]) -> None:
     """They arrive as sent, in order, whatever the pieces."""
     data = b"".join(map(encode, MESSAGES))
-    decoder, found, at = Decoder(), [], 0
+    decoder, messages, at = Decoder(), [], 0
     for number in range(len(data)):
         if at >= len(data):
             break
         size = sizes[number % len(sizes)]
-        found += decoder.feed(data[at : at + size])
+        messages += decoder.feed(data[at : at + size])
         at += size
-    assert tuple(found) == MESSAGES
+    assert tuple(messages) == MESSAGES
 
 
 def test_an_unfinished_frame_is_never_a_message() -> None:
@@ -74,11 +74,11 @@ def test_the_keeper_never_blocks_on_a_trainer_that_does_not_read() -> None:
     for step in range(count):
         keeper.send(channel.SnapshotSafe(step=step))
     assert keeper.wants_write
-    found: list[int] = []
-    while len(found) < count:
-        found += [message.step for message in trainer.receive() if isinstance(message, channel.SnapshotSafe)]
+    steps: list[int] = []
+    while len(steps) < count:
+        steps += [message.step for message in trainer.receive() if isinstance(message, channel.SnapshotSafe)]
         keeper.flush()
-    assert found == list(range(count))
+    assert steps == list(range(count))
     keeper.close()
     assert trainer.receive() == []
     theirs.close()

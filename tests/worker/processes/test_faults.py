@@ -31,15 +31,15 @@ GO = Go(servers=())
 
 def group(pid: int) -> list[int]:
     """The pids of a process group."""
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdecimal():
             try:
                 if os.getpgid(int(name)) == pid:
-                    found.append(int(name))
+                    pids.append(int(name))
             except ProcessLookupError:
                 pass
-    return found
+    return pids
 
 
 def test_a_killed_trainer_is_reported_by_its_signal(nursery: Nursery) -> None:
@@ -112,8 +112,8 @@ def test_a_killed_template_is_replaced_by_the_one_in_reserve(nursery: Nursery) -
     # The next trainer may be there before the end of the last one is reported.
     keeper.wait(TrainerReady, 60, lambda event: event.trainer == second)
     (started,) = [event for event in keeper.seen if isinstance(event, Started) and event.trainer == second]
-    told = [event for event in keeper.seen if isinstance(event, TrainerExited)]
-    assert (told or [keeper.wait(TrainerExited)])[0].kind is ExitKind.TEMPLATE
+    exits = [event for event in keeper.seen if isinstance(event, TrainerExited)]
+    assert (exits or [keeper.wait(TrainerExited)])[0].kind is ExitKind.TEMPLATE
     assert all(map(gone, everybody))
     assert keeper.template == reserve
     assert children(reserve) == [started.pid]

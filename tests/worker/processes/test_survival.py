@@ -54,25 +54,25 @@ def check(inventory: Inventory) -> None:
     source = PeerSource(inventory.server, READER)
     offers = inventory.tiles()
     source.prefetch(offers)
-    found: dict[str, bytes] = {}
+    tensors: dict[str, bytes] = {}
     for offer in offers:
         data = source.fetch(offer)
         assert digest(offer.spec, offer.box, data) == offer.digest
-        found[offer.spec.key] = found.get(offer.spec.key, b"") + bytes(data)
+        tensors[offer.spec.key] = tensors.get(offer.spec.key, b"") + bytes(data)
     source.close()
     assert inventory.facts == {"step": inventory.step}
-    assert found == {key: expected(inventory.step, key) for key in found}
-    assert len(found) == 4
+    assert tensors == {key: expected(inventory.step, key) for key in tensors}
+    assert len(tensors) == 4
 
 
 def check_pinned(pinned: PinnedSnapshot) -> None:
     """Compare a pinned snapshot's tiles, in order, with the trainer's state."""
-    found: dict[str, bytes] = {}
+    read_back: dict[str, bytes] = {}
     for piece in pinned.pieces:
         assert digest(piece.spec, piece.box, piece.data) == piece.digest
-        found[piece.spec.key] = found.get(piece.spec.key, b"") + bytes(piece.data)
-    assert found == {key: expected(pinned.step, key) for key in found}
-    assert len(found) == 4
+        read_back[piece.spec.key] = read_back.get(piece.spec.key, b"") + bytes(piece.data)
+    assert read_back == {key: expected(pinned.step, key) for key in read_back}
+    assert len(read_back) == 4
 
 
 def test_snapshots_survive_the_trainer(nursery: Nursery) -> None:
@@ -82,10 +82,10 @@ def test_snapshots_survive_the_trainer(nursery: Nursery) -> None:
     keeper.wait(SnapshotHeld, where=lambda event: event.step >= 10)
     os.kill(next(e.pid for e in keeper.seen if isinstance(e, Started)), signal.SIGKILL)
     ended = keeper.wait(TrainerExited)
-    found = inventories([keeper.server], READER)
+    listed = inventories([keeper.server], READER)
     # The newest is at most the one whose copy had not finished, and one not taken while two waited, behind.
-    assert max(one.step for one in found) >= ended.step - 2
-    for one in found:
+    assert max(one.step for one in listed) >= ended.step - 2
+    for one in listed:
         check(one)
 
 
@@ -98,9 +98,9 @@ def test_snapshots_survive_the_node(nursery: Nursery) -> None:
     held = home.wait(SnapshotHeld, where=lambda event: event.step >= 10).step
     os.kill(home.pid, signal.SIGKILL)
     home.wait(SlotLost)
-    found = inventories([home.server, buddy.server], READER)
-    assert max(one.step for one in found) >= held
-    for one in found:
+    listed = inventories([home.server, buddy.server], READER)
+    assert max(one.step for one in listed) >= held
+    for one in listed:
         assert one.server == buddy.server
         check(one)
 
@@ -132,9 +132,9 @@ def test_the_next_generation_reuses_the_same_memory(nursery: Nursery) -> None:
             time.sleep(0.05)
         keeper.slot.stop(trainer)
         assert keeper.wait(TrainerExited).kind is ExitKind.STOPPED
-        found = inventories([keeper.server], READER)
-        assert {one.generation for one in found} == {generation}
-        check(max(found, key=lambda one: one.step))
+        listed = inventories([keeper.server], READER)
+        assert {one.generation for one in listed} == {generation}
+        check(max(listed, key=lambda one: one.step))
 
 
 def test_an_upload_reads_one_step_while_training_goes_on(nursery: Nursery) -> None:

@@ -12,18 +12,18 @@ from elastic3d.cli.ckpt.render.words import NARROW, count, table
 from elastic3d.cli.render import clean
 
 
-def findings(url: str, nbytes: int, found: Sequence[Finding], width: int) -> RenderableType:
+def findings(url: str, nbytes: int, faults: Sequence[Finding], width: int) -> RenderableType:
     """Return the display of `verify` for a store of `nbytes` bytes."""
-    if not found:
+    if not faults:
         what = f"every one of {nbytes:,} bytes is as it was written" if nbytes else "there is nothing in it"
         return Text.assemble(("ok", "green"), f" {clean(url)}: {what}.", overflow="fold")
-    head = Text(f"{count(len(found), 'finding')} in {clean(url)}", style="bold red", overflow="fold")
-    spoilt = sorted({checkpoint for finding in found for checkpoint in finding.checkpoints})
+    head = Text(f"{count(len(faults), 'finding')} in {clean(url)}", style="bold red", overflow="fold")
+    spoilt = sorted({checkpoint for finding in faults for checkpoint in finding.checkpoints})
     foot = Text(f"spoils {', '.join(spoilt)}" if spoilt else "spoils no committed checkpoint", overflow="fold")
     if width < NARROW:
-        return Group(head, *(_lines(finding) for finding in found), foot)
+        return Group(head, *(_lines(finding) for finding in faults), foot)
     made = table("fault", "rank", "tensor", "object", "detail", fold=("tensor", "object", "detail"))
-    for finding in found:
+    for finding in faults:
         made.add_row(
             Text(str(finding.fault), style="red"),
             "" if finding.rank is None else str(finding.rank),

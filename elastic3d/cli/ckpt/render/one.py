@@ -32,23 +32,29 @@ STAGES = 16
 LABEL = 11
 
 
-def summary(url: str, told: Summary, width: int, *, all_facts: bool = False) -> RenderableType:
+def summary(url: str, summarised: Summary, width: int, *, all_facts: bool = False) -> RenderableType:
     """Return the page of `show`."""
-    head = Text.assemble((told.checkpoint, "bold"), "  ").append_text(marks(told.labels))
+    head = Text.assemble((summarised.checkpoint, "bold"), "  ").append_text(marks(summarised.labels))
     lines: list[RenderableType] = [
         Text(clean(url), style="dim", overflow="fold"),
         head,
-        _line("step", f"{told.step}" + (f", attempt {told.attempt}" if told.attempt else "")),
-        _line("generation", _generations(told)),
-        _line("written", when(told.modified)),
-        _line("root", told.root if width >= LABEL + len(told.root) else f"{told.root[:16]}..."),
-        _line("holds", f"{count(told.tensors, 'tensor')}, {size(told.bytes)} in {count(told.tiles, 'tile')}"),
-        _line("dtypes", ", ".join(f"{name} {percent(s.bytes, told.bytes)}" for name, s in told.dtypes.items()) or "-"),
-        _line("stored", _stored(told)),
+        _line("step", f"{summarised.step}" + (f", attempt {summarised.attempt}" if summarised.attempt else "")),
+        _line("generation", _generations(summarised)),
+        _line("written", when(summarised.modified)),
+        _line("root", summarised.root if width >= LABEL + len(summarised.root) else f"{summarised.root[:16]}..."),
+        _line(
+            "holds",
+            f"{count(summarised.tensors, 'tensor')}, {size(summarised.bytes)} in {count(summarised.tiles, 'tile')}",
+        ),
+        _line(
+            "dtypes",
+            ", ".join(f"{name} {percent(s.bytes, summarised.bytes)}" for name, s in summarised.dtypes.items()) or "-",
+        ),
+        _line("stored", _stored(summarised)),
     ]
-    lines += [_line("parents", _lineage(told)), Text(), *_mesh(told.writers, width)]
-    if told.facts:
-        lines += [Text(), *_facts(told.facts, width, all_facts=all_facts)]
+    lines += [_line("parents", _lineage(summarised)), Text(), *_mesh(summarised.writers, width)]
+    if summarised.facts:
+        lines += [Text(), *_facts(summarised.facts, width, all_facts=all_facts)]
     return Group(*lines)
 
 
@@ -56,57 +62,57 @@ def _line(name: str, said: str) -> Text:
     return Text.assemble((f"  {name:<{LABEL - 1}} ", "dim"), clean(said), overflow="fold")
 
 
-def _generations(told: Summary) -> str:
-    if told.made_in == told.committed_in:
-        return f"made and committed in {told.made_in}"
-    return f"made in {told.made_in}, committed in {told.committed_in}: its makers were gone by then"
+def _generations(summarised: Summary) -> str:
+    if summarised.made_in == summarised.committed_in:
+        return f"made and committed in {summarised.made_in}"
+    return f"made in {summarised.made_in}, committed in {summarised.committed_in}: its makers were gone by then"
 
 
-def _stored(told: Summary) -> str:
-    said = f"{size(told.stored)} in {count(told.packs, 'pack')} of {size(told.pack_bytes)}"
-    codecs = ", ".join(f"{name} {_codec(name, share, told)}" for name, share in told.codecs.items())
+def _stored(summarised: Summary) -> str:
+    said = f"{size(summarised.stored)} in {count(summarised.packs, 'pack')} of {size(summarised.pack_bytes)}"
+    codecs = ", ".join(f"{name} {_codec(name, share, summarised)}" for name, share in summarised.codecs.items())
     return f"{said}; {codecs}" if codecs else said
 
 
-def _codec(name: str, share: Share, told: Summary) -> str:
-    part = percent(share.bytes, told.bytes)
+def _codec(name: str, share: Share, summarised: Summary) -> str:
+    part = percent(share.bytes, summarised.bytes)
     return part if name == "raw" or not share.stored else f"{part} ({share.bytes / share.stored:.2f} times smaller)"
 
 
-def _lineage(told: Summary) -> str:
-    if not told.lineage:
+def _lineage(summarised: Summary) -> str:
+    if not summarised.lineage:
         return "none: everything was written anew"
     shown = []
-    for ancestor in told.lineage:
+    for ancestor in summarised.lineage:
         step, made_in, _ = generations(ancestor.checkpoint)
-        said = f"step {step}" + (f" (generation {made_in})" if made_in != told.made_in else "")
+        said = f"step {step}" + (f" (generation {made_in})" if made_in != summarised.made_in else "")
         shown.append(said if ancestor.there else f"{said}, collected since")
     return " <- ".join(shown)
 
 
-def _mesh(told: Writers, width: int) -> list[RenderableType]:
+def _mesh(writers: Writers, width: int) -> list[RenderableType]:
     """Draw how much each rank saved: a row for each stage, a column for each rank in it."""
-    ranks = {holding.rank: holding for holding in told.ranks}
-    columns = max(len(stage) for stage in told.stages)
-    cuts = ", ".join(f"dim {dim} cut in {parts}" for dim, parts in told.cuts.items()) or "tensors whole"
-    said = f"written by {count(len(told.ranks), 'rank')}: "
-    if told.regular:
-        said += f"{count(len(told.stages), 'stage')} x {columns}, {cuts}"
+    ranks = {holding.rank: holding for holding in writers.ranks}
+    columns = max(len(stage) for stage in writers.stages)
+    cuts = ", ".join(f"dim {dim} cut in {parts}" for dim, parts in writers.cuts.items()) or "tensors whole"
+    said = f"written by {count(len(writers.ranks), 'rank')}: "
+    if writers.regular:
+        said += f"{count(len(writers.stages), 'stage')} x {columns}, {cuts}"
     else:
-        said += f"{count(len(told.stages), 'group')} that hold the same tensors, {cuts}"
-    largest = max(len(f"rank {holding.rank} {size(holding.bytes)}") for holding in told.ranks)
+        said += f"{count(len(writers.stages), 'group')} that hold the same tensors, {cuts}"
+    largest = max(len(f"rank {holding.rank} {size(holding.bytes)}") for holding in writers.ranks)
     fit = max(1, min(columns, (width - 12) // (largest + 2)))
-    row_name = "pp" if told.regular else "group"
+    row_name = "pp" if writers.regular else "group"
     made = table("", *(str(column) for column in range(fit)), right=())
-    for place, stage in enumerate(told.stages[:STAGES]):
+    for place, stage in enumerate(writers.stages[:STAGES]):
         cells = [Text.assemble(f"rank {rank} ", (size(ranks[rank].bytes), "dim")) for rank in stage[:fit]]
         made.add_row(Text(f"  {row_name} {place}", style="dim"), *cells)
     made.show_header = False
     left_out = []
     if columns > fit:
         left_out.append(f"{count(columns - fit, 'more rank')} in each")
-    if len(told.stages) > STAGES:
-        left_out.append(count(len(told.stages) - STAGES, "more stage"))
+    if len(writers.stages) > STAGES:
+        left_out.append(count(len(writers.stages) - STAGES, "more stage"))
     note = [Text(f"  and {', '.join(left_out)}", style="dim")] if left_out else []
     return [Text(said, style="bold"), made, *note]
 

@@ -64,10 +64,10 @@ def checkpoints(url: str, generation: int | None, rows: Sequence[CheckpointRow],
 
 
 def commits(
-    url: str, told: Sequence[Commit], labels: Mapping[str, Sequence[str]], more: int, width: int
+    url: str, history: Sequence[Commit], labels: Mapping[str, Sequence[str]], more: int, width: int
 ) -> RenderableType:
     """Return the lines of `log`."""
-    if not told:
+    if not history:
         return Text(f"No commits in {clean(url)}.", overflow="fold")
     columns = ["step", "changed", "written"]
     if width >= NARROW:
@@ -78,7 +78,7 @@ def commits(
     made = table(
         *columns, right=("step", "generation", "ranks", "size", "changed", "written", "kept", "tensors"), fold=("",)
     )
-    for commit in told:
+    for commit in history:
         if commit.error:
             said = Text(clean(commit.error) if width >= NARROW else "unreadable", style="red")
             made.add_row(step(commit.checkpoint), *([""] * (len(columns) - 2)), said)
@@ -116,15 +116,15 @@ def _tensors(commit: Commit) -> Text:
     return text
 
 
-def usage(url: str, told: StoreUsage, labels: Mapping[str, Sequence[str]], width: int) -> RenderableType:
+def usage(url: str, used: StoreUsage, labels: Mapping[str, Sequence[str]], width: int) -> RenderableType:
     """Return the table of `du`, and totals of the store."""
     parts: list[RenderableType] = [Text(clean(url), style="bold", overflow="fold")]
-    if told.checkpoints:
+    if used.checkpoints:
         columns = ["step", "size", "unique", "frees"]
         if width >= NARROW:
             columns = ["step", "size", "stored", "unique", "shared", "frees", ""]
         made = table(*columns, right=columns[:-1] if "" in columns else columns, fold=("",))
-        for row in told.checkpoints:
+        for row in used.checkpoints:
             cells: dict[str, RenderableType] = {
                 "step": str(row.step),
                 "size": size(row.size),
@@ -136,23 +136,23 @@ def usage(url: str, told: StoreUsage, labels: Mapping[str, Sequence[str]], width
             }
             made.add_row(*(cells[column] for column in columns))
         parts += [made, Text()]
-    whole = told.packs + told.documents + told.other
-    parts.append(Text(f"{size(whole)} in {count(told.objects, 'object')}", style="bold"))
-    parts.append(Text(f"  {size(told.packs)} packs, {size(told.documents)} documents, {size(told.other)} other"))
-    apparent = sum(row.size for row in told.checkpoints)
-    if apparent and told.packs > told.unreferenced:
+    whole = used.packs + used.documents + used.other
+    parts.append(Text(f"{size(whole)} in {count(used.objects, 'object')}", style="bold"))
+    parts.append(Text(f"  {size(used.packs)} packs, {size(used.documents)} documents, {size(used.other)} other"))
+    apparent = sum(row.size for row in used.checkpoints)
+    if apparent and used.packs > used.unreferenced:
         parts.append(
-            Text(f"  {size(apparent)} of tensors in {count(len(told.checkpoints), 'checkpoint')} are kept in "
-                 f"{size(told.packs - told.unreferenced)}")
+            Text(f"  {size(apparent)} of tensors in {count(len(used.checkpoints), 'checkpoint')} are kept in "
+                 f"{size(used.packs - used.unreferenced)}")
         )  # fmt: skip
-    if told.unreferenced_packs:
+    if used.unreferenced_packs:
         parts.append(
             Text(
-                f"  {size(told.unreferenced)} in {count(told.unreferenced_packs, 'pack')} that no checkpoint needs: "
+                f"  {size(used.unreferenced)} in {count(used.unreferenced_packs, 'pack')} that no checkpoint needs: "
                 "garbage, or a save under way",
                 style="yellow",
             )
         )
-    if told.missing:
-        parts.append(Text(f"  {count(told.missing, 'pack')} missing: see elastic3d ckpt verify", style="bold red"))
+    if used.missing:
+        parts.append(Text(f"  {count(used.missing, 'pack')} missing: see elastic3d ckpt verify", style="bold red"))
     return Group(*parts)

@@ -41,26 +41,26 @@ _SIGN = {
 
 
 def difference(
-    told: Difference, distances: Mapping[str, ValueDifference], width: int, *, each: bool = False
+    changes: Difference, distances: Mapping[str, ValueDifference], width: int, *, each: bool = False
 ) -> RenderableType:
     """Return the display of `diff`, with exact distances if values were read."""
     parts: list[RenderableType] = [
-        Text.assemble(("- ", "red"), (told.before, "bold")),
-        Text.assemble(("+ ", "green"), (told.after, "bold")),
+        Text.assemble(("- ", "red"), (changes.before, "bold")),
+        Text.assemble(("+ ", "green"), (changes.after, "bold")),
     ]
-    if told.same:
+    if changes.same:
         return Group(*parts, Text("Tensors and facts are the same: both have one root.", style="green"))
-    differing = [one for one in told.tensors if one.change is not Change.SAME]
+    differing = [one for one in changes.tensors if one.change is not Change.SAME]
     if differing:
         parts += [Text(), _tensors(differing, distances, width, each=each)]
-    parts += [Text(), _total(told, distances)]
-    for fact in told.facts[:FACTS]:
+    parts += [Text(), _total(changes, distances)]
+    for fact in changes.facts[:FACTS]:
         before, after = (json.dumps(value, ensure_ascii=False) for value in (fact.before, fact.after))
         room = max(8, (width - len(fact.path) - 12) // 2)
         before, after = (text if len(text) <= room else f"{text[: room - 3]}..." for text in (before, after))
         parts.append(Text.assemble(("  fact ", "dim"), clean(fact.path), f": {clean(before)} -> {clean(after)}"))
-    if len(told.facts) > FACTS:
-        parts.append(Text(f"  and {count(len(told.facts) - FACTS, 'more fact')} (--json)", style="dim"))
+    if len(changes.facts) > FACTS:
+        parts.append(Text(f"  and {count(len(changes.facts) - FACTS, 'more fact')} (--json)", style="dim"))
     return Group(*parts)
 
 
@@ -129,15 +129,17 @@ def _rms(one: TensorDifference) -> str:
     return number(after) if before == after else f"{number(before)} -> {number(after)}"
 
 
-def _total(told: Difference, distances: Mapping[str, ValueDifference]) -> Text:
-    counted = Counter(one.change for one in told.tensors)
+def _total(changes: Difference, distances: Mapping[str, ValueDifference]) -> Text:
+    counted = Counter(one.change for one in changes.tensors)
     said = [f"{counted[change]} {change}" for change in Change if counted[change]]
-    text = Text(f"{count(len(told.tensors), 'tensor')}: {', '.join(said) or 'none'}", style="bold")
-    unsure = bool(told.unknown) and not distances
+    text = Text(f"{count(len(changes.tensors), 'tensor')}: {', '.join(said) or 'none'}", style="bold")
+    unsure = bool(changes.unknown) and not distances
     least = "at least " if unsure else ""
-    text.append(f"; {least}{size(told.changed)} of {size(told.bytes)} changed ({percent(told.changed, told.bytes)})")
+    text.append(
+        f"; {least}{size(changes.changed)} of {size(changes.bytes)} changed ({percent(changes.changed, changes.bytes)})"
+    )
     if unsure:
-        text.append(f", {size(told.unknown)} cut elsewhere: --values tells", style="dim")
+        text.append(f", {size(changes.unknown)} cut elsewhere: --values tells", style="dim")
     return text
 
 
@@ -151,11 +153,11 @@ class ReadingRanks:
 
 
 def plan(
-    found: CheckpointDocuments, target: MeshSizes, homes: Homes, readers: Sequence[ReadingRanks], width: int
+    documents: CheckpointDocuments, target: MeshSizes, homes: Homes, readers: Sequence[ReadingRanks], width: int
 ) -> RenderableType:
     """Return the display of `plan`."""
     parts: list[RenderableType] = [
-        Text.assemble((found.name, "bold"), f" to {target}: {count(target.world, 'rank')}"),
+        Text.assemble((documents.name, "bold"), f" to {target}: {count(target.world, 'rank')}"),
         *_assumed(target, homes),
         Text(),
     ]
