@@ -39,8 +39,8 @@ def _cause(run: Run | None, error: Exception) -> Exception:
     if run is not None and is_lost_peer(error):
         try:
             run.lost(error)
-        except UnmatchedCollective as found:
-            return found
+        except UnmatchedCollective as unmatched:
+            return unmatched
     return error
 
 

@@ -18,7 +18,7 @@ from tests.docs.test_commands import PAGES
 from tests.paths import ROOT
 
 PATIENCE = 240.0
-SHELL = ("elastic3d", "torchrun", "make", "pip", "etcd", "pkill", "python", "curl", "kubectl")
+SHELL = ("elastic3d", "torchrun", "make", "pip", "etcd", "pkill", "python", "curl", "kubectl", "srun")
 """What a line of shell begins with. test_commands.py takes the first two apart."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^\n)((?:^(?:    .*)?\n)+)", re.MULTILINE)

@@ -27,7 +27,7 @@ UsageError = typer.BadParameter.__bases__[0]
 def commands(page: Path, name: str) -> Iterator[list[str]]:
     """Return the command lines of a program on a page, with continuation lines joined."""
     text = page.read_text().replace("\\\n", " ")
-    for line in re.findall(rf"^ *(?:\$ |srun \S+ )?({name} .*)$", text, re.MULTILINE):
+    for line in re.findall(rf"^ *(?:\$ |srun (?:-\S+ )*)?({name} .*)$", text, re.MULTILINE):
         try:
             words = shlex.split(line, comments=True)
         except ValueError:  # a sentence with an apostrophe
