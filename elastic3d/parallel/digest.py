@@ -12,8 +12,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from checkpointing.format.tiles import digest
+from checkpointing.interchange.tensors import buffer_of
 from elastic3d.parallel.mesh import Mesh
-from elastic3d.parallel.state import buffer_of, held_by_model, held_by_optimizer
+from elastic3d.parallel.state import held_by_model, held_by_optimizer
 from elastic3d.planner.shares import run_of
 
 

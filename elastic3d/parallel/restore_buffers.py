@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from checkpointing.format.tiles import Box, TensorSpec
-from elastic3d.parallel.state import TensorInMemory, buffer_of
+from checkpointing.interchange.tensors import buffer_of
+from elastic3d.parallel.state import TensorInMemory
 
 
 class RestoreBuffers:

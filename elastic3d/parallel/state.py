@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -166,13 +165,3 @@ def create_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, s
             on_device = bool(spec.shape) or capturable[id(parameter)]
             room = torch.empty(spec.shape, dtype=dtype, device=local(parameter).device if on_device else "cpu")
         optimizer.state[parameter][key] = room
-
-
-def buffer_of(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor, writable."""
-    assert tensor.is_contiguous()
-    assert tensor.device.type == "cpu"
-    if not tensor.numel():
-        return memoryview(bytearray())
-    data: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-    return memoryview(data)

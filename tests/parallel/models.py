@@ -11,14 +11,17 @@ VOCABULARY, LENGTH = 29, 5
 
 
 class Sentences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Sample i is a sequence made from i."""
+    """Sample i is a sequence of `length` tokens made from i, and the same one token later."""
+
+    def __init__(self, vocabulary: int = VOCABULARY, length: int = LENGTH) -> None:
+        self.vocabulary, self.length = vocabulary, length
 
     def __len__(self) -> int:
         return 37
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         made = torch.Generator().manual_seed(index)
-        tokens = torch.randint(0, VOCABULARY, (LENGTH + 1,), generator=made)
+        tokens = torch.randint(0, self.vocabulary, (self.length + 1,), generator=made)
         return tokens[:-1], tokens[1:]
 
 

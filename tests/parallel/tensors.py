@@ -7,24 +7,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Dataset
 
 from elastic3d.training import Run
-from tests.parallel.models import loss_fn
+from tests.parallel.models import Sentences, loss_fn
 
 VOCABULARY, LENGTH = 32, 6
-
-
-class Sentences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Sample i is a sequence made from i, of even length."""
-
-    def __len__(self) -> int:
-        return 37
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        made = torch.Generator().manual_seed(index)
-        tokens = torch.randint(0, VOCABULARY, (LENGTH + 1,), generator=made)
-        return tokens[:-1], tokens[1:]
 
 
 class Embed(nn.Module):
@@ -112,7 +99,7 @@ def train(
     model = run.shard(lambda: Decoder(dropout), blocks="blocks", tensor=plan, seed=3, recompute=recompute)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
-    batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
+    batches = run.batches(Sentences(VOCABULARY, LENGTH), global_batch=14, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
     losses = []
     for batch in batches.until(step=steps):
@@ -176,7 +163,7 @@ def train_apart(run: Run) -> None:
 def measured(run: Run) -> None:
     """Go up to restore, as a measuring trainer does."""
     model = run.shard(Decoder, blocks="blocks", tensor=SEQUENCE)
-    batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
+    batches = run.batches(Sentences(VOCABULARY, LENGTH), global_batch=14, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=torch.optim.AdamW(model.parameters()), batches=batches)
 
 
@@ -188,7 +175,7 @@ def train_deep(run: Run, *, dropout: float = 0.0, steps: int = 3) -> tuple[str, 
     """Train a deep, narrow decoder that can have many stages; return digest, losses and norms."""
     model = run.shard(lambda: Decoder(dropout, depth=DEEP, width=8, heads=2), blocks="blocks", tensor=SEQUENCE, seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    batches = run.batches(Sentences(), global_batch=2 * ROUNDS, micro_batch=2, seed=11)
+    batches = run.batches(Sentences(VOCABULARY, LENGTH), global_batch=2 * ROUNDS, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     losses = []
     for batch in batches.until(step=steps):

@@ -23,8 +23,8 @@ from torch.distributed import distributed_c10d
 
 from checkpointing.errors import SourceError
 from checkpointing.format.tiles import Box, TensorSpec, digest
+from checkpointing.interchange.tensors import buffer_of
 from checkpointing.reading.resolver import Offered, TileSource
-from elastic3d.parallel.state import buffer_of
 from elastic3d.port import Flags, Go, StepRecord
 from elastic3d.training import Main, Run, train
 from elastic3d.training.restoring import Decision

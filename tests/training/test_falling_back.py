@@ -21,9 +21,9 @@ from checkpointing import (
     save_rank,
 )
 from checkpointing.format import names
+from checkpointing.interchange.tensors import buffer_of
 from elastic3d.errors import StateError
 from elastic3d.membership.records import SavedStep
-from elastic3d.parallel.state import buffer_of
 from elastic3d.port import Go
 from elastic3d.training import Run
 from elastic3d.training.standalone import StandalonePort

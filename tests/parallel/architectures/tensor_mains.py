@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from elastic3d.training import Run
 from tests.parallel.architectures.families import SIZES, logits_loss
-from tests.parallel.tensors import VOCABULARY, Sentences
+from tests.parallel.models import Sentences
+from tests.parallel.tensors import LENGTH, VOCABULARY
 
 EVEN: dict[str, Any] = SIZES | {"vocab_size": VOCABULARY, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -29,7 +30,7 @@ def train(run: Run, build: Any, blocks: str | None) -> tuple[str, list[float], l
     """Train with clipping; return digest, losses and norms."""
     model = run.shard(build, blocks=blocks, tensor="auto", seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    batches = run.batches(Sentences(VOCABULARY, LENGTH), global_batch=8, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     losses = []
     for batch in batches.until(step=3):
