@@ -81,6 +81,10 @@ class EmulatedDevice(CpuDevice):
         """Return what no other process holds, or has held until a moment ago."""
         return self._memory.free() if self._memory is not None else CAPACITY
 
+    def memory_use(self) -> str:
+        """Return which processes hold how much of it."""
+        return self._memory.use() if self._memory is not None else ""
+
     def contiguous(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return it, or room for a copy that holds poison until the device gets there."""
         if tensor.is_contiguous():
@@ -142,6 +146,10 @@ class _Memory:
 
     def free(self) -> int:
         return CAPACITY - sum(self._held())
+
+    def use(self) -> str:
+        held = [f"pid {file.name} {file.read_text()}" for file in sorted(self._folder.glob("*[0-9]"))]
+        return f"the emulated device has {CAPACITY} bytes: {', '.join(held) or 'all free'}"
 
     def take(self, nbytes: int) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -112,10 +112,12 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # etcd came back empty or from a backup, at `revision`: the members write there again what they know.
         "etcd.rolled_back": _warning("revision"),
         # The keeper's trainer. `kind` is how it ended: "done", "left", "measured", "peer_lost", "error" (of the
-        # script), "stopped" (by its keeper), "crash" or "template" (its template died).
+        # script), "out_of_memory", "stopped" (by its keeper), "crash" or "template" (its template died).
         "trainer.started": _debug("pid"),
         # The script raised `error`. `final`: trying again cannot mend it.
         "script.raised": _error("error", "traceback", "final"),
+        # What the script raised says that memory ran out; `error` also names who held it, and what helps.
+        "memory.exhausted": _error("error", "traceback", "final"),
         "trainer.exited": _debug("kind", "step", "error"),
         # `source` is "none", "memory" or "store"; `step` is the number of steps that led to the state. Events under
         # `generation` g are about the state from which that generation starts. `detail` is there if a person should
@@ -217,7 +219,7 @@ PATIENCE = 5.0
 BOUND = ("run", "generation", "node", "slot", "rank")
 """Fields with which a log may be bound: any event may carry them."""
 
-_LATER = ("script.raised",)
+_LATER = ("script.raised", "memory.exhausted")
 """Events whose traceback is not shown with them: torchrun shows it at the end."""
 
 _process: dict[str, Any] = {}

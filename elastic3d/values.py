@@ -279,8 +279,14 @@ class Cause(StrEnum):
     LEAVE = "leave"
     FAILURE = "failure"
     ERROR = "error"
+    OUT_OF_MEMORY = "out_of_memory"
     DRAIN = "drain"
     QUARANTINE = "quarantine"
+
+    @property
+    def of_script(self) -> bool:
+        """Whether the script raised, and may do so again: each time counts as a try."""
+        return self in (Cause.ERROR, Cause.OUT_OF_MEMORY)
 
     @classmethod
     def _missing_(cls, value: object) -> Cause | None:

@@ -62,6 +62,10 @@ class CpuDevice:
         """Return the bytes of the host's memory that are free."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
+    def memory_use(self) -> str:
+        """Return how much of the host's memory is free."""
+        return f"the host has {host_memory() / 2**30:.2f} GiB: {self.free() / 2**30:.2f} GiB free"
+
     def seed(self, seed: int) -> None:
         """Seed torch's default generator."""
         torch.default_generator.manual_seed(seed)

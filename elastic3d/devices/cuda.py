@@ -13,6 +13,7 @@ What follows from how they work, and where it is kept:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from torch import nn
 
 from elastic3d.devices.cpu import copy_from_host
 from elastic3d.devices.device import CopyStream, Move
+from elastic3d.devices.exhaustion import DeviceUse, describe, holders
 from elastic3d.errors import ConfigurationError
 from elastic3d.values import DeviceFacts
 
@@ -86,6 +88,14 @@ class CudaDevice:
     def free(self) -> int:
         """Return what the driver calls free."""
         return int(torch.cuda.mem_get_info(self.index)[0])
+
+    def memory_use(self) -> str:
+        """Return what torch's allocator and the driver say, and which processes have the device's file open."""
+        free, total = torch.cuda.mem_get_info(self.index)
+        tensors = torch.cuda.memory_allocated(self.index)
+        cached = torch.cuda.memory_reserved(self.index) - tensors
+        use = DeviceUse(device=f"cuda:{self.index}", total=total, free=free, tensors=tensors, cached=cached)
+        return describe(use, holders(device_files(torch.cuda.get_device_properties(self.index))))
 
     def seed(self, seed: int) -> None:
         """Seed torch's default generator and the device's."""
@@ -194,6 +204,20 @@ class _Half:
             ctypes.memmove(base + offset, self._memory.data_ptr() + here, count)
         self._pieces.clear()
         self._filled = 0
+
+
+def device_files(properties: Any, root: Path = Path("/")) -> list[str]:
+    """Return the files in /dev by which processes use a device; those of all devices where its own is not known."""
+    place = (getattr(properties, name, None) for name in ("pci_domain_id", "pci_bus_id", "pci_device_id"))
+    domain, bus, device = place
+    if domain is not None and bus is not None and device is not None:
+        facts = root / f"proc/driver/nvidia/gpus/{domain:04x}:{bus:02x}:{device:02x}.0/information"
+        with contextlib.suppress(OSError):
+            for line in facts.read_text().splitlines():
+                name, _, value = line.partition(":")
+                if name.strip() == "Device Minor" and value.strip().isdecimal():
+                    return [f"/dev/nvidia{value.strip()}"]
+    return ["/dev/kfd", *(f"/dev/{file.name}" for file in sorted((root / "dev").glob("nvidia[0-9]*")))]
 
 
 def runtime() -> str:

@@ -83,6 +83,10 @@ class ComputeDevice(Protocol):
         """Return the bytes of its memory that nobody holds. The device is open."""
         ...
 
+    def memory_use(self) -> str:
+        """Return in words who holds its memory, "" where that is not known. Called when it has run out."""
+        ...
+
     def seed(self, seed: int) -> None:
         """Seed the generators that modules draw from on this device: its own, and torch's default one."""
         ...

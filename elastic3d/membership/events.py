@@ -182,13 +182,14 @@ class MainFinished:
 class TrainerFailed:
     """A trainer of this node failed: the script raised (`error=True`), or it ended and nobody had asked it to.
 
-    final: trying again cannot mend it.
+    final: trying again cannot mend it. out_of_memory: what was raised says that memory ran out.
     """
 
     key: str
     detail: str
     error: bool = False
     final: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

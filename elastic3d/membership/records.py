@@ -99,13 +99,13 @@ class Report:
 
     prepared: its trainers are built and wait. left: its trainers left at the boundary after `step`. finished: `main`
     returned on all its slots. failed: a trainer failed, and not by an error of the script. error: the script raised.
-    final: trying again cannot mend that error. peer_lost: a trainer lost a peer and stopped, which is no failure of its
-    own. detail: what failed, raised or was lost, in words. silent: ids of the neighbours on the ring it does not hear.
-    unreachable: ids of nodes it could not connect to while its trainers stood still (`machine/reach.py`). answered: the
-    newest doubt about itself that it has seen. notice: why this node has to leave soon. saved: the newest step whose
-    tiles all its slots wrote to the store. step, safe: the newest step committed, and the newest one that all ranks
-    hold at home and at their buddies; 0 for none. unread: the revision of the generation's record, if this member
-    cannot read it and knows no generation.
+    final: trying again cannot mend that error. out_of_memory: that error was that memory ran out. peer_lost: a trainer
+    lost a peer and stopped, which is no failure of its own. detail: what failed, raised or was lost, in words. silent:
+    ids of the neighbours on the ring it does not hear. unreachable: ids of nodes it could not connect to while its
+    trainers stood still (`machine/reach.py`). answered: the newest doubt about itself that it has seen. notice: why
+    this node has to leave soon. saved: the newest step whose tiles all its slots wrote to the store. step, safe: the
+    newest step committed, and the newest one that all ranks hold at home and at their buddies; 0 for none. unread: the
+    revision of the generation's record, if this member cannot read it and knows no generation.
     """
 
     incarnation: str
@@ -117,6 +117,7 @@ class Report:
     peer_lost: str = ""
     detail: str = ""
     final: bool = False
+    out_of_memory: bool = False
     step: int = 0
     silent: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()

@@ -82,6 +82,17 @@ def test_the_users_own_error_ends_the_job_with_its_traceback(job_etcd: EtcdServe
     assert said.count('raise KeyError("the user') == 1
 
 
+@pytest.mark.long
+def test_memory_that_runs_out_is_named_with_what_helps(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """As what it is, once a try, with who holds the memory; each of them is a generation with that cause."""
+    codes, said = start(tmp_path, job_etcd.endpoint, ["memory", "9"])
+    assert codes == {1}
+    assert said.count("elastic3d: error: memory.exhausted ") == 3
+    assert "What helps: a smaller micro_batch" in said
+    assert "the host has " in said
+    assert "generation.sealed number=3 cause=out_of_memory" in said
+
+
 def test_an_error_after_a_step_on_every_try_ends_the_job(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """An evaluation is repeated, not skipped: a job in which it always fails must not end as if all were well."""
     codes, said = start(tmp_path, job_etcd.endpoint, ["evaluate", "9"])

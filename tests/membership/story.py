@@ -15,7 +15,7 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > stop b | wake b                all its processes are stopped, and resume
     > leave b                        it leaves cleanly, and its process ends
     > fail b | error b               a trainer fails | the script raises
-    > final b                        the script raises an error that is final
+    > final b | memory b             the script raises an error that is final | that memory ran out
     > lost b                         its trainers lose a peer, and stop
     > unprepared b                   the user's code raises while it prepares for a proposal
     > finish                         every running trainer's main returns
@@ -161,12 +161,12 @@ class Story:
             case "leave":
                 for name in words:
                     self.to(name, e.LeaveAsked())
-            case "fail" | "error" | "final":
+            case "fail" | "error" | "final" | "memory":
                 for name in words:
                     key = self.cores[name].running.key
                     self.trainers[name][key] = "dead"
-                    error, final = verb != "fail", verb == "final"
-                    self.to(name, e.TrainerFailed(key=key, detail="the trainer's own words", error=error, final=final))
+                    failed = e.TrainerFailed(key=key, detail="the trainer's own words", error=verb != "fail")
+                    self.to(name, replace(failed, final=verb == "final", out_of_memory=verb == "memory"))
             case "lost":
                 for name in words:
                     key = self.cores[name].running.key

@@ -164,6 +164,14 @@ def user_error(port: Port) -> None:
     raise Boom("the user's own words")
 
 
+def out_of_memory(port: Port) -> None:
+    """Ask the host for more than it has, as part of something else."""
+    try:
+        torch.empty(1 << 50)
+    except RuntimeError as error:
+        raise Boom("the batch could not be made") from error
+
+
 def peer_lost(port: Port) -> None:
     """End like a trainer that lost a peer."""
     port.peer_lost(RuntimeError("Connection closed by peer"))
@@ -216,6 +224,7 @@ ENTRIES: dict[str, Any] = {
         measure,
         done,
         user_error,
+        out_of_memory,
         peer_lost,
         system_exit,
         exits_behind_our_back,

@@ -217,7 +217,13 @@ class Core:
             case e.TrainerFailed() if trainers.phase(event.key) is not None and self.report.error != event.key:
                 trainers.over(event.key)
                 if event.error:
-                    self.report = replace(self.report, error=event.key, detail=event.detail, final=event.final)
+                    self.report = replace(
+                        self.report,
+                        error=event.key,
+                        detail=event.detail,
+                        final=event.final,
+                        out_of_memory=event.out_of_memory,
+                    )
                 else:
                     self.report = replace(self.report, failed=event.key, detail=event.detail)
             case e.TrainerLostPeer() if trainers.phase(event.key) is not None:

@@ -81,10 +81,10 @@ def _fenced(
     leader_state.ended = None
     why = interruption(situation, lost)
     if why is not None:
-        if why.cause is Cause.ERROR and raised.waiting:
+        if why.cause.of_script and raised.waiting:
             return None
         blame(situation, why)
-        if why.cause is Cause.ERROR and raised.out:
+        if why.cause.of_script and raised.out:
             why = replace(why, detail="; ".join(raised.out.values()), out=True)
         return _reform(situation, why, lost | raised.out)
     leader_state.below = leader_state.orphan = None
@@ -149,10 +149,10 @@ def _reform(
     assert current is not None
     if drains.everybody(roster) and drains.flushed(roster.draining, alarm):
         return drains.end(view)
-    if why.cause is Cause.ERROR and not policy.beside:
+    if why.cause.of_script and not policy.beside:
         return acts.PutEnd(end=End(failed=True, detail=why.detail), token=view.token)
     # Where torchrun restarts the workers, it counts the tries.
-    own = why.cause in (Cause.ERROR, Cause.FAILURE) and policy.beside
+    own = (why.cause.of_script or why.cause is Cause.FAILURE) and policy.beside
     step = roster.reports.step() if own else 0
     tries = 0 if not own else (current.tries + 1 if step <= current.tried_at else 1)
     if own and not why.out and (why.final or tries >= policy.tries):

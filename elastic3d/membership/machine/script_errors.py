@@ -7,7 +7,8 @@ same goes for a node whose code raises while it prepares for the generation that
 
 *The same one each time.* In all `Policy.tries` generations without progress the code of this node raised and no other's
 did, and enough nodes are left without it. This counts as proof once: the next node whose code raises before any
-progress ends the job.
+progress ends the job. Memory that runs out proves nothing in this way: what a rank needs follows from its place in the
+mesh, and whoever takes that place needs it too.
 
 Code that is wrong everywhere raises everywhere, but not at the same moment, and a node that loses a peer first does not
 get to it. So no node is judged before all the others have reported the end of their trainers, or have had `HEARING`
@@ -86,7 +87,7 @@ def _each_time(situation: Situation, said: list[str]) -> dict[str, str]:
     assert index is not None
     if policy.tries < 2 or current.tries + 1 < policy.tries or roster.reports.step() > current.tried_at:
         return {}
-    if len(said) != 1 or {*current.raised, *said} != set(said):
+    if len(said) != 1 or {*current.raised, *said} != set(said) or roster.reports[said[0]].out_of_memory:
         return {}
     if not policy.allowed(len([id for id in roster.eligible if id not in said])):
         return {}

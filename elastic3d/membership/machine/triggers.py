@@ -106,6 +106,8 @@ def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | N
             name = culprit.partition("@")[0]
             if field == "error":
                 final = any(roster.reports[id].final for id in said)
+                if roster.reports[culprit].out_of_memory:
+                    cause = Cause.OUT_OF_MEMORY
                 return Interruption(cause=cause, detail=detail, culprit=culprit, final=final)
             return Interruption(cause=cause, detail=f"{name}: {detail}", culprit=culprit)
     if roster.reports.who("left", key) and view.proposal is None:

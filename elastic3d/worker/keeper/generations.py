@@ -13,7 +13,7 @@ from elastic3d.membership import topology
 from elastic3d.port import Go
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.trust.credentials import Credentials
-from elastic3d.values import Cause, DeviceFacts, Generation, Node
+from elastic3d.values import DeviceFacts, Generation, Node
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.keeper.trainer_group import TrainerGroup, assignment
 from elastic3d.worker.options import RunOptions
@@ -121,7 +121,7 @@ class Generations:
             slot.set_generation(generation.number)
         self.own_buddy = self._buddy_of(me)
         self.keep_with(self.own_buddy)
-        failed = generation.cause is Cause.ERROR and generation.tried_at != self._began_at
+        failed = generation.cause.of_script and generation.tried_at != self._began_at
         go = Go(
             servers=servers,
             reached=generation.reached,
@@ -301,19 +301,20 @@ class Generations:
                 said = exception.message.strip().partition("\n")[0][:LINE] if exception is not None else ""
                 self._tell(m.TrainerLostPeer(key=key, detail=f"rank {rank}: {said}" if said else ""))
                 self.stop(key)
-            case w.ExitKind.ERROR:
+            case w.ExitKind.ERROR | w.ExitKind.OUT_OF_MEMORY:
                 said = self.raised = words(event, self._settings.node, rank)
                 exception = event.exception
                 final = exception is not None and exception.final
+                short = event.kind is w.ExitKind.OUT_OF_MEMORY
                 self._journal.emit(
-                    "script.raised",
-                    error=said.partition("\n")[0],
+                    "memory.exhausted" if short else "script.raised",
+                    error=said.partition("\n\n" if short else "\n")[0],
                     traceback=exception.traceback if exception is not None else None,
                     final=final,
                     generation=world.generation.number,
                     rank=rank,
                 )
-                self._tell(m.TrainerFailed(key=key, detail=said, error=True, final=final))
+                self._tell(m.TrainerFailed(key=key, detail=said, error=True, final=final, out_of_memory=short))
                 self.stop(key)
             case _:
                 detail = f"trainer of rank {rank} ended by {event.kind}: {event.detail or event.code}"

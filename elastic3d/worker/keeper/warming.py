@@ -58,7 +58,7 @@ def measure(slot: SlotPort, assignment: Assignment, inbox: Inbox) -> Measured:
             case w.TrainerExited(kind=w.ExitKind.TEMPLATE) if tries < TRIES:
                 tries, measured = tries + 1, None
                 slot.measure(assignment)
-            case w.TrainerExited(kind=w.ExitKind.ERROR) as event:
+            case w.TrainerExited(kind=w.ExitKind.ERROR | w.ExitKind.OUT_OF_MEMORY) as event:
                 raise TrainingFailed(words(event, assignment.node, 0))
             case w.TrainerExited() as event:
                 raise TrainingFailed(f"the measuring trainer ended without a profile: {event.kind} {event.detail}")

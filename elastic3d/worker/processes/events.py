@@ -22,6 +22,7 @@ class ExitKind(StrEnum):
     MEASURED = "measured"  # a measuring trainer reported its profile
     PEER_LOST = "peer_lost"  # a collective failed: another rank is gone
     ERROR = "error"  # the script raised
+    OUT_OF_MEMORY = "out_of_memory"  # the script raised that memory ran out
     STOPPED = "stopped"  # killed because the keeper asked for it
     CRASH = "crash"  # died by a signal nobody here asked for, or with an exit code that is not ours
     TEMPLATE = "template"  # its template died, and it died with it
@@ -31,13 +32,15 @@ class ExitKind(StrEnum):
 class RaisedException:
     """An exception as sent to another process: its class, its message and its formatted traceback.
 
-    final: it will be raised again however often it is tried.
+    final: it will be raised again however often it is tried. memory_use: who held the memory, where it says that memory
+    ran out; None otherwise.
     """
 
     kind: str
     message: str
     traceback: str
     final: bool = False
+    memory_use: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +138,8 @@ class TrainerExited:
     """A trainer and its whole process group are dead and reaped; the last event of that trainer.
 
     step: the last step it committed or left at, -1 for none. code: exit code, or minus the signal's number. digest: of
-    the final state, where kind is `done` and it was computed. exception: where kind is `error` or `peer_lost`.
+    the final state, where kind is `done` and it was computed. exception: where kind is `error`, `out_of_memory` or
+    `peer_lost`.
     unsaved: where kind is `done`, the step that must still go to the store, -1 for none. detail: one line for people.
     """
 

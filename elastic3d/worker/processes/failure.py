@@ -14,6 +14,12 @@ from elastic3d.worker.processes.events import TrainerExited
 TRACEBACK = "Traceback (most recent call last):"
 """How a traceback begins."""
 
+OUT_OF_MEMORY = (
+    "What helps: a smaller micro_batch; run.shard(..., recompute='full'); more nodes, or fewer slots a node; ending "
+    "what else holds the memory"
+)
+"""What to do where memory ran out."""
+
 FLUSH_PATIENCE = 2.0
 """Seconds that the last words of a process have to be written."""
 
@@ -49,7 +55,8 @@ def words(event: TrainerExited, node: str, rank: int) -> str:
     raised = event.exception
     if raised is None:
         return f"rank {rank} on {node}: {event.detail or event.kind}"
-    return f"rank {rank} on {node}: {raised.kind}: {raised.message}\n\n{raised.traceback[-8000:]}"
+    used = "" if raised.memory_use is None else f"\n{raised.memory_use}\n{OUT_OF_MEMORY}"
+    return f"rank {rank} on {node}: {raised.kind}: {raised.message}{used}\n\n{raised.traceback[-8000:]}"
 
 
 def guarded(work: Callable[[], None]) -> int:

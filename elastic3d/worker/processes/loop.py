@@ -453,8 +453,8 @@ def _kind(trainer: _Trainer, code: int) -> ExitKind:
             return ExitKind.MEASURED
         case ExitCode.PEER_LOST, channel.MainRaised(peer=True):
             return ExitKind.PEER_LOST
-        case ExitCode.ERROR, channel.MainRaised(peer=False):
-            return ExitKind.ERROR
+        case ExitCode.ERROR, channel.MainRaised(peer=False, exception=exception):
+            return ExitKind.ERROR if exception.memory_use is None else ExitKind.OUT_OF_MEMORY
         case -9, _ if trainer.stopped:
             return ExitKind.STOPPED
         case _:

@@ -19,6 +19,7 @@ from elastic3d import environment, threads
 from elastic3d.admission.check import CheckResult
 from elastic3d.admission.devices import check_devices
 from elastic3d.devices import contract, device_at
+from elastic3d.devices.exhaustion import is_out_of_memory
 from elastic3d.errors import Elastic3dError
 from elastic3d.log import bind_process, process_log
 from elastic3d.port import Assignment, Flags, Go, Port, StepRecord
@@ -173,7 +174,8 @@ class ChannelPort:
     def failed(self, error: BaseException) -> NoReturn:
         """End this trainer because the user's code raised."""
         self._finish_quietly()
-        self._say(channel.MainRaised(peer=False, exception=_raised(error)))
+        memory_use = self._memory_use() if is_out_of_memory(error) else None
+        self._say(channel.MainRaised(peer=False, exception=dataclasses.replace(_raised(error), memory_use=memory_use)))
         process.leave(ExitCode.ERROR)
 
     def _say(self, message: channel.FromTrainer) -> None:
@@ -192,6 +194,12 @@ class ChannelPort:
                 process_log().emit("buffer.withheld", seconds=_CREDIT_SECONDS)
                 process.leave(ExitCode.ORPHANED)
             return self._credits.pop(0)
+
+    def _memory_use(self) -> str:
+        try:
+            return self.device.memory_use()
+        except Exception as error:  # noqa: BLE001 - a device that has failed may not answer: the error itself matters more
+            return f"who holds the memory could not be found out: {error}"
 
     def _finish_quietly(self) -> None:
         try:

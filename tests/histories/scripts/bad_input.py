@@ -47,6 +47,8 @@ def main(run: elastic3d.Run) -> None:
     for batch in batches.until(step=int(sys.argv[2]) if len(sys.argv) > 2 else 3):
         if kind == "raise" and run.steps == 2:
             raise KeyError("the user's own mistake")
+        if kind == "memory" and run.steps == 2:
+            torch.empty(1 << 50)
         loss = run.backward(model, batch, nn.functional.mse_loss)
         run.step(optimizer, loss=loss)
         if kind == "evaluate" and run.steps % 3 == 0:

@@ -19,6 +19,7 @@ from elastic3d.worker.processes.events import (
     TrainerExited,
     TrainerReady,
 )
+from elastic3d.worker.processes.failure import words
 from elastic3d.worker.processes.remote import RemoteSlot
 from tests.worker.keepers import Nursery, assignment, eventually, gone
 
@@ -66,6 +67,17 @@ def test_an_exception_is_reported_with_its_traceback(nursery: Nursery, entry: st
     assert ended.exception is not None
     assert words in ended.exception.message
     assert "nursery.py" in ended.exception.traceback or kind is ExitKind.PEER_LOST
+
+
+def test_memory_that_ran_out_is_a_cause_of_its_own(nursery: Nursery) -> None:
+    """Whatever the script made of the error; and who held the memory is said."""
+    keeper = nursery.keeper("out_of_memory")
+    keeper.slot.prepare(assignment())
+    ended = keeper.wait(TrainerExited)
+    assert ended.kind is ExitKind.OUT_OF_MEMORY
+    said = words(ended, "node-1", 3)
+    assert "Boom: the batch could not be made\nthe host has " in said
+    assert "What helps: a smaller micro_batch" in said.partition("Traceback")[0]
 
 
 def test_an_exit_code_without_a_last_message_means_nothing(nursery: Nursery) -> None:

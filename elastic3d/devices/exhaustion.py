@@ -1,0 +1,89 @@
+"""Out of memory: is that what ended a trainer, and who held what was missing?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+MESSAGES = ("out of memory", "can't allocate memory", "Cannot allocate memory")
+"""In errors that are no `OutOfMemoryError`: of cuBLAS, cuDNN and NCCL, and of torch's allocator on the host."""
+
+MOST = 5
+"""Processes that are named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUse:
+    """Who holds a device's memory, in bytes; what is neither ours nor free, other processes hold."""
+
+    device: str
+    """As torch names it."""
+    total: int
+    """All of its memory."""
+    free: int
+    """What nobody holds."""
+    tensors: int = 0
+    """Held by this process's tensors."""
+    cached: int = 0
+    """Kept by this process's allocator beside them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A process that uses a device."""
+
+    pid: int
+    command: str
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether this error, or one that caused it, says that memory ran out, on a device or on the host."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, (torch.OutOfMemoryError, MemoryError)):
+            return True
+        if isinstance(seen, (RuntimeError, OSError)) and any(message in str(seen) for message in MESSAGES):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def describe(use: DeviceUse, others: Iterable[Holder]) -> str:
+    """Return in words who holds a device's memory. others: the processes beside this one that have it open."""
+    own = use.tensors + use.cached
+    parts = [f"{_size(use.tensors)} in this trainer's tensors, {_size(use.cached)} cached beside them"]
+    rest = max(0, use.total - use.free - own)
+    names = [f"pid {one.pid} {one.command}" for one in others]
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    parts.append(
+        f"{_size(rest)} in contexts and other processes ({', '.join(names[:MOST])}{more})"
+        if names
+        else f"{_size(rest)} in this process's context, or in processes that cannot be seen from here"
+    )
+    return f"{use.device} has {_size(use.total)}: {', '.join(parts)}, {_size(use.free)} free"
+
+
+def holders(files: Iterable[str], proc: Path = Path("/proc")) -> Iterator[Holder]:
+    """Yield the processes, but for this one, that have one of these device files open, as far as they can be seen."""
+    wanted = set(files)
+    for folder in sorted(proc.glob("[0-9]*"), key=lambda folder: int(folder.name)):
+        if int(folder.name) == os.getpid():
+            continue
+        try:
+            if any(os.readlink(link) in wanted for link in (folder / "fd").iterdir()):
+                yield Holder(pid=int(folder.name), command=_command(folder))
+        except OSError:
+            continue  # it ended meanwhile, or belongs to somebody else
+
+
+def _command(folder: Path) -> str:
+    words = (folder / "cmdline").read_bytes().split(b"\0")
+    return b" ".join(words[:3]).decode(errors="replace").strip()[:80]
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB"

@@ -1,0 +1,91 @@
+"""Out of memory is known by whatever a library calls it, and who holds the memory is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from elastic3d.devices.cuda import device_files
+from elastic3d.devices.exhaustion import DeviceUse, Holder, describe, holders, is_out_of_memory
+from elastic3d.parallel.peer_errors import is_lost_peer
+
+GIB = 1 << 30
+
+NCCL = "NCCL error in: x.cpp:1, unhandled cuda error\nncclUnhandledCudaError: Cuda failure 2 'out of memory'"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED: out of memory"),
+        dist.DistBackendError(NCCL),
+        OSError(12, "Cannot allocate memory"),
+    ],
+)
+def test_memory_that_ran_out_has_many_names(error: Exception) -> None:
+    """Also as the cause of another error, as pipelines raise theirs."""
+    assert is_out_of_memory(error)
+    assert not is_lost_peer(error)
+    outer = RuntimeError("stage 1 failed")
+    outer.__cause__ = error
+    assert is_out_of_memory(outer)
+
+
+def test_other_errors_are_not_about_memory() -> None:
+    assert not is_out_of_memory(RuntimeError("expected a tensor of shape [3]"))
+    assert not is_out_of_memory(KeyError("memory"))
+
+
+def test_the_host_says_so_itself() -> None:
+    """The error that torch really raises."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50)
+    assert is_out_of_memory(caught.value)
+
+
+def test_who_holds_a_device_is_named() -> None:
+    use = DeviceUse(device="cuda:1", total=80 * GIB, free=GIB, tensors=60 * GIB, cached=4 * GIB)
+    assert describe(use, [Holder(pid=4711, command="python other.py")]) == (
+        "cuda:1 has 80.00 GiB: 60.00 GiB in this trainer's tensors, 4.00 GiB cached beside them, 15.00 GiB in contexts "
+        "and other processes (pid 4711 python other.py), 1.00 GiB free"
+    )
+    assert "processes that cannot be seen from here" in describe(use, [])
+    assert " and 2 more)" in describe(use, [Holder(pid=pid, command="x") for pid in range(7)])
+
+
+def test_processes_with_a_device_open_are_found(tmp_path: Path) -> None:
+    """Any file stands for the device's: one process has it open, this one too, and is not among the others."""
+    file = tmp_path / "nvidia0"
+    file.touch()
+    program = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", program, str(file)]
+    with file.open(), subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        (holder,) = holders([str(file)])
+        assert holder.pid == other.pid != os.getpid()
+        assert holder.command.startswith(sys.executable)
+        other.communicate()
+
+
+def test_the_file_of_a_device_is_the_drivers(tmp_path: Path) -> None:
+    """Devices may be numbered otherwise than their files; where the driver does not say, all of them count."""
+    place = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / "dev" / name).touch()
+    assert device_files(place, tmp_path) == ["/dev/kfd", "/dev/nvidia0", "/dev/nvidia1"]
+    facts = tmp_path / "proc/driver/nvidia/gpus/0000:3b:00.0/information"
+    facts.parent.mkdir(parents=True)
+    facts.write_text("Model: \t\t NVIDIA H200\nDevice Minor: \t 1\n")
+    assert device_files(place, tmp_path) == ["/dev/nvidia1"]
