@@ -5,8 +5,10 @@ Pipelines: the slowest rank computes all its micro-batches, and waits while the 
 2104.04473, section 2.2), and (p - 1)(F + I - W) for zero bubble (Qi et al. 2024, arXiv 2401.10241, section 2.3, ZB-H1).
 These are closed forms, because a planner compares thousands of layouts; a test compares them with each timeline.
 
-Communication per device, of n ranks and b bytes: (n - 1) / n * b for a gather, a reduce-scatter or an all-to-all, twice
-that for an all-reduce (Rajbhandari et al. 2020, arXiv 1910.02054, section 7), and a latency for each of n - 1 messages.
+Communication per device, of n ranks and b bytes: (n - 1) / n * b for a gather or a reduce-scatter, twice that for an
+all-reduce (Rajbhandari et al. 2020, arXiv 1910.02054, section 7), and a latency for each collective. Rings and trees
+cross between nodes once for all ranks of a node, over all of its links; an all-to-all with m ranks on a node sends
+(n - m) / n * b over each rank's own link.
 Tensor parallelism all-reduces a block's output twice each way (Shoeybi et al. 2019, arXiv 1909.08053, section 3).
 """
 
@@ -146,21 +148,22 @@ def fill(layout: Layout, slowest: StageCost) -> float:
 
 
 def _reduction(own: float, load: Load, layout: Layout, profile: ModelProfile, costs: Costs, slots: int) -> float:
-    """Return the seconds of reducing one round's gradients.
+    """Return the seconds of reducing one round's gradients; what is done once a step counts with its share of a round.
 
-    Ordered: an all-to-all within a copy's shards, whose pieces are then added in place, and between copies an
-    all-reduce of a shard. The backend's own is done once per step; here its share of a round counts.
+    Ordered: an all-to-all among all data-parallel ranks, whose pieces are then added in place, and with replicas once a
+    step an exchange of the parts of each shard (`parallel/reduction/ordered.py` counts the bytes). The backend's own is
+    done once a step: a reduce-scatter among the shards, and between replicas an all-reduce of a shard.
     """
     if layout.dp == 1:
         return 0.0
+    rounds = -(-profile.micro_batches // layout.dp)
     nbytes = own * profile.gradient_bytes
-    whole = _exchange(nbytes, layout.shards, shard_link(layout, costs, slots), units(load))
-    if layout.replicas > 1:
-        link = _group_link(layout.replicas, layout.tp * layout.shards, costs, slots)
-        whole += 2 * _exchange(nbytes / layout.shards, layout.replicas, link, units(load))
+    apart = _group_link(layout.replicas, layout.tp * layout.shards, costs, slots)
+    between = _exchange(nbytes / layout.shards, layout.replicas, apart, units(load))
     if profile.reduction != "ordered":
-        return whole / -(-profile.micro_batches // layout.dp)
-    return whole + nbytes * (2 + 1 / layout.shards) / costs.device.memory_bandwidth
+        return (_exchange(nbytes, layout.shards, shard_link(layout, costs, slots), units(load)) + 2 * between) / rounds
+    exchange = _all_to_all(nbytes, layout.dp, layout.tp, units(load), costs, slots)
+    return exchange + between / rounds + nbytes * (2 + 1 / layout.shards) / costs.device.memory_bandwidth
 
 
 def _once(load: Load, layout: Layout, profile: ModelProfile, costs: Costs, slots: int) -> float:
@@ -191,14 +194,28 @@ def _group_link(ranks: int, apart: int, costs: Costs, slots: int) -> Link:
     return Link(bandwidth=bandwidth or costs.between.bandwidth, latency=costs.between.latency)
 
 
-def _exchange(nbytes: float, ranks: int, link: Link, messages: int) -> float:
-    """Return the seconds of a gather, reduce-scatter or all-to-all of `nbytes` in so many collectives.
+def _all_to_all(nbytes: float, ranks: int, apart: int, messages: int, costs: Costs, slots: int) -> float:
+    """Return the seconds of an all-to-all of `nbytes` a rank, in so many collectives; ranks: at distances of `apart`.
 
-    Latency grows with the logarithm of the ranks, as for trees and direct sends.
+    Nothing is added up on the way: a rank sends its own piece to each other rank, over its own link to the other nodes
+    where that rank is on one of them. A reduce-scatter crosses between two nodes once for all the ranks of a node.
     """
+    near = min(ranks, max(1, slots // apart))
+    inside = (near - 1) / ranks * nbytes / costs.inside.bandwidth
+    between = (ranks - near) / ranks * nbytes / costs.between.bandwidth
+    return max(inside, between) + _latency(ranks, costs.inside if near == ranks else costs.between, messages)
+
+
+def _exchange(nbytes: float, ranks: int, link: Link, messages: int) -> float:
+    """Return the seconds of a gather or reduce-scatter of `nbytes` in so many collectives."""
     if ranks == 1:
         return 0.0
-    return (ranks - 1) / ranks * nbytes / link.bandwidth + messages * math.log2(ranks) * link.latency
+    return (ranks - 1) / ranks * nbytes / link.bandwidth + _latency(ranks, link, messages)
+
+
+def _latency(ranks: int, link: Link, messages: int) -> float:
+    """Return the latency of so many collectives: it grows with the logarithm of the ranks, as for trees and sends."""
+    return messages * math.log2(ranks) * link.latency
 
 
 def _all_reduce(nbytes: float, ranks: int, link: Link) -> float:
