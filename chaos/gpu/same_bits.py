@@ -1,0 +1,86 @@
+"""P6: the bits of ten steps in every layout, in fresh processes, over a kill, and of a large model's start."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+
+from chaos.gpu.bench import Bench
+from chaos.gpu.worlds import Task, run_world
+from elastic3d.clock import SYSTEM
+from elastic3d.values import Layout
+
+STEPS, KILL = 10, 5
+
+
+def measure(bench: Bench) -> None:
+    """Say a digest for each world; those of one group must be equal."""
+    plain = Task(
+        layout=Layout(pp=1, dp=1),
+        kind=bench.kind,
+        width=64 if bench.small else 512,
+        blocks=2 if bench.small else 6,
+        context=32 if bench.small else 256,
+        steps=KILL + 1 if bench.small else STEPS,
+    )
+    few, many = _layouts(small=bench.small)
+    bits = f"{plain.steps} steps, bf16, dropout, clipping, recompute"
+    _digest(bench, bits, plain, "first time")
+    for layout in few:
+        _digest(bench, bits, _of(plain, layout, bench), "first time")
+    _killed(bench, bits, plain)
+    _large(bench, plain)
+    for layout in many:
+        _digest(bench, bits, _of(plain, layout, bench), "first time")
+    fp32 = replace(plain, precision="fp32", recompute="none")
+    for layout in few[:2]:
+        _digest(bench, f"{plain.steps} steps, fp32, dropout, clipping", _of(fp32, layout, bench), "first time")
+    _digest(bench, bits, plain, "second time")
+    if not bench.small:
+        for layout in (*few, *many):
+            _digest(bench, bits, _of(plain, layout, bench), "second time")
+
+
+def _layouts(*, small: bool) -> tuple[list[Layout], list[Layout]]:
+    """Return the layouts that come first, and those that come where there is time."""
+    first = [Layout(pp=1, dp=2, zero=3), Layout(pp=2, dp=1), Layout(pp=1, dp=3, zero=2)]
+    if small:
+        return first[:2], []
+    rest = [Layout(pp=1, dp=4, zero=3), Layout(pp=2, dp=2, zero=2), Layout(pp=1, dp=2, zero=2)]
+    return first, [*rest, Layout(pp=1, dp=3, zero=3), Layout(pp=1, dp=4, zero=2)]
+
+
+def _of(task: Task, layout: Layout, bench: Bench) -> Task:
+    return replace(task, layout=layout, kind=bench.shared_kind if layout.world > 1 else bench.kind)
+
+
+def _digest(bench: Bench, group: str, task: Task, which: str) -> None:
+    """Run one world and say its digest, or why there is none."""
+    case = f"{task}, {which}"
+    if bench.left() < 5.0:
+        bench.say("skipped", f"{group}: {case}: no time left")
+        return
+    with bench.attempting("digest", group=group, case=case):
+        began = SYSTEM.monotonic()
+        said = run_world(task, limit=bench.left())
+        digests = sorted({one["digest"] for one in said})
+        seconds = round(SYSTEM.monotonic() - began, 2)
+        detail = {"restored": said[0]["restored"]} if task.take else {}
+        bench.say("digest", " ".join(digests), group=group, case=case, seconds=seconds, **detail)
+
+
+def _killed(bench: Bench, group: str, plain: Task) -> None:
+    """Kill all ranks of one layout after a step's snapshot, and go on in another from what was copied."""
+    with tempfile.TemporaryDirectory() as folder:
+        with bench.attempting("digest", group=group, case="the part before the kill"):
+            first = _of(plain, Layout(pp=1, dp=2, zero=2), bench)
+            run_world(replace(first, keep=folder, die_at=KILL), limit=bench.left())
+            _digest(bench, group, replace(plain, take=folder), "after a kill")
+            _digest(bench, group, replace(_of(plain, Layout(pp=2, dp=1), bench), take=folder), "after a kill")
+
+
+def _large(bench: Bench, plain: Task) -> None:
+    """Build a model as one too large for a host, whose draws are made on the device."""
+    group = "a large model's initial weights"
+    for layout in (Layout(pp=1, dp=1), Layout(pp=2, dp=1), Layout(pp=1, dp=2)):
+        _digest(bench, group, _of(replace(plain, large=True, steps=0), layout, bench), "first time")
