@@ -20,7 +20,7 @@ EXAMPLES = """\
 examples:
   python -m chaos.gpu --list
   python -m chaos.gpu --stages P0,P6,P1,P2,P3 --budget 540 --out figures
-  python -m chaos.gpu --stages P7,P4,P5 --budget 560 --out more --etcd ./etcd
+  python -m chaos.gpu --stages P7,P4,P5 --budget 590 --out more --etcd ./etcd
   python -m chaos.gpu --device cpu --size small --out figures      proves the stages' code where there is no GPU
   python -m chaos.gpu --judge figures/figures.jsonl more/figures.jsonl      the gates over several runs
 
@@ -60,8 +60,9 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    everything = ",".join(stage.name for stage in catalogue.STAGES)
-    made.add_argument("--stages", type=_stages, default=everything, help="which, in order; all by default")
+    made.add_argument(
+        "--stages", type=_stages, default=catalogue.BY_VALUE, help=f"which, in order; {catalogue.BY_VALUE} by default"
+    )
     made.add_argument("--budget", type=_seconds, default=540.0, help="seconds for all of them together; 540 by default")
     made.add_argument("--out", type=Path, default=Path("gpu-figures"), help="folder for what is found")
     made.add_argument("--device", choices=DEVICES, default="cuda", help="what to measure; cuda by default")

@@ -32,12 +32,18 @@ OPERATION_LIMIT = 8.0
 
 
 def measure(bench: Bench) -> None:
-    """Say what there is, then what gloo can do."""
-    _versions(bench)
-    _kernel(bench)
-    _memory(bench)
-    with bench.attempting("gloo_operations"):
-        _gloo(bench)
+    """Say what there is, then what gloo can do: two ranks try it meanwhile, forked before a library is asked."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [Child(_try_all, bench.shared_kind, rank, store.port) for rank in (0, 1)]
+    try:
+        _versions(bench)
+        _kernel(bench)
+        _memory(bench)
+        with bench.attempting("gloo"):
+            _gloo(bench, ranks)
+    finally:
+        for rank in ranks:
+            rank.end()
 
 
 def _versions(bench: Bench) -> None:
@@ -102,22 +108,16 @@ def _memory(bench: Bench) -> None:
     bench.say("cores", len(os.sched_getaffinity(0)))
 
 
-def _gloo(bench: Bench) -> None:
-    """Let two ranks try each operation on tensors of the device. Those that may hang come last."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = [Child(_try_all, bench.shared_kind, rank, store.port) for rank in (0, 1)]
-    try:
-        for name in _operations(torch.empty(1), 0):
-            said = []
-            for rank in ranks:
-                said.append(rank.answer(min(OPERATION_LIMIT + 10, bench.left() - 1)))
-            worked = not any(said)
-            bench.say("gloo", worked, operation=name, **({} if worked else {"why": next(filter(None, said))}))
-    except ChildFailed as error:
-        bench.failed("gloo", f"{error}; the operations after this one were not tried")
-    finally:
-        for rank in ranks:
-            rank.end()
+def _gloo(bench: Bench, ranks: list[Child]) -> None:
+    """Say how each operation went on tensors of the device. Those that may hang come last."""
+    for name in _operations(torch.empty(1), 0):
+        try:
+            said = [rank.answer(min(OPERATION_LIMIT + 10, bench.left() - 1)) for rank in ranks]
+        except ChildFailed as error:
+            bench.failed("gloo", f"{error}; this operation and those after it have no answer", operation=name)
+            return
+        why = next(filter(None, said), "")
+        bench.say("gloo", not why, operation=name, **({"why": why} if why else {}))
 
 
 def _try_all(talk: Talk, kind: str, rank: int, port: int) -> None:

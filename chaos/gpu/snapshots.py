@@ -59,6 +59,7 @@ def _pageable(bench: Bench, moves: Sequence[Move], nbytes: int) -> None:
     target = rings.tensor_over(arena.view(nbytes))
     for memory in ("cold", "warm"):
         _once(bench, "pageable", nbytes, partial(rings.copy_pageable, moves, target), memory=memory)
+    arena.close()
 
 
 def _state(bench: Bench, device: ComputeDevice) -> tuple[list[Move], int]:

@@ -13,7 +13,7 @@ import pytest
 
 from chaos.gpu import needs
 from chaos.gpu.__main__ import main, parser, read
-from chaos.gpu.catalogue import SMALL_LIMIT, STAGES, chosen
+from chaos.gpu.catalogue import BY_VALUE, SMALL_LIMIT, STAGES, chosen
 from chaos.gpu.running import MARK, run_stage
 from chaos.processes import marked
 from tests.paths import ROOT
@@ -22,6 +22,7 @@ from tests.paths import ROOT
 def test_stages_are_taken_in_the_order_asked_for() -> None:
     """Any case, each once."""
     assert [stage.name for stage in chosen("p6, P0,P6")] == ["P6", "P0"]
+    assert sorted(stage.name for stage in chosen(BY_VALUE)) == [stage.name for stage in STAGES]
 
 
 @pytest.mark.parametrize(
