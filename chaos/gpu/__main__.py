@@ -41,15 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if missing:
         print(f"chaos.gpu: {needs.advice(missing)}", file=sys.stderr)
         return 2
-    found = needs.probe()
-    if found.error or (options.device == "cuda" and not found.cuda):
-        why = found.error or (
-            f"torch {found.torch} sees no CUDA device here. With one: look at the driver (nvidia-smi). Without one: "
+    seen = needs.probe()
+    if seen.error or (options.device == "cuda" and not seen.cuda):
+        why = seen.error or (
+            f"torch {seen.torch} sees no CUDA device here. With one: look at the driver (nvidia-smi). Without one: "
             "--device cpu --size small, or --device emulated, runs the same stages"
         )
         print(f"chaos.gpu: {why}", file=sys.stderr)
         return 2
-    return _run(options, found)
+    return _run(options, seen)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -115,14 +115,14 @@ class _Output:
         print(text, flush=True)
 
 
-def _run(options: argparse.Namespace, found: needs.Found) -> int:
+def _run(options: argparse.Namespace, seen: needs.TorchFacts) -> int:
     from chaos.gpu.running import run_stage
 
     began = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     output = _Output(options.out)
-    name = found.name if options.device == "cuda" else options.device
-    output.say(run="begun", device=options.device, name=name, size=options.size, torch=found.torch, at=time.time())
+    name = seen.name if options.device == "cuda" else options.device
+    output.say(run="begun", device=options.device, name=name, size=options.size, torch=seen.torch, at=time.time())
     well = True
     with tempfile.TemporaryDirectory(prefix="elastic3d-gpu-") as folder, (options.out / "stages.log").open("ab") as log:
         environment = needs.environment(Path(folder, "registered"))
@@ -135,7 +135,7 @@ def _run(options: argparse.Namespace, found: needs.Found) -> int:
             log.write(f"\n=== {stage.name} ===\n".encode())
             log.flush()
             command = [sys.executable, "-m", "chaos.gpu.stage", stage.name, options.device, options.size]
-            command += [f"{limit:.1f}", name, str(options.etcd.absolute()) if options.etcd else ""]
+            command += [f"{time.monotonic() + limit:.1f}", name, str(options.etcd.absolute()) if options.etcd else ""]
             ended = run_stage(
                 command,
                 limit=limit,
@@ -151,14 +151,15 @@ def _run(options: argparse.Namespace, found: needs.Found) -> int:
 
 
 def _judged(lines: Sequence[gates.Line], folder: Path | None) -> int:
-    found = gates.judge(lines)
-    for gate in found:
-        print(json.dumps({"gate": gate.name, "wanted": gate.wanted, "verdict": gate.verdict, "found": gate.found}))
-    text = gates.table(found)
+    judged = gates.judge(lines)
+    for gate in judged:
+        said = {"gate": gate.name, "wanted": gate.wanted, "verdict": gate.verdict, "evidence": gate.evidence}
+        print(json.dumps(said))
+    text = gates.table(judged)
     print(text, file=sys.stderr)
     if folder is not None:
         (folder / "gates.txt").write_text(text + "\n")
-    return 1 if any(gate.verdict is gates.Verdict.FAIL for gate in found) else 0
+    return 1 if any(gate.verdict is gates.Verdict.FAIL for gate in judged) else 0
 
 
 def read(file: Path) -> list[dict[str, Any]]:

@@ -28,11 +28,11 @@ class Bench:
     """
 
     def __init__(
-        self, *, stage: str, kind: str, small: bool, seconds: float, name: str, etcd: str = "", lines: int = 1
+        self, *, stage: str, kind: str, small: bool, deadline: float, name: str, etcd: str = "", lines: int = 1
     ) -> None:
         self.stage, self.kind, self.small, self.name, self.etcd = stage, kind, small, name, etcd
         self._lines = lines
-        self._end = SYSTEM.monotonic() + seconds
+        self._end = deadline
         if kind == "emulated":
             emulated_device.install()
         shared.install()

@@ -31,6 +31,9 @@ SCRIPT = Path(__file__).with_name("train_marked.py")
 PARTS = ("entered", "opened", "memory back", "groups", "built", "loaded", "stepped")
 """What a trainer notes, in order; not each is there on each device."""
 
+LEAST = 15.0
+"""Seconds for one recovery: with fewer left, nothing is killed any more."""
+
 ENOUGH = 1 << 30
 SMALL = Setting(steps=40, global_batch=6, blocks=2, width=64, context=32, script=SCRIPT)
 MIDDLE = Setting(steps=45, global_batch=24, blocks=8, width=512, context=256, script=SCRIPT)
@@ -81,6 +84,8 @@ def _kills(bench: Bench, etcd: EtcdServer, name: str, width: int, blocks: int, *
         begun = 0
         try:
             for number in range(most + 1):
+                if number and end - SYSTEM.monotonic() < LEAST:
+                    break
                 trainers = node.processes(Part.TRAINERS) if number else []
                 killed = SYSTEM.wall()
                 for pid in trainers:

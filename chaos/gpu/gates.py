@@ -18,7 +18,7 @@ GENERATIONS = 20
 
 
 class Verdict(StrEnum):
-    """How a gate was found."""
+    """How a gate was judged."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -27,12 +27,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """One gate and what was found. wanted, found: for people."""
+    """One gate, and how it was judged. wanted, evidence: for people."""
 
     name: str
     wanted: str
     verdict: Verdict
-    found: str = ""
+    evidence: str = ""
 
 
 def judge(lines: Sequence[Line]) -> tuple[Gate, ...]:
@@ -51,7 +51,8 @@ def judge(lines: Sequence[Line]) -> tuple[Gate, ...]:
 
 def table(gates: Iterable[Gate]) -> str:
     """Return the gates for people."""
-    rows = [("gate", "wanted", "verdict", "found"), *((g.name, g.wanted, g.verdict.value, g.found) for g in gates)]
+    rows = [("gate", "wanted", "verdict", "evidence")]
+    rows += [(gate.name, gate.wanted, gate.verdict.value, gate.evidence) for gate in gates]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join("  ".join([*map(str.ljust, row[:3], widths), row[3]]).rstrip() for row in rows)
 
@@ -73,14 +74,14 @@ def _digests(figures: Sequence[Line], errors: Sequence[Line]) -> Gate:
         ]
     failed = [f"{line['stage']} {line.get('case', '')}" for line in errors if line["figure"] == "digest"]
     if unlike:
-        return Gate(name=name, wanted=wanted, verdict=Verdict.FAIL, found="differ: " + "; ".join(unlike))
+        return Gate(name=name, wanted=wanted, verdict=Verdict.FAIL, evidence="differ: " + "; ".join(unlike))
     if failed:
-        return Gate(name=name, wanted=wanted, verdict=Verdict.FAIL, found="no digest of: " + "; ".join(failed))
+        return Gate(name=name, wanted=wanted, verdict=Verdict.FAIL, evidence="no digest of: " + "; ".join(failed))
     compared = [members for members in groups.values() if len(members) > 1]
     if not compared:
         return Gate(name=name, wanted=wanted, verdict=Verdict.NOT_MEASURED)
-    found = f"{sum(map(len, compared))} digests in {len(compared)} groups"
-    return Gate(name=name, wanted=wanted, verdict=Verdict.PASS, found=found)
+    evidence = f"{sum(map(len, compared))} digests in {len(compared)} groups"
+    return Gate(name=name, wanted=wanted, verdict=Verdict.PASS, evidence=evidence)
 
 
 def _most(figures: Sequence[Line], figure: str, bound: float, unit: str, name: str) -> Gate:
@@ -105,7 +106,7 @@ def _bounded(
         return Gate(name=name, wanted=wanted, verdict=Verdict.NOT_MEASURED)
     value = worst(values)
     verdict = Verdict.PASS if holds(value) else Verdict.FAIL
-    return Gate(name=name, wanted=wanted, verdict=verdict, found=f"{value:.3g} {unit}, the worst of {len(values)}")
+    return Gate(name=name, wanted=wanted, verdict=verdict, evidence=f"{value:.3g} {unit}, the worst of {len(values)}")
 
 
 def _generations(figures: Sequence[Line]) -> Gate:
@@ -114,4 +115,4 @@ def _generations(figures: Sequence[Line]) -> Gate:
     begun = sum(int(line["value"]) for line in figures if line["figure"] == "generations")
     short = sum(int(line["value"]) for line in figures if line["figure"] == "out_of_memory")
     verdict = Verdict.FAIL if short else Verdict.PASS if begun >= GENERATIONS else Verdict.NOT_MEASURED
-    return Gate(name=name, wanted=wanted, verdict=verdict, found=f"{short} in {begun}" if begun else "")
+    return Gate(name=name, wanted=wanted, verdict=verdict, evidence=f"{short} in {begun}" if begun else "")

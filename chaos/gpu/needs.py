@@ -40,8 +40,8 @@ PROBE_LIMIT = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What there is. name: of the device that figures are of."""
+class TorchFacts:
+    """What torch says of itself. name: of the device that figures are of."""
 
     torch: str = ""
     cuda: bool = False
@@ -73,18 +73,18 @@ def _there(module: str) -> bool:
         return False
 
 
-def probe() -> Found:
+def probe() -> TorchFacts:
     """Ask torch what it sees, in a process that ends with whatever it opened."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_LIMIT, check=False
         )
         said = json.loads(done.stdout.strip().splitlines()[-1])
-        return Found(torch=said["torch"], cuda=said["cuda"], name=said["name"])
+        return TorchFacts(torch=said["torch"], cuda=said["cuda"], name=said["name"])
     except subprocess.TimeoutExpired:
-        return Found(error=f"torch did not say within {PROBE_LIMIT:g} s what devices there are")
+        return TorchFacts(error=f"torch did not say within {PROBE_LIMIT:g} s what devices there are")
     except (IndexError, ValueError, KeyError):
-        return Found(error=f"torch cannot be imported: {done.stderr.strip()[-500:]}")
+        return TorchFacts(error=f"torch cannot be imported: {done.stderr.strip()[-500:]}")
 
 
 def registered() -> bool:

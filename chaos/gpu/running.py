@@ -17,6 +17,9 @@ from elastic3d.clock import SYSTEM
 MARK = "ELASTIC3D_GPU_STAGE"
 """Environment variable that all processes of a stage carry, whatever groups they form."""
 
+LEAVE = 2.0
+"""Seconds in which helpers of a stage that has ended, such as a compiler's, see that and end too."""
+
 GRACE = 10.0
 """Seconds in which processes of a stage that was killed must be gone."""
 
@@ -70,6 +73,8 @@ def run_stage(
         code = process.wait()
         lines.read(stream)
         lines.end()
+    if not over:
+        wait_until(lambda: not marked(mark, MARK), LEAVE)
     left = () if over else tuple(map(str, marked(mark, MARK)))
     _end_marked(mark)
     how = "over its limit" if over else "ok" if code == 0 else f"ended with {code}"

@@ -1,4 +1,7 @@
-"""One stage's process: `python -m chaos.gpu.stage NAME DEVICE SIZE SECONDS DEVICE-NAME ETCD`."""
+"""One stage's process: `python -m chaos.gpu.stage NAME DEVICE SIZE DEADLINE DEVICE-NAME ETCD`.
+
+The deadline is of the monotonic clock, which the processes of a machine share.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,18 @@ from chaos.gpu.catalogue import chosen
 
 def main() -> None:
     """Run it. Its lines are all that comes out of standard output: whatever else is printed goes to the log."""
-    name, device, size, seconds, device_name, etcd = sys.argv[1:]
+    name, device, size, deadline, device_name, etcd = sys.argv[1:]
     lines = os.dup(1)
     os.dup2(2, 1)
     (stage,) = chosen(name)
     bench = Bench(
-        stage=name, kind=device, small=size == "small", seconds=float(seconds), name=device_name, etcd=etcd, lines=lines
+        stage=name,
+        kind=device,
+        small=size == "small",
+        deadline=float(deadline),
+        name=device_name,
+        etcd=etcd,
+        lines=lines,
     )
     importlib.import_module(f"chaos.gpu.{stage.module}").measure(bench)
     sys.stdout.flush()

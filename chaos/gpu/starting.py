@@ -25,7 +25,7 @@ CHILD_LIMIT = 40.0
 
 def measure(bench: Bench) -> None:
     """Say the seconds of each part, from the part before it, for each child."""
-    repeats = 2 if bench.small else REPEATS
+    repeats = 1 if bench.small else REPEATS
     for number in range(repeats):
         for bound in (False, True):
             _say(bench, "start", number, _start, bench.kind, bound, bench.small, SYSTEM.monotonic())

@@ -36,19 +36,19 @@ def test_digests_are_compared_within_their_group() -> None:
     assert verdict("equal bits", digest("a", "one")).verdict is Verdict.NOT_MEASURED
     assert verdict("equal bits", digest("a", "one", device="cpu"), digest("a", "two")).verdict is Verdict.PASS
     both = [digest("a", "one"), digest("a", "two"), digest("b", "one", "start"), digest("b", "two", "start")]
-    assert verdict("equal bits", *both).found == "4 digests in 2 groups"
+    assert verdict("equal bits", *both).evidence == "4 digests in 2 groups"
 
 
 def test_the_digest_that_differs_is_named() -> None:
     """What most of a group say is taken for the group's."""
     gate = verdict("equal bits", digest("b", "odd"), digest("a", "one"), digest("a", "two"))
-    assert (gate.verdict, gate.found) == (Verdict.FAIL, "differ: P6 steps: odd")
+    assert (gate.verdict, gate.evidence) == (Verdict.FAIL, "differ: P6 steps: odd")
 
 
 def test_a_digest_that_failed_fails_the_gate() -> None:
     """A world that died proves nothing about its bits."""
     failed = {"stage": "P6", "figure": "digest", "error": "died", "case": "three", "device": "cuda"}
-    assert verdict("equal bits", digest("a", "one"), digest("a", "two"), failed).found == "no digest of: P6 three"
+    assert verdict("equal bits", digest("a", "one"), digest("a", "two"), failed).evidence == "no digest of: P6 three"
 
 
 @pytest.mark.parametrize(
