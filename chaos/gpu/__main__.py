@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         print(f"chaos.gpu: {why}", file=sys.stderr)
         return 2
-    return _run(options, seen)
+    return run(options, seen)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -115,7 +115,15 @@ class _Output:
         print(text, flush=True)
 
 
-def _run(options: argparse.Namespace, seen: needs.TorchFacts) -> int:
+def command(stage: catalogue.Stage, options: argparse.Namespace, name: str, *, deadline: float) -> list[str]:
+    """Return the command of a stage's process. name: of the device."""
+    etcd = str(options.etcd.absolute()) if options.etcd else ""
+    asked = [stage.name, options.device, options.size, f"{deadline:.1f}", name, etcd]
+    return [sys.executable, "-m", "chaos.gpu.stage", *asked]
+
+
+def run(options: argparse.Namespace, seen: needs.TorchFacts) -> int:
+    """Run the stages one after the other, whatever becomes of each; return the exit code."""
     from chaos.gpu.running import run_stage
 
     began = time.monotonic()
@@ -134,10 +142,8 @@ def _run(options: argparse.Namespace, seen: needs.TorchFacts) -> int:
                 continue
             log.write(f"\n=== {stage.name} ===\n".encode())
             log.flush()
-            command = [sys.executable, "-m", "chaos.gpu.stage", stage.name, options.device, options.size]
-            command += [f"{time.monotonic() + limit:.1f}", name, str(options.etcd.absolute()) if options.etcd else ""]
             ended = run_stage(
-                command,
+                command(stage, options, name, deadline=time.monotonic() + limit),
                 limit=limit,
                 mark=f"{os.getpid()}-{stage.name}-{time.monotonic_ns()}",
                 environment={**environment, "TMPDIR": folder},

@@ -113,12 +113,9 @@ def _kill(bench: Bench, device: ComputeDevice, case: Case, holder: Child, *, all
         SYSTEM.sleep(POLL)
     bench.say("group_gone", None if gone is None else gone - killed, "s", **detail)
     if bench.kind != "cpu":
-        if back is None:
-            bench.say(
-                "memory_back", 99.0, "s after reaping", **detail, never=True, free_gb=round(device.free() / GB, 1)
-            )
-        else:
-            bench.say("memory_back", back - reaped, "s after reaping", **detail)
+        # Not back yet counts as the seconds it was waited for.
+        waited = (back or SYSTEM.monotonic()) - reaped
+        bench.say("memory_back", waited, "s after reaping", **detail, back=back is not None)
 
 
 def _group_lives(group: int) -> bool:

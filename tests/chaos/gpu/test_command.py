@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+import chaos.gpu.__main__ as command_line
 from chaos.gpu import needs
 from chaos.gpu.__main__ import main, parser, read
-from chaos.gpu.catalogue import BY_VALUE, SMALL_LIMIT, STAGES, chosen
+from chaos.gpu.catalogue import BY_VALUE, SHORTEST, SMALL_LIMIT, STAGES, Stage, chosen
 from chaos.gpu.running import MARK, run_stage
 from chaos.processes import marked
 from tests.paths import ROOT
@@ -99,7 +101,7 @@ def test_a_stage_leaves_what_it_had_said_and_no_process(tmp_path: Path, sleeps: 
     with (tmp_path / "log").open("wb") as log:
         ended = run_stage(
             [sys.executable, "-c", SPEAKS_THEN_HANGS, sleeps],
-            limit=3.0 if sleeps == "600" else 60.0,
+            limit=6.0 if sleeps == "600" else 60.0,
             mark=mark,
             environment=dict(os.environ),
             take=lines.append,
@@ -109,6 +111,34 @@ def test_a_stage_leaves_what_it_had_said_and_no_process(tmp_path: Path, sleeps: 
     assert lines == ['{"figure": "one"}', '{"figure": "two"}']
     assert bool(ended.left) == (how == "ok")
     assert not marked(mark, MARK)
+
+
+def test_the_rest_goes_on_where_a_stage_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is killed at its limit, one dies, one is whole; there is no time for the last."""
+    scripts = {
+        "P1": """print('{"figure": "one", "value": 1}', flush=True); import time; time.sleep(600)""",
+        "P2": "import sys; sys.exit(3)",
+        "P3": """print('{"figure": "two", "value": 2}')""",
+    }
+
+    def script(stage: Stage, *given: object, deadline: float) -> list[str]:
+        return [sys.executable, "-c", scripts[stage.name]]
+
+    monkeypatch.setattr(command_line, "command", script)
+    limits = {"P1": 8.0, "P2": 60.0, "P3": 60.0}
+    stages = [dataclasses.replace(stage, seconds=limits[stage.name]) for stage in chosen("P1,P2,P3")]
+    options = parser().parse_args(["--device", "cpu", "--budget", "600", "--out", str(tmp_path / "out")])
+    options.stages = [*stages, dataclasses.replace(stages[0], name="P4", seconds=SHORTEST / 2)]
+    assert command_line.run(options, needs.TorchFacts(torch="2.11.0")) == 1
+    lines = read(tmp_path / "out" / "figures.jsonl")
+    assert [line["figure"] for line in lines if "figure" in line] == ["one", "two"]
+    assert [line["ended"] for line in lines if "ended" in line] == [
+        "over its limit",
+        "ended with 3",
+        "ok",
+        "not begun: the budget is spent",
+    ]
+    assert "equal bits" in (tmp_path / "out" / "gates.txt").read_text()
 
 
 def test_a_stage_that_dies_says_so(tmp_path: Path) -> None:
