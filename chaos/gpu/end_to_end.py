@@ -186,13 +186,14 @@ def _three_nodes(bench: Bench, etcd: EtcdServer) -> None:
         bench.say("digest", quiet.digest, group=group, case="one node, undisturbed")
     with bench.attempting("digest", group=group, case="three nodes: kill, join, drain"):
         broken = _played(bench, etcd, 3, (), faults)
+        if broken.undone:
+            raise RuntimeError(f"the job was over before {', '.join(map(str, broken.undone))}")
         bench.say("digest", broken.digest, group=group, case="three nodes: kill, join, drain")
         for view in broken.picture.generations[1:]:
             detail = {"cause": view.cause, "layout": dict(view.layout), "steps_repeated": view.steps_repeated}
             bench.say("change_to_step", view.seconds_to_first_step, "s", **detail)
             bench.say("change_pause", view.pause, "s beyond a step", **detail)
         bench.say("generations", len(broken.picture.generations), model="three nodes")
-        bench.say("undone_faults", len(broken.undone))
         seconds = [step.seconds for step in broken.picture.steps]
         bench.say("step", statistics.median(seconds), "s", nodes=3, options="with faults")
 
