@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-import psutil
 from rich.table import Table
 
 from chaos.bench.spread import spread
@@ -37,7 +37,7 @@ from elastic3d.trust.credentials import Credentials
 MEGABYTES = 256
 TENSORS = 16
 COLUMNS = 1024
-TICK = 0.01
+TICK = 1 / os.sysconf("SC_CLK_TCK")
 """Seconds in which the kernel counts what processors spend."""
 CREDENTIALS = Credentials(secret="5e" * 32, id="0@1")
 
@@ -99,9 +99,7 @@ def table(restores: Restores) -> Table:
     return shown
 
 
-def _read(
-    decision: restoring.Decision, buffers: dict[str, bytearray], near: Sequence[NearMemory], keeper: psutil.Process
-) -> Turn:
+def _read(decision: restoring.Decision, buffers: dict[str, bytearray], near: Sequence[NearMemory], keeper: int) -> Turn:
     spent, began = _spent(keeper), SYSTEM.monotonic()
     sources = KeepersAndStore(CREDENTIALS).sources(decision, None, 0, near)
     wanted = [(offer.spec, offer.box) for offer in decision.offers]
@@ -112,21 +110,22 @@ def _read(
     return Turn(seconds=SYSTEM.monotonic() - began, processor=_spent(keeper) - spent)
 
 
-def _spent(keeper: psutil.Process) -> float:
+def _spent(keeper: int) -> float:
     """Return the seconds that the processors have spent on this process and the keeper."""
-    return sum(sum(process.cpu_times()[:2]) for process in (psutil.Process(), keeper))
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in (os.getpid(), keeper)]
+    return sum(int(user) + int(system) for user, system in (stat[11:13] for stat in fields)) * TICK
 
 
 @contextmanager
-def _keeper(megabytes: int) -> Iterator[tuple[NearMemory, psutil.Process]]:
-    """Hold a snapshot in a process of its own; yield how it is reached, and the process."""
+def _keeper(megabytes: int) -> Iterator[tuple[NearMemory, int]]:
+    """Hold a snapshot in a process of its own; yield how it is reached, and its pid."""
     command = [sys.executable, "-m", "chaos.bench.restores", str(megabytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         with process.stdin:  # its end is the keeper's
             server, lender = json.loads(process.stdout.readline())
-            yield NearMemory(server=server, lender=lender), psutil.Process(process.pid)
+            yield NearMemory(server=server, lender=lender), process.pid
 
 
 def _hold(megabytes: int) -> None:

@@ -22,13 +22,10 @@ import torch
 from torch import nn
 
 from elastic3d.devices.cpu import copy_from_host
-from elastic3d.devices.device import CopyStream, Move
+from elastic3d.devices.device import PINNED, CopyStream, Move
 from elastic3d.devices.ring import BounceRing
 from elastic3d.errors import ConfigurationError
 from elastic3d.values import DeviceFacts
-
-PINNED = 64 << 20
-"""Bytes of each of the two pinned buffers."""
 
 
 class CudaDevice:
