@@ -5,6 +5,7 @@ Shared by the slot's thread, the replicator and the tile server's threads; every
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -333,15 +334,15 @@ class SnapshotMemory:
         home = self._home.get(mark)
         if home is not None and home.rank == name.rank:
             arena, nbytes = self._arenas[self._holdings.lend(mark)], home.table.nbytes
-            back.callback(self._take_back, lambda: self._holdings.take_back(mark))
+            back.callback(self._take_back, functools.partial(self._holdings.take_back, mark))
         else:
-            found = ((n, one) for n, one in self._others.items() if (one.mark, one.rank) == (mark, name.rank))
-            buffer, stored = next(found, (-1, None))
-            if stored is None:
+            wanted = (mark, name.rank)
+            buffer = next((at for at, other in self._others.items() if (other.mark, other.rank) == wanted), None)
+            if buffer is None:
                 return None
             self._replicas.lend(buffer)
-            back.callback(self._take_back, lambda: self._replicas.take_back(buffer))
-            arena, nbytes = self._other_arenas[buffer], stored.table.nbytes
+            back.callback(self._take_back, functools.partial(self._replicas.take_back, buffer))
+            arena, nbytes = self._other_arenas[buffer], self._others[buffer].table.nbytes
         descriptor = os.dup(arena.descriptor)  # stays the same segment, whatever is closed meanwhile
         back.callback(os.close, descriptor)
         return Lent(descriptor=descriptor, nbytes=nbytes)
