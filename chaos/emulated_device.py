@@ -12,6 +12,7 @@ will do.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import threading
@@ -24,7 +25,8 @@ import torch
 from torch import nn
 
 from elastic3d.devices import CopyStream, Move, register
-from elastic3d.devices.cpu import CpuDevice, copy_from_host
+from elastic3d.devices.cpu import CpuDevice
+from elastic3d.devices.ring import BounceRing
 from elastic3d.values import DeviceFacts
 
 KIND = "emulated"
@@ -33,6 +35,9 @@ FOLDER = "EMULATED_DEVICES"
 
 CAPACITY, HELD = 150 << 20, 100 << 20
 """Bytes of a device, and those that any model takes."""
+
+BUFFER = 1 << 20
+"""Bytes of each of a stream's two buffers."""
 
 POISON = 0xFF
 _current = threading.local()
@@ -100,11 +105,10 @@ class EmulatedDevice(CpuDevice):
 
     def copy_stream(self) -> CopyStream:
         """Return a stream for a thread that has entered this device."""
-        return _EmulatedStream(self)
+        return EmulatedStream(self)
 
-    def reach(self, mark: int) -> None:
-        """Block until so much work is done, on a thread that has entered this device."""
-        self.check_thread()
+    def await_mark(self, mark: int) -> None:
+        """Block until so much work is done."""
         with self._changed:
             self._changed.wait_for(lambda: self._done >= mark)
 
@@ -177,18 +181,70 @@ def _lives(pid: str) -> bool:
         return False
 
 
-class _EmulatedStream:
-    """Copies what is there when the mark is reached."""
+class EmulatedStream:
+    """Copies through two buffers, on a thread of its own and in its own time, like a device's copy engine.
 
-    def __init__(self, device: EmulatedDevice) -> None:
+    late: seconds before each bufferful. Work on the device and work on the stream do not wait for each other, except
+    where the stream is told to.
+    """
+
+    def __init__(self, device: EmulatedDevice, *, nbytes: int = BUFFER, late: float = 0.0) -> None:
         device.check_thread()
-        self._device = device
+        self._device, self._late = device, late
+        self._work: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self.buffers = (EmulatedBuffer(self, nbytes), EmulatedBuffer(self, nbytes))
+        self._ring = BounceRing(*self.buffers)
+        threading.Thread(target=self._run, daemon=True, name=f"emulated-stream-{device.index}").start()
 
     def copy(self, moves: Iterable[Move], target: memoryview, after: object) -> None:
-        """Wait for the mark and copy."""
+        """Have the stream wait for the mark, then copy."""
         assert isinstance(after, int)
-        self._device.reach(after)
-        copy_from_host(moves, target)
+        self._device.check_thread()
+        self.queue(lambda: self._device.await_mark(after))
+        self._ring.copy(moves, target)
+
+    def queue(self, work: Callable[[], Any]) -> None:
+        """Do some work after what was queued before."""
+        self._work.put(work)
+
+    def mark(self) -> threading.Event:
+        """Return what is set when all that was queued is done."""
+        reached = threading.Event()
+        self.queue(reached.set)
+        return reached
+
+    def _run(self) -> None:
+        fresh = True
+        while True:
+            work = self._work.get()
+            if fresh:
+                time.sleep(self._late)
+            work()
+            fresh = isinstance(getattr(work, "__self__", None), threading.Event)
+
+
+class EmulatedBuffer:
+    """One buffer of a stream. It holds poison until something is copied into it."""
+
+    def __init__(self, stream: EmulatedStream, nbytes: int) -> None:
+        self.memory = torch.full((nbytes,), POISON, dtype=torch.uint8)
+        self.waits = 0
+        self._stream = stream
+        self._marked = threading.Event()
+
+    def fill(self, start: int, data: torch.Tensor) -> None:
+        """Copy later."""
+        to, count = self.memory.data_ptr() + start, data.numel()
+        self._stream.queue(lambda: ctypes.memmove(to, data.data_ptr(), count))
+
+    def mark(self) -> None:
+        """Mark the end of what was queued."""
+        self._marked = self._stream.mark()
+
+    def wait(self) -> None:
+        """Block until the stream has got to the mark."""
+        self.waits += 1
+        self._marked.wait()
 
 
 def install(*, late: float = 0.02) -> str:

@@ -192,6 +192,14 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "replica.failed": _info("step", "buddy", "error"),
         # The buddy did not take it: its copy is out of date.
         "replica.stale": _info("step", "error"),
+        # Bytes of a rank's state by where they came from: the memory of this node and of others, this node's disk, the
+        # store. `unread`: copies whose source could not be reached.
+        "state.read": _debug("here", "peers", "disk", "store", "unread"),
+        # A copy of a tile does not have its digest, in memory or in the store, and so have `more` others of this rank:
+        # other copies were used.
+        "copy.damaged": _warning("source", "tensor", "error", "more"),
+        # A keeper of this node did not lend its memory: the same bytes were asked for over TCP.
+        "memory.unlent": _info("server", "error"),
         # `cache=` cannot be used: tiles are read from the store each time.
         "cache.unfit": _warning("error"),
         # A snapshot that a node offers for the start of a generation is ignored: it belongs to another history.

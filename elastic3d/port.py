@@ -68,16 +68,30 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NearMemory:
+    """Memory of the trainer's own node that holds snapshots.
+
+    server: "host:port" of the tile server that offers them to all. lender: abstract name of the Unix socket where
+    processes of this node get the memory itself.
+    """
+
+    server: str
+    lender: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Go:
     """Permission to start: the "host:port" of every keeper's tile server, of active nodes and spares.
 
-    newest: the newest step this slot has heard of from its trainers of any generation, -1 for none. reached: a step
-    that was safe in memory, as the sealed record says, 0 for none. failed_after: the step after which the user's code
-    raised, if that is why this generation was formed; -1 if it was formed for another reason, or if that step was made
-    before the generation that failed, so that nothing would be skipped. failure: what it raised.
+    near: those of them on the trainer's own node. newest: the newest step this slot has heard of from its trainers of
+    any generation, -1 for none. reached: a step that was safe in memory, as the sealed record says, 0 for none.
+    failed_after: the step after which the user's code raised, if that is why this generation was formed; -1 if it was
+    formed for another reason, or if that step was made before the generation that failed, so that nothing would be
+    skipped. failure: what it raised.
     """
 
     servers: tuple[str, ...]
+    near: tuple[NearMemory, ...] = ()
     newest: int = -1
     reached: int = 0
     failed_after: int = -1

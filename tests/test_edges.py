@@ -192,7 +192,7 @@ def test_an_unreadable_message_of_a_companion_costs_its_slot(reported: Reported)
         threads.start(lambda: made.put(RemoteSlot(name, events, patience=30)), name="first-keeper")
         connection, _ = listener.accept()
         with connection:
-            for body in (b'{"index":1,"tile_port":1,"pid":1}', b'{"event":"Nonsense"}'):
+            for body in (b'{"index":1,"tile_port":1,"lender":"l","pid":1}', b'{"event":"Nonsense"}'):
                 connection.sendall(struct.pack("<I", len(body)) + body)
             lost = events.get(timeout=30)
     assert isinstance(lost, SlotLost)

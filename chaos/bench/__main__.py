@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from chaos.bench import checkpoints, cost, forming, plans, recovery, reductions
+from chaos.bench import checkpoints, cost, forming, plans, recovery, reductions, restores
 from chaos.bench.spread import spread
 from elastic3d.values import Layout
 
@@ -18,7 +18,7 @@ from elastic3d.values import Layout
 def main(
     repeats: Annotated[int, typer.Option(help="repeats of each measurement")] = 5,
     only: Annotated[
-        str, typer.Option(help="recovery, cost, reductions, forming, checkpoints or plans; all by default")
+        str, typer.Option(help="recovery, cost, reductions, forming, restores, checkpoints or plans; all by default")
     ] = "",
     agents: Annotated[str, typer.Option(help="sizes of the worlds to form")] = ",".join(map(str, forming.AGENTS)),
     width: Annotated[int, typer.Option(help="width of the model whose steps are timed, 10 blocks deep")] = 640,
@@ -76,6 +76,10 @@ def main(
         measured["forming"] = {
             f"{system} {n}": [asdict(world) for world in worlds] for (system, n), worlds in formed.items()
         }
+    if only in ("", "restores"):
+        read = restores.measure(repeats, say=console.print)
+        console.print(restores.table(read))
+        measured["restores"] = asdict(read)
     if only in ("", "checkpoints"):
         saved = checkpoints.measure(repeats, gigabytes, say=console.print)
         for table in checkpoints.tables(saved):

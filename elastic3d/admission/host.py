@@ -10,6 +10,7 @@ from pathlib import Path
 
 from elastic3d.admission.check import Unfit
 from elastic3d.clock import Clock
+from elastic3d.devices import PINNED
 from elastic3d.snapshots.holdings import HOME_BUFFERS, most_copies
 from elastic3d.values import ModelProfile
 
@@ -25,28 +26,35 @@ _STATE_BYTES = 3 * 4
 _SAMPLE = 64 * 1024
 
 
-def room(profile: ModelProfile, *, least: int, most: int, available: int) -> str:
+def room(profile: ModelProfile, *, least: int, most: int, available: int, devices: int = 0) -> str:
     """Check that the snapshots of a node fit `available` bytes, from the parameters: state is spread over all nodes.
 
-    least, most: nodes of the job. Unfit only if not even a world of `most` nodes leaves room; a remark if a world of
-    `least` would not.
+    least, most: nodes of the job. devices: slots of this node whose state lies in a device's own memory: it passes
+    through the host's when it is restored, all of it, and through pinned buffers when it is copied. Unfit only if not
+    even a world of `most` nodes leaves room; a remark if a world of `least` would not.
     """
-    needed = {nodes: _snapshot_bytes(profile, nodes) for nodes in (least, most)}
+    needed = {nodes: _snapshot_bytes(profile, nodes, devices) for nodes in (least, most)}
+    staged = f", one on its way to the devices, {_gib(_staging(devices))} of pinned buffers" if devices else ""
     words = (
         f"snapshots of {profile.parameters:,} parameters (3 fp32 values each, {HOME_BUFFERS} snapshots at home and as "
-        "many for the buddy) take {needed} of memory on each of {nodes} node(s); this one has {available}"
+        "many for the buddy{staged}) take {needed} of memory on each of {nodes} node(s); this one has {available}"
     )
 
     def said(nodes: int) -> str:
-        return words.format(needed=_gib(needed[nodes]), nodes=nodes, available=_gib(available))
+        return words.format(staged=staged, needed=_gib(needed[nodes]), nodes=nodes, available=_gib(available))
 
     if needed[most] > available:
         raise Unfit(f"{said(most)}: use more or larger nodes, raise the memory limit, or set snapshot_every=0")
     return said(least) if needed[least] > available else ""
 
 
-def _snapshot_bytes(profile: ModelProfile, nodes: int) -> int:
-    return profile.parameters * _STATE_BYTES * most_copies(buddy=nodes > 1) // nodes
+def _snapshot_bytes(profile: ModelProfile, nodes: int, devices: int) -> int:
+    copies = most_copies(buddy=nodes > 1) + (devices > 0)
+    return profile.parameters * _STATE_BYTES * copies // nodes + _staging(devices)
+
+
+def _staging(devices: int) -> int:
+    return devices * 2 * PINNED
 
 
 def _gib(size: int) -> str:

@@ -14,7 +14,6 @@ What follows from how they work, and where it is kept:
 from __future__ import annotations
 
 import contextlib
-import ctypes
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,13 +23,11 @@ import torch
 from torch import nn
 
 from elastic3d.devices.cpu import copy_from_host
-from elastic3d.devices.device import CopyStream, Move
+from elastic3d.devices.device import PINNED, CopyStream, Move
 from elastic3d.devices.exhaustion import DeviceUse, describe, holders
+from elastic3d.devices.ring import BounceRing
 from elastic3d.errors import ConfigurationError
 from elastic3d.values import DeviceFacts
-
-PINNED = 64 << 20
-"""Bytes of each of the two pinned buffers."""
 
 
 class CudaDevice:
@@ -143,67 +140,37 @@ class CudaCopyStream:
 
     def __init__(self, device: torch.device, *, nbytes: int = PINNED) -> None:
         self._stream: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._halves = [_Half(nbytes), _Half(nbytes)]
+        self._ring = BounceRing(_Pinned(nbytes, self._stream), _Pinned(nbytes, self._stream))
 
     def copy(self, moves: Iterable[Move], target: memoryview, after: object) -> None:
         """Copy the device's tensors through the pinned buffers, and those of the host as they are."""
-        on_host: list[Move] = []
-        base = ctypes.addressof(ctypes.c_char.from_buffer(target))
-        turn = 0
+        given = list(moves)
+        on_host = [move for move in given if move.tensor.device.type == "cpu"]
+        on_device = (move for move in given if move.tensor.device.type != "cpu")
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(after)
-            for move in moves:
-                if move.tensor.device.type == "cpu":
-                    on_host.append(move)
-                    continue
-                data = move.tensor.reshape(-1).view(torch.uint8)
-                done = 0
-                while done < data.numel():
-                    half = self._halves[turn]
-                    if not half.free:
-                        half.queued.record(self._stream)
-                        turn = 1 - turn
-                        half = self._halves[turn]
-                        half.empty(base)
-                    count = min(half.free, data.numel() - done)
-                    half.add(data[done : done + count], move.offset + done)
-                    done += count
-            self._halves[turn].queued.record(self._stream)
-        # The device fills one half while the other is emptied; whatever is on the host needs neither.
-        copy_from_host(on_host, target)
-        for half in (self._halves[1 - turn], self._halves[turn]):
-            half.empty(base)
+            self._ring.copy(on_device, target, lambda: copy_from_host(on_host, target))
 
 
-class _Half:
-    """One pinned buffer: what was queued into it, and where in the target that belongs."""
+class _Pinned:
+    """One pinned buffer. What fills it runs on one stream."""
 
-    def __init__(self, nbytes: int) -> None:
-        self._memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        self._filled = 0
-        self._pieces: list[tuple[int, int, int]] = []  # where it is here, where it belongs, how many bytes
-        self.queued: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def __init__(self, nbytes: int, stream: Any) -> None:
+        self.memory = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        self._stream = stream
+        self._queued: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
-    @property
-    def free(self) -> int:
-        """Bytes that can still be queued into it."""
-        return self._memory.numel() - self._filled
+    def fill(self, start: int, data: torch.Tensor) -> None:
+        """Queue a copy on the current stream, which is this one's."""
+        self.memory[start : start + data.numel()].copy_(data, non_blocking=True)
 
-    def add(self, data: torch.Tensor, offset: int) -> None:
-        """Queue a copy of some bytes on the current stream."""
-        count = data.numel()
-        self._memory[self._filled : self._filled + count].copy_(data, non_blocking=True)
-        self._pieces.append((self._filled, offset, count))
-        self._filled += count
+    def mark(self) -> None:
+        """Record the event behind what is queued."""
+        self._queued.record(self._stream)
 
-    def empty(self, base: int) -> None:
-        """Wait for what is queued and move it to where it belongs, from the address `base` on."""
-        if self._pieces:
-            self.queued.synchronize()
-        for here, offset, count in self._pieces:
-            ctypes.memmove(base + offset, self._memory.data_ptr() + here, count)
-        self._pieces.clear()
-        self._filled = 0
+    def wait(self) -> None:
+        """Block on the event, not on the stream."""
+        self._queued.synchronize()
 
 
 def device_files(properties: Any, root: Path = Path("/")) -> list[str]:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from elastic3d.values import DeviceFacts
 
 
+PINNED = 64 << 20
+"""Bytes of each of the two pinned buffers through which a trainer's snapshots leave a device."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
     """One contiguous tensor whose bytes are to be copied to an offset of a target."""

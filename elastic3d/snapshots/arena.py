@@ -7,6 +7,7 @@ another.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -52,6 +53,10 @@ class Arena:
             if size < nbytes:
                 raise ValueError(f"a snapshot of {nbytes} bytes cannot lie in a segment of {size}")
             self._mapping = mmap.mmap(self.descriptor, size)
+            # 2 MiB at a time are brought in faster than 512 pages. A system that has no huge pages for shared memory
+            # (/sys/kernel/mm/transparent_hugepage/shmem_enabled) takes the advice, and gives the usual ones.
+            with contextlib.suppress(OSError):
+                self._mapping.madvise(mmap.MADV_HUGEPAGE)
         return memoryview(self._mapping)[:nbytes]
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ newer step is safe or a newer generation has a safe step of its own. It holds be
 - a rank drops a snapshot only when a newer one is safe (`Holdings.safe`), or when the new generation has restored from
   another (`Holdings.restored`), which then replaces the safe step. Until a generation has restored, nothing of its
   predecessors is dropped anywhere;
+- what is lent to a trainer that restores from it is not overwritten before that trainer gives it back or ends;
 - the buddy drops only what the origin's next snapshot says was dropped at home (`Replicas.begin`), and follows the
   same rules when the generation changes.
 
@@ -18,6 +19,7 @@ Home buffers: the safe step, two steps not yet safe, and one that an upload has 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
@@ -91,6 +93,7 @@ class Holdings:
         self._held = -1
         self._pinned: Mark | None = None
         self._pin_users = 0
+        self._lent: Counter[Mark] = Counter()
         self._wanted = False
 
     # The trainer's side.
@@ -225,6 +228,23 @@ class Holdings:
             self._pinned = None
             self._sweep()
 
+    # Trainers of this node that restore from it.
+
+    def lend(self, mark: Mark) -> int:
+        """Hold a complete snapshot until as many `take_back`; return its buffer."""
+        index = self.find(mark)
+        assert index is not None, mark
+        self._lent[mark] += 1
+        return index
+
+    def take_back(self, mark: Mark) -> None:
+        """Undo one `lend`."""
+        assert self._lent[mark] > 0, mark
+        self._lent[mark] -= 1
+        if not self._lent[mark]:
+            del self._lent[mark]
+            self._sweep()
+
     # Contents.
 
     def marks(self) -> list[Mark]:
@@ -240,7 +260,7 @@ class Holdings:
         return [buffer.place for buffer in self._buffers]
 
     def _needed(self, mark: Mark) -> bool:
-        if mark in (self._pinned, self._safe):
+        if mark in (self._pinned, self._safe) or mark in self._lent:
             return True
         if mark.generation < self._generation:
             return False
@@ -254,7 +274,7 @@ class Holdings:
             spare = [
                 b
                 for b in self._buffers
-                if b.mark is not None and not b.busy and b.mark not in (self._pinned, self._safe)
+                if b.mark is not None and not b.busy and b.mark not in (self._pinned, self._safe, *self._lent)
             ]
             if spare:
                 oldest = min(spare, key=lambda b: b.mark or Mark(0, 0))
@@ -277,6 +297,8 @@ class Replicas:
         self._receiving: dict[int, tuple[Origin, int]] = {}
         self._oldest = 0
         self._free: list[int] = []
+        self._lent: Counter[int] = Counter()
+        self._dropped: set[int] = set()  # while they are lent
         self._count = 0
 
     def refuse_below(self, generation: int) -> None:
@@ -292,7 +314,7 @@ class Replicas:
             return None
         held = self._complete.get(origin, {})
         for old in [old for old in held if old not in keep or old == step]:
-            self._free.append(held.pop(old))
+            self._drop(held.pop(old))
         if not self._free:
             self._free.append(self._count)
             self._count += 1
@@ -312,7 +334,7 @@ class Replicas:
             return False
         held = self._complete.setdefault(origin, {})
         if step in held:
-            self._free.append(held[step])
+            self._drop(held[step])
         held[step] = buffer
         return True
 
@@ -326,9 +348,29 @@ class Replicas:
         for origin, held in list(self._complete.items()):
             if origin.generation < generation:
                 for step in [s for s in held if base is None or Mark(origin.generation, s) != base]:
-                    self._free.append(held.pop(step))
+                    self._drop(held.pop(step))
                 if not held:
                     del self._complete[origin]
+
+    def lend(self, buffer: int) -> None:
+        """Let nothing else arrive in the buffer of a complete replica until as many `take_back`."""
+        self._lent[buffer] += 1
+
+    def take_back(self, buffer: int) -> None:
+        """Undo one `lend`."""
+        assert self._lent[buffer] > 0, buffer
+        self._lent[buffer] -= 1
+        if not self._lent[buffer]:
+            del self._lent[buffer]
+            if buffer in self._dropped:
+                self._dropped.remove(buffer)
+                self._free.append(buffer)
+
+    def _drop(self, buffer: int) -> None:
+        if buffer in self._lent:
+            self._dropped.add(buffer)
+        else:
+            self._free.append(buffer)
 
     def settled(self, generation: int) -> None:
         """Drop what is older than `generation`, which has a safe step of its own."""

@@ -5,11 +5,12 @@ Shared by the slot's thread, the replicator and the tile server's threads; every
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from checkpointing.format import tiles
 from checkpointing.format.tiles import Piece
@@ -61,6 +62,22 @@ def digests(table: SnapshotTable, data: memoryview, first: int, stop: int) -> li
         tiles.digest(tile.spec, tile.box, data[tile.offset : tile.offset + tile.nbytes])
         for tile in table.tiles[first:stop]
     ]
+
+
+class SnapshotName(NamedTuple):
+    """One rank's snapshot among all of a run."""
+
+    generation: int
+    step: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """A snapshot that is not overwritten for now, and a descriptor of the segment that it begins."""
+
+    descriptor: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,6 +314,42 @@ class SnapshotMemory:
         """Give up a snapshot that did not arrive whole and intact."""
         with self._changed:
             self._replicas.abort(arriving.buffer)
+
+    # Trainers of this node.
+
+    @contextmanager
+    def lent(self, wanted: Sequence[SnapshotName]) -> Iterator[list[Lent | None]]:
+        """Hold complete snapshots unchanged while the context is open, None for those that are not here.
+
+        The descriptors are closed with the context.
+        """
+        with ExitStack() as back:
+            with self._changed:
+                lent = [self._lend(name, back) for name in wanted]
+            yield lent
+
+    def _lend(self, name: SnapshotName, back: ExitStack) -> Lent | None:
+        mark = Mark(name.generation, name.step)
+        home = self._home.get(mark)
+        if home is not None and home.rank == name.rank:
+            arena, nbytes = self._arenas[self._holdings.lend(mark)], home.table.nbytes
+            back.callback(self._take_back, lambda: self._holdings.take_back(mark))
+        else:
+            found = ((n, one) for n, one in self._others.items() if (one.mark, one.rank) == (mark, name.rank))
+            buffer, stored = next(found, (-1, None))
+            if stored is None:
+                return None
+            self._replicas.lend(buffer)
+            back.callback(self._take_back, lambda: self._replicas.take_back(buffer))
+            arena, nbytes = self._other_arenas[buffer], stored.table.nbytes
+        descriptor = os.dup(arena.descriptor)  # stays the same segment, whatever is closed meanwhile
+        back.callback(os.close, descriptor)
+        return Lent(descriptor=descriptor, nbytes=nbytes)
+
+    def _take_back(self, end: Callable[[], None]) -> None:
+        with self._changed:
+            end()
+            self._forget()
 
     # The keeper, for uploads.
 

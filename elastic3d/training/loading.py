@@ -10,15 +10,17 @@ import torch
 from torch import nn
 
 from checkpointing.format.tiles import TensorSpec
-from checkpointing.reading.resolver import resolve
+from checkpointing.reading.resolver import Resolved, resolve
 from checkpointing.reading.sources import TileSource
 from elastic3d.data import Batches, Cursor
 from elastic3d.data.ledger import Ledger
 from elastic3d.errors import StateUnfit
+from elastic3d.log import process_log
 from elastic3d.parallel import facts as written
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import create_optimizer_state, held_by_model, held_by_optimizer
+from elastic3d.snapshots.lending import BorrowedMemory
 from elastic3d.training import restoring, starting, state_facts
 from elastic3d.training.state_facts import AskedState, StateFacts
 
@@ -45,13 +47,29 @@ def load(
     create_optimizer_state(model, optimizer, saved.values())
     buffers = RestoreBuffers([*held_by_model(model), *held_by_optimizer(model, optimizer)])
     wanted = list(buffers.wanted())
-    resolve(wanted, restoring.offers(decision, sources, wanted), sources, buffers.destination)
+    resolved = resolve(wanted, restoring.offers(decision, sources, wanted), sources, buffers.destination)
+    tell_read(resolved, sources)
     buffers.settle()
     written.set_optimizer_groups(optimizer, facts.optimizer_groups)
     written.set_schedule_state(schedule, facts.schedule)
     cursor = facts.cursor
     batches.go_on(decision.step, None if cursor is None else Cursor(**written.decode(cursor)))
     return facts.ledger
+
+
+def tell_read(resolved: Resolved, sources: Mapping[str, TileSource]) -> None:
+    """Log how many bytes came from where, and the copies that were found damaged or could not be read."""
+    nbytes = dict.fromkeys(("here", "peers", "disk", "store"), 0)
+    for name, tally in resolved.sources.items():
+        here = "here" if isinstance(sources[name], BorrowedMemory) else "peers"
+        nbytes[name if name in nbytes else here] += tally.bytes
+    damaged = [failure for failure in resolved.failures if not failure.unreachable]
+    process_log().emit("state.read", **nbytes, unread=len(resolved.failures) - len(damaged))
+    if damaged:
+        first = damaged[0]
+        process_log().emit(
+            "copy.damaged", source=first.source, tensor=first.key, error=first.reason, more=len(damaged) - 1
+        )
 
 
 def check_model(decision: restoring.Decision, specs: Iterable[TensorSpec]) -> None:

@@ -16,6 +16,7 @@ from checkpointing.reading.sources import Offered, TileSource
 from elastic3d.data import Order
 from elastic3d.errors import StateError, StateUnfit
 from elastic3d.log import process_log
+from elastic3d.port import NearMemory
 from elastic3d.snapshots.offers import OfferedShard, spell_out
 from elastic3d.training.state_facts import StateFacts
 from elastic3d.values import StoreAt
@@ -112,12 +113,31 @@ class Tiers(Protocol):
         """
         ...
 
-    def sources(self, decision: Decision, at: StoreAt | None, rank: int) -> Mapping[str, TileSource]:
+    def sources(
+        self, decision: Decision, at: StoreAt | None, rank: int, near: Sequence[NearMemory] = ()
+    ) -> Mapping[str, TileSource]:
         """Return the sources that a decision's offers name, and this node's own, which are `Nearer` than the store.
 
-        They are in the order in which `rank` is to ask them.
+        They are in the order in which `rank` is to ask them. near: servers on this node, whose memory is read instead
+        of asking them. To be given to `close_sources` when nothing more is read.
         """
         ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A source that holds something for as long as it is read."""
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+def close_sources(sources: Mapping[str, TileSource]) -> None:
+    """Let go of connections, and of memory that others must not overwrite while it is read."""
+    for source in sources.values():
+        if isinstance(source, Closing):
+            source.close()
 
 
 def offers(
@@ -356,6 +376,8 @@ class Nowhere:
         """Return nothing."""
         return None
 
-    def sources(self, decision: Decision, at: StoreAt | None, rank: int) -> Mapping[str, TileSource]:
+    def sources(
+        self, decision: Decision, at: StoreAt | None, rank: int, near: Sequence[NearMemory] = ()
+    ) -> Mapping[str, TileSource]:
         """Return nothing."""
         return {}

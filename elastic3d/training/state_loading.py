@@ -65,7 +65,7 @@ class StateLoader:
                 if not starting.is_foreign(decision):
                     loading.check_model(decision, self.assembly.specs)
                     self._changes(decision)  # only for what it refuses, before anything is loaded
-                sources = self.tiers.sources(decision, store, rank)
+                sources = self.tiers.sources(decision, store, rank, go.near)
                 try:
                     with announced_read(decision, store):
                         ledger = loading.load(
@@ -75,6 +75,8 @@ class StateLoader:
                     if decision.source != restoring.STORE or not error.damaged:
                         raise
                     missing = error
+                finally:
+                    restoring.close_sources(sources)
                 if not starting.is_foreign(decision):
                     scale = scale.restored(state_facts.parse(decision.facts, decision.step).loss_scale)
             with self.peers():

@@ -18,7 +18,11 @@ from checkpointing.reading.tier import DiskTier
 from checkpointing.stores.address import redacted
 from elastic3d.errors import StateError
 from elastic3d.log import process_log
+from elastic3d.port import NearMemory
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories
+from elastic3d.snapshots.lending import borrow
+from elastic3d.snapshots.memory import SnapshotName
+from elastic3d.snapshots.offers import OfferedShard
 from elastic3d.storage import open_to_read
 from elastic3d.training import restoring, state_facts
 from elastic3d.trust.credentials import Credentials
@@ -79,22 +83,40 @@ class KeepersAndStore:
             raise NoCheckpoint(f"its tiles are damaged, and restore={wanted!r} asks for this one and no other")
         return _Openable(checkpoint=open_checkpoint(store, name))
 
-    def sources(self, decision: restoring.Decision, at: StoreAt | None, rank: int) -> Mapping[str, TileSource]:
+    def sources(
+        self, decision: restoring.Decision, at: StoreAt | None, rank: int, near: Sequence[NearMemory] = ()
+    ) -> Mapping[str, TileSource]:
         """Return one source per keeper that offers a tile, and the store, after this node's disk if it has one.
 
-        Each rank begins with another keeper, so that tiles held by all are not requested from one alone.
+        This node's own keepers come first, and their memory is read where it lies. Each rank begins with another one
+        of the others, so that tiles held by all are not requested from one alone.
         """
         names = sorted({offer.source for offer in decision.offers})
+        sources: dict[str, TileSource] = dict(_borrowed(decision, near))
+        names = [name for name in names if name not in sources]
         first = rank % len(names) if names else 0
-        names = [*names[first:], *names[:first]]
-        sources: dict[str, TileSource] = {}
-        for name in names:
+        for name in [*names[first:], *names[:first]]:
             if name != STORE_SOURCE:
                 assert self._credentials is not None, "a tile server offered a tile that cannot be requested"
                 sources[name] = PeerSource(name, self._credentials)
             elif at is not None:
                 sources |= _stored(at)
         return sources
+
+
+def _borrowed(decision: restoring.Decision, near: Sequence[NearMemory]) -> Iterator[tuple[str, TileSource]]:
+    """Yield the decided snapshots that lie on this node, by server; those that cannot be had are asked for by TCP."""
+    wanted: dict[str, set[SnapshotName]] = {}
+    for offer in decision.offers:
+        if isinstance(offer, OfferedShard):
+            name = SnapshotName(offer.generation, offer.step, offer.rank)
+            wanted.setdefault(offer.source, set()).add(name)
+    for one in near:
+        if one.server in wanted:
+            try:
+                yield one.server, borrow(one.server, one.lender, sorted(wanted[one.server]))
+            except OSError as error:
+                process_log().emit("memory.unlent", server=one.server, error=str(error) or type(error).__name__)
 
 
 def announced_read(decision: restoring.Decision, at: StoreAt | None) -> AbstractContextManager[object]:

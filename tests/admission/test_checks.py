@@ -145,6 +145,13 @@ def test_the_memory_check_reports_its_figures() -> None:
     assert room(profile(GIB), least=1, most=1, available=48 * GIB) == ""
 
 
+def test_the_memory_check_counts_what_devices_take_of_the_host() -> None:
+    """One more state on its way to the devices, and 128 MiB of pinned buffers for each."""
+    assert room(profile(GIB), least=2, most=2, available=55 * GIB, devices=8) == ""
+    with pytest.raises(Unfit, match=r"one on its way to the devices, 1 GiB of pinned buffers\) take 55 GiB"):
+        room(profile(GIB), least=2, most=2, available=55 * GIB - 1, devices=8)
+
+
 def exchange(slots: Sequence[SnapshotMemory], table: SnapshotTable) -> None:
     """Have slots that are each other's buddy take, copy and let go of snapshots, one pinned by an upload meanwhile."""
     free: list[list[int]] = []

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from chaos.emulated_device import POISON, EmulatedDevice, WrongThread
+from chaos.emulated_device import POISON, EmulatedBuffer, EmulatedDevice, EmulatedStream, WrongThread
 from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.devices import ComputeDevice, Move, device_at
 from elastic3d.snapshots.arena import Arena
@@ -69,6 +69,60 @@ def test_a_mark_made_too_early_shows_as_poison(arena: Arena) -> None:
 
     given = tiles()
     assert bytes([POISON]) * 2400 in copied(Early(0, late=0.2), arena, given)
+
+
+def bounced(stream: EmulatedStream, device: EmulatedDevice, given: list[torch.Tensor]) -> bytes:
+    """Return what a stream makes of these tensors, one behind the other."""
+    moves, offset = [], 0
+    for one in given:
+        moves.append(Move(tensor=one, offset=offset))
+        offset += one.nbytes
+    target = memoryview(bytearray(offset))
+    stream.copy(moves, target, device.mark())
+    return bytes(target)
+
+
+def entered() -> EmulatedDevice:
+    device = EmulatedDevice(0)
+    device.enter_thread()
+    return device
+
+
+@pytest.mark.parametrize("nbytes", [64, 1000, 2400, 1 << 20])
+def test_the_two_buffers_take_turns(nbytes: int) -> None:
+    """All arrives whole and in place, snapshot after snapshot, and nothing waits for a single tensor: only for a
+    bufferful."""
+    device = entered()
+    stream = EmulatedStream(device, nbytes=nbytes, late=0.002)
+    for start in (0, 5000):
+        given = [torch.arange(start + n, start + n + 40, dtype=torch.float32) for n in range(60)]
+        before = sum(buffer.waits for buffer in stream.buffers)
+        whole = b"".join(one.numpy().tobytes() for one in given)
+        assert bounced(stream, device, given) == whole
+        assert sum(buffer.waits for buffer in stream.buffers) - before == -(-len(whole) // nbytes)
+
+
+def test_a_buffer_that_is_emptied_too_early_shows_as_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulated stream is a witness: this is what a missing wait would put into a snapshot."""
+    monkeypatch.setattr(EmulatedBuffer, "wait", lambda self: None)
+    device = entered()
+    stream = EmulatedStream(device, nbytes=2400, late=0.2)
+    assert bytes([POISON]) * 2400 in bounced(stream, device, [torch.zeros(600), torch.zeros(600)])
+
+
+def test_what_a_failed_copy_left_does_not_reach_the_next_snapshot() -> None:
+    """Its target is gone; the pieces that were queued for it are forgotten."""
+    device = entered()
+    stream = EmulatedStream(device, nbytes=64)
+
+    def fails() -> Iterator[Move]:
+        yield Move(tensor=torch.ones(10), offset=40)
+        raise torch.OutOfMemoryError("no memory for the next")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        stream.copy(fails(), memoryview(bytearray(80)), device.mark())
+    given = [torch.arange(30, dtype=torch.float32)]
+    assert bounced(stream, device, given) == given[0].numpy().tobytes()
 
 
 def test_a_thread_that_has_not_entered_its_device_is_refused() -> None:

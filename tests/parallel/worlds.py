@@ -25,7 +25,7 @@ from checkpointing.errors import SourceError
 from checkpointing.format.tiles import Box, TensorSpec, digest
 from checkpointing.interchange.tensors import buffer_of
 from checkpointing.reading.resolver import Offered, TileSource
-from elastic3d.port import Flags, Go, StepRecord
+from elastic3d.port import Flags, Go, NearMemory, StepRecord
 from elastic3d.training import Main, Run, train
 from elastic3d.training.restoring import Decision
 from elastic3d.training.standalone import StandalonePort
@@ -184,7 +184,9 @@ class Files:
     def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> Decision | None:
         return None
 
-    def sources(self, decision: Decision, at: StoreAt | None, rank: int) -> Mapping[str, TileSource]:
+    def sources(
+        self, decision: Decision, at: StoreAt | None, rank: int, near: Sequence[NearMemory] = ()
+    ) -> Mapping[str, TileSource]:
         return {self.name: self}
 
     def fetch(self, tile: Offered) -> bytes | memoryview:

@@ -175,6 +175,38 @@ def test_one_pin_at_a_time() -> None:
     assert Mark(1, 2) in holdings.marks()
 
 
+def test_a_lent_snapshot_is_kept_until_every_borrower_has_given_it_back() -> None:
+    """It stays through votes, generations and a final snapshot that wants its buffer."""
+    holdings = begun()
+    take(holdings, Mark(1, 1))
+    assert holdings.lend(Mark(1, 1)) == holdings.lend(Mark(1, 1))
+    for step in (2, 3, 4):
+        take(holdings, Mark(1, step))
+    holdings.restored(2, None)
+    holdings.want()
+    assert holdings.marks() == [Mark(1, 1)]
+    holdings.take_back(Mark(1, 1))
+    assert holdings.marks() == [Mark(1, 1)]
+    holdings.take_back(Mark(1, 1))
+    assert holdings.marks() == []
+
+
+def test_nothing_arrives_where_a_dropped_replica_is_still_lent() -> None:
+    """Its buffer serves again when it is given back."""
+    replicas = Replicas()
+    origin = Origin(generation=1, rank=3)
+    lent = replicas.begin(origin, 1, [1])
+    assert lent is not None
+    assert replicas.complete(lent)
+    replicas.lend(lent)
+    replicas.restored(2, None)
+    assert replicas.held() == []
+    other = replicas.begin(Origin(generation=2, rank=3), 2, [2])
+    assert other not in (None, lent)
+    replicas.take_back(lent)
+    assert replicas.begin(Origin(generation=2, rank=3), 3, [2, 3]) == lent
+
+
 def test_replicas_of_an_older_generation_are_refused() -> None:
     """A cut-off rank of the past can neither place a snapshot nor finish one."""
     replicas = Replicas()
@@ -217,6 +249,27 @@ class Node:
     copying: int = -1
     restored: bool = False
     steps: int = 0
+    lent: Mark | None = None  # at home, to the trainer that restores from it
+    lent_replicas: list[int] = field(default_factory=list)
+
+    def borrow(self, mark: Mark | None) -> None:
+        """Let the trainer read all that this node has of a snapshot."""
+        if mark is not None and mark in self.holdings.marks():
+            self.holdings.lend(mark)
+            self.lent = mark
+        for origin, step, buffer in self.replicas.held():
+            if Mark(origin.generation, step) == mark:
+                self.replicas.lend(buffer)
+                self.lent_replicas.append(buffer)
+
+    def give_back(self) -> None:
+        """The trainer has read it, or is dead."""
+        if self.lent is not None:
+            assert self.holdings.find(self.lent) is not None, "a lent snapshot was dropped"
+            self.holdings.take_back(self.lent)
+            self.lent = None
+        while self.lent_replicas:
+            self.replicas.take_back(self.lent_replicas.pop())
 
 
 class Cluster:
@@ -246,6 +299,8 @@ class Cluster:
             node.cadence = Cadence()
             node.rank, node.told_held, node.votes_heard, node.copying = rank, -1, 0, -1
             node.restored, node.steps = False, self.base.step if self.base else 0
+            node.give_back()
+            node.borrow(self.base)
 
     def restorable(self) -> Mark | None:
         """The newest snapshot of which every rank's part is at a living node."""
@@ -264,6 +319,7 @@ class Cluster:
         """Let a trainer finish loading its state."""
         if not node.restored:
             node.restored = True
+            node.give_back()
             node.holdings.restored(self.generation, self.base)
             node.replicas.restored(self.generation, self.base)
 
@@ -319,6 +375,7 @@ class Cluster:
             keep = [m.step for m in node.holdings.marks() if m.generation == mark.generation]
             buffer = buddy.replicas.begin(Origin(generation=mark.generation, rank=node.rank), mark.step, keep)
             assert buffer is not None
+            assert buffer not in buddy.lent_replicas, "a lent replica is overwritten"
             if arrives:
                 held = buddy.replicas.complete(buffer)
             else:

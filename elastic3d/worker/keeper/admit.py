@@ -13,6 +13,7 @@ from elastic3d.admission.check import Check, CheckResult, run_checks
 from elastic3d.admission.reach import ReachTarget, neighbours, reach
 from elastic3d.admission.record import FailedAdmission, leave_word, take_back
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.devices import device_at
 from elastic3d.errors import AdmissionFailed, EtcdError
 from elastic3d.etcd import EtcdClient, parse_endpoints
 from elastic3d.membership.reading import sealed
@@ -68,7 +69,7 @@ def admit(
 def _works(settings: Settings, options: RunOptions, profile: ModelProfile) -> list[Check]:
     works = [Check(name="clock", run=lambda: host.clock_goes(SYSTEM), limit=LIMIT)]
     if options.snapshot_every:
-        works.append(Check(name="memory", run=lambda: _memory(settings, profile), limit=LIMIT))
+        works.append(Check(name="memory", run=lambda: _memory(settings, options, profile), limit=LIMIT))
     # Python would quietly fall back from TMPDIR to another folder; other code in a trainer would not.
     works.append(
         Check(name="disk", run=lambda: host.disk(environment.TEMPORARY.read() or tempfile.gettempdir()), limit=LIMIT)
@@ -79,12 +80,14 @@ def _works(settings: Settings, options: RunOptions, profile: ModelProfile) -> li
     return works
 
 
-def _memory(settings: Settings, profile: ModelProfile) -> str:
+def _memory(settings: Settings, options: RunOptions, profile: ModelProfile) -> str:
+    slots = int(environment.LOCAL_WORLD_SIZE.read())
     return host.room(
         profile,
         least=settings.policy.minimum,
         most=settings.policy.maximum,
         available=host.available_memory(lambda path: Path(path).read_text()),
+        devices=slots if device_at(options.device, 0).exclusive else 0,
     )
 
 

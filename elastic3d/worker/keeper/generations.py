@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership import events as m
 from elastic3d.membership import topology
-from elastic3d.port import Go
+from elastic3d.port import Go, NearMemory
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.trust.credentials import Credentials
 from elastic3d.values import DeviceFacts, Generation, Node
@@ -124,6 +124,7 @@ class Generations:
         failed = generation.cause.of_script and generation.tried_at != self._began_at
         go = Go(
             servers=servers,
+            near=tuple(NearMemory(server=f"{me.address}:{s.tile_port}", lender=s.lender) for s in self._slots),
             reached=generation.reached,
             failed_after=generation.tried_at if failed else -1,
             failure=generation.detail if failed else "",

@@ -27,10 +27,11 @@ from elastic3d.snapshots import memory
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.trust.credentials import Credentials
+from elastic3d.trust.local import connect, frame_of, receive, send
 from elastic3d.values import to_json
 from elastic3d.worker.processes.events import SlotAlive, SlotEvent, SlotLost
 from elastic3d.worker.processes.slot import PinnedSnapshot
-from elastic3d.worker.processes.slot_frames import EVENTS, frame_of, receive, send, user_of
+from elastic3d.worker.processes.slot_frames import EVENTS
 
 _CLOSE_SECONDS = 5.0
 _PING = frame_of({"call": "ping"})
@@ -70,6 +71,7 @@ class RemoteSlot:
         self.index: int = hello["index"]
         self.pid: int = hello["pid"]
         self._tile_port: int = hello["tile_port"]
+        self._lender: str = hello["lender"]
         self._silence, self._heard_at = silence, SYSTEM.monotonic()
         self._process = os.pidfd_open(self.pid)
         self._left = threading.Event()
@@ -83,6 +85,11 @@ class RemoteSlot:
     def tile_port(self) -> int:
         """TCP port of the slot's tile server."""
         return self._tile_port
+
+    @property
+    def lender(self) -> str:
+        """Abstract name of the socket where the slot's memory is lent."""
+        return self._lender
 
     def measure(self, assignment: Assignment) -> int:
         """Fork a trainer that reports the model's profile and ends; return its number."""
@@ -142,7 +149,7 @@ class RemoteSlot:
     @contextlib.contextmanager
     def pieces(self, step: int) -> Iterator[PinnedSnapshot]:
         """Pin the newest home snapshot of `step` while the context is open; StateError if it is not held."""
-        with _pin_connection(self._name) as connection:
+        with connect(self._name) as connection:
             send(connection, {"pin": step})
             answer = receive(connection)
             if answer is None or "error" in answer:
@@ -239,7 +246,7 @@ def _connect(name: str, patience: float) -> socket.socket:
     deadline = SYSTEM.monotonic() + patience
     while True:
         try:
-            return _pin_connection(name)
+            return connect(name)
         except OSError as error:
             if SYSTEM.monotonic() > deadline:
                 raise MembershipError(
@@ -247,17 +254,3 @@ def _connect(name: str, patience: float) -> socket.socket:
                     "what it is at. Trying again helps where the node was only slow"
                 ) from error
             SYSTEM.sleep(0.02)
-
-
-def _pin_connection(name: str) -> socket.socket:
-    """Return a connection to the listener of a name; OSError if there is none, or it is another user's process."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.connect("\0" + name)
-        user = user_of(connection)
-        if user != os.geteuid():
-            raise PermissionError(f"a process of user {user} listens there, not one of user {os.geteuid()}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection

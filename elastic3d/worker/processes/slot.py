@@ -15,6 +15,7 @@ from checkpointing.format.tiles import Piece
 from elastic3d import threads
 from elastic3d.port import Assignment, Go
 from elastic3d.snapshots import memory
+from elastic3d.snapshots.lending import Lender
 from elastic3d.snapshots.memory import SnapshotMemory, Stored
 from elastic3d.snapshots.replicate import Replicator
 from elastic3d.snapshots.server import TileServer
@@ -53,6 +54,11 @@ class SlotPort(Protocol):
     @property
     def tile_port(self) -> int:
         """TCP port of the slot's tile server."""
+        ...
+
+    @property
+    def lender(self) -> str:
+        """Abstract name of the socket where the slot's memory is lent to the trainers of this node."""
         ...
 
     def measure(self, assignment: Assignment) -> int:
@@ -154,6 +160,12 @@ class LocalSlot:
             refused=lambda refusal: events.put(ConnectionRefused(slot=index, refusal=refusal)),
             name=f"tiles-{index}",
         )
+        self._lender = Lender(
+            self._memory,
+            returned=lambda: loop.post(loop.grant),
+            refused=lambda refusal: events.put(ConnectionRefused(slot=index, refusal=refusal)),
+            name=f"lender-{index}",
+        )
         self._replicator = Replicator(
             self._memory,
             digested=lambda mark: loop.post(lambda: loop.digested(mark)),
@@ -167,6 +179,11 @@ class LocalSlot:
     def tile_port(self) -> int:
         """TCP port of the slot's tile server."""
         return self._server.port
+
+    @property
+    def lender(self) -> str:
+        """Abstract name of the socket where the slot's memory is lent."""
+        return self._lender.name
 
     def measure(self, assignment: Assignment, *, trainer: int | None = None) -> int:
         """Fork a trainer that reports the model's profile and ends; return its number."""
@@ -252,6 +269,7 @@ class LocalSlot:
         self._loop.post(self._loop.end)
         self._thread.join()
         self._server.close()
+        self._lender.close()
         self._replicator.close()
 
 

@@ -17,10 +17,11 @@ from elastic3d.port import Assignment, Go
 from elastic3d.snapshots import table as tables
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.listening import Listener, Refusal, Refusals
+from elastic3d.trust.local import listen, receive, send, user_of
 from elastic3d.values import from_json
 from elastic3d.worker.processes.events import ConnectionRefused, SlotAlive, SlotEvent, SlotSignalled
 from elastic3d.worker.processes.slot import LocalSlot
-from elastic3d.worker.processes.slot_frames import EVENTS, receive, send, user_of
+from elastic3d.worker.processes.slot_frames import EVENTS
 
 
 class SlotServer:
@@ -30,9 +31,7 @@ class SlotServer:
         """Listen under the abstract name. events: the queue the slot was created with; it is read here."""
         self._slot = slot
         self._events = events
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind("\0" + name)
-        self._listener.listen(16)
+        self._listener = listen(name)
 
     def serve(self, patience: float) -> None:
         """Serve the first keeper until its connection ends; give up if it does not connect within `patience` seconds.
@@ -45,7 +44,9 @@ class SlotServer:
             with _accept(self._listener) as connection:
                 for number in (signal.SIGTERM, signal.SIGINT):
                     signal.signal(number, self._signalled)
-                send(connection, {"index": self._slot.index, "tile_port": self._slot.tile_port, "pid": os.getpid()})
+                slot = self._slot
+                hello = {"index": slot.index, "tile_port": slot.tile_port, "lender": slot.lender, "pid": os.getpid()}
+                send(connection, hello)
                 self._listener.settimeout(None)
                 threads.start(self._accept_pins, name="slot-pins")
                 lock = threading.Lock()

@@ -7,8 +7,12 @@ import queue
 
 import pytest
 
+from checkpointing.format.tiles import digest
 from elastic3d.errors import MembershipError
 from elastic3d.port import Go
+from elastic3d.snapshots.client import inventories
+from elastic3d.snapshots.lending import borrow
+from elastic3d.snapshots.memory import SnapshotName
 from elastic3d.worker.processes.events import (
     ExitKind,
     ProfileMeasured,
@@ -21,7 +25,7 @@ from elastic3d.worker.processes.events import (
 )
 from elastic3d.worker.processes.failure import words
 from elastic3d.worker.processes.remote import RemoteSlot
-from tests.worker.keepers import Nursery, assignment, eventually, gone
+from tests.worker.keepers import READER, Nursery, assignment, eventually, gone
 
 GO = Go(servers=())
 
@@ -157,6 +161,24 @@ def test_the_next_checkpoint_is_requested_when_the_keeper_is_ready(nursery: Nurs
     assert second.step > last.record.step
     keeper.slot.ask_leave(trainer)
     assert keeper.wait(TrainerExited).kind is ExitKind.LEFT
+
+
+def test_a_companion_keepers_memory_is_lent_to_the_node(nursery: Nursery) -> None:
+    """A process that is no child of it reads its snapshot where it lies, also after that keeper's death."""
+    keeper = nursery.keeper("steps", index=1)
+    trainer = keeper.slot.prepare(assignment(slot=1))
+    keeper.slot.go(trainer, GO)
+    keeper.wait(StepFinished)
+    keeper.slot.ask_leave(trainer)
+    keeper.wait(TrainerExited)
+    keeper.slot.set_credentials(READER)
+    newest = max(inventories([keeper.server], READER), key=lambda one: one.step)
+    borrowed = borrow(keeper.server, keeper.slot.lender, [SnapshotName(1, newest.step, 0)])
+    keeper.slot.close()
+    assert eventually(lambda: gone(keeper.pid))
+    for tile in newest.tiles():
+        assert digest(tile.spec, tile.box, borrowed.fetch(tile)) == tile.digest
+    borrowed.close()
 
 
 def test_a_missing_keeper_is_an_error_of_elastic3d() -> None:
