@@ -24,7 +24,7 @@ from checkpointing.reading.resolver import Offered, TileSource
 from elastic3d.clock import SYSTEM
 from elastic3d.devices import device_at
 from elastic3d.parallel.initial import WHOLE_BELOW
-from elastic3d.port import Go
+from elastic3d.port import Go, NearMemory
 from elastic3d.snapshots.arena import Arena
 from elastic3d.training import Run
 from elastic3d.training.restoring import Decision
@@ -247,7 +247,9 @@ class Files:
         """Return None: there is no store."""
         return None
 
-    def sources(self, decision: Decision, at: StoreAt | None, rank: int) -> Mapping[str, TileSource]:
+    def sources(
+        self, decision: Decision, at: StoreAt | None, rank: int, near: Sequence[NearMemory] = ()
+    ) -> Mapping[str, TileSource]:
         """Return the one source."""
         return {self.name: self}
 

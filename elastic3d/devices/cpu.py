@@ -81,6 +81,10 @@ class CpuDevice:
         """Return it, or a contiguous copy."""
         return tensor.contiguous()
 
+    def add_rows(self, total: torch.Tensor, rows: torch.Tensor, begins: bool) -> None:
+        """Add them, in one call where there are several."""
+        add_rows(total, rows, begins)
+
     def mark(self) -> object:
         """Return None: nothing is queued."""
         return None
@@ -98,6 +102,23 @@ class CpuDevice:
             devices=self.installed(),
             torch=str(torch.__version__),
         )
+
+
+def add_rows(total: torch.Tensor, rows: torch.Tensor, begins: bool) -> None:
+    """Add rows to a vector in the host's memory, in their order.
+
+    On the CPU torch makes the additions of a list one after the other, also those to one and the same vector. On a
+    device it would make them at once.
+    """
+    parts = list(rows.unbind())
+    if begins and len(parts) > 1 and rows.dtype == total.dtype:
+        torch.add(parts[0], parts[1], out=total)
+        parts = parts[2:]
+    elif begins:
+        total.copy_(parts[0])
+        parts = parts[1:]
+    if parts:
+        torch._foreach_add_([total] * len(parts), parts)
 
 
 def copy_from_host(moves: Iterable[Move], target: memoryview) -> None:

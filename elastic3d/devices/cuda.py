@@ -14,7 +14,8 @@ What follows from how they work, and where it is kept:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ from elastic3d.devices.device import PINNED, CopyStream, Move
 from elastic3d.devices.exhaustion import DeviceUse, describe, holders
 from elastic3d.devices.ring import BounceRing
 from elastic3d.errors import ConfigurationError
+from elastic3d.log import process_log
 from elastic3d.values import DeviceFacts
+
+AddRows = Callable[[torch.Tensor, torch.Tensor, bool], None]
 
 
 class CudaDevice:
@@ -110,6 +114,11 @@ class CudaDevice:
         """Return it, or a copy that is queued after what made it."""
         return tensor.contiguous()
 
+    def add_rows(self, total: torch.Tensor, rows: torch.Tensor, begins: bool) -> None:
+        """Queue the additions: one kernel for all rows where there is Triton to make it, else one for each."""
+        kernel = _row_kernel(self.index) if total.dtype == torch.float32 else add_rows
+        kernel(total, rows, begins)
+
     def mark(self) -> object:
         """Return an event at the end of what the current stream has been given so far."""
         return torch.cuda.current_stream(self.index).record_event()
@@ -133,6 +142,27 @@ class CudaDevice:
             driver=driver(),
             products=_products(),
         )
+
+
+def add_rows(total: torch.Tensor, rows: torch.Tensor, begins: bool) -> None:
+    """Queue a kernel for each row."""
+    if begins:
+        total.copy_(rows[0])
+    for row in rows[1:] if begins else rows:
+        total.add_(row)
+
+
+@functools.cache
+def _row_kernel(index: int) -> AddRows:
+    """Return what adds rows to float32 on this device; tried once, for a kernel is built where it is first used."""
+    try:
+        from elastic3d.devices import row_kernel
+
+        row_kernel.add_rows(torch.empty(1, device=f"cuda:{index}"), torch.ones(2, 1, device=f"cuda:{index}"), True)
+    except Exception as error:  # noqa: BLE001  # whatever Triton lacks, such as a compiler: the bits are the same
+        process_log().emit("device.kernel_missing", error=f"{type(error).__name__}: {error}"[:500])
+        return add_rows
+    return row_kernel.add_rows
 
 
 class CudaCopyStream:

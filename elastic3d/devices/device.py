@@ -103,6 +103,14 @@ class ComputeDevice(Protocol):
         """Return the tensor, or a contiguous copy of one that is not, made in the order of the device's work."""
         ...
 
+    def add_rows(self, total: torch.Tensor, rows: torch.Tensor, begins: bool) -> None:
+        """Add the rows of a matrix onto a vector one after the other, each sum rounded to the vector's dtype.
+
+        begins: the vector has no value yet; it begins with the first row. The matrix has a row, and a dtype of which
+        each number is one of the vector's dtype.
+        """
+        ...
+
     def mark(self) -> object:
         """Return the point that the calling thread's work on the device has been queued up to; None for now."""
         ...
