@@ -14,6 +14,7 @@ What follows from how they work, and where it is kept:
 from __future__ import annotations
 
 import ctypes
+import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,8 +81,11 @@ class CudaDevice:
         torch.cuda.set_device(self.index)
 
     def place(self, module: nn.Module) -> None:
-        """Move its parameters and buffers."""
-        module.to(self.torch_device)
+        """Move what is its own."""
+        # By the module's own way of moving, which a model may have extended; not all have torch's `recurse`.
+        apply: Any = module._apply
+        alone = {"recurse": False} if "recurse" in inspect.signature(apply).parameters else {}
+        apply(lambda tensor: tensor.to(self.torch_device), **alone)
 
     def free(self) -> int:
         """Return what the driver calls free."""
