@@ -56,6 +56,7 @@ class EmulatedDevice(CpuDevice):
     def __init__(self, index: int, *, late: float = 0.02, freed_after: float = 0.3) -> None:
         self.index, self._late = index, late
         self._memory = _Memory(index, freed_after) if os.environ.get(FOLDER) else None
+        self._taken = False
         self._work: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self._queued = self._done = 0
         self._changed = threading.Condition()
@@ -78,9 +79,10 @@ class EmulatedDevice(CpuDevice):
         return "emulated device"
 
     def place(self, module: nn.Module) -> None:
-        """Take memory for a model, whatever its size."""
-        if self._memory is not None:
+        """Take memory for a model, whatever its size, with its first module."""
+        if self._memory is not None and not self._taken:
             self._memory.take(HELD)
+            self._taken = True
 
     def free(self) -> int:
         """Return what no other process holds, or has held until a moment ago."""

@@ -36,7 +36,8 @@ class Assignment:
     none. restore: the checkpoint to go on from if nothing is in memory. fresh: beginning at step 0 is intended even if
     steps were made before. tile_bytes: largest size of a tile of its snapshots. credentials: for the tile servers of
     the run; None while measuring. device: the kind of device it computes on; its slot says which one. device_free:
-    bytes of the device's memory that are free while no trainer holds any, 0 if that was not measured.
+    bytes of the device's memory that are free while no trainer holds any, 0 if that was not measured. expects_state:
+    there is most likely a state to go on from, so that initial weights would be made in vain; correct either way.
     """
 
     run_id: str
@@ -65,6 +66,7 @@ class Assignment:
     credentials: Credentials | None = None
     device: str = "cpu"
     device_free: int = 0
+    expects_state: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

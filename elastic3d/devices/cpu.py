@@ -55,8 +55,7 @@ class CpuDevice:
         """Do nothing: there is one."""
 
     def place(self, module: nn.Module) -> None:
-        """Move what is elsewhere."""
-        module.to(self.torch_device)
+        """Do nothing: the host's memory is where modules are built."""
 
     def free(self) -> int:
         """Return the bytes of the host's memory that are free."""

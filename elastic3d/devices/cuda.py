@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,8 +84,11 @@ class CudaDevice:
         torch.cuda.set_device(self.index)
 
     def place(self, module: nn.Module) -> None:
-        """Move its parameters and buffers."""
-        module.to(self.torch_device)
+        """Move what is its own."""
+        # By the module's own way of moving, which a model may have extended; not all have torch's `recurse`.
+        apply: Any = module._apply
+        alone = {"recurse": False} if "recurse" in inspect.signature(apply).parameters else {}
+        apply(lambda tensor: tensor.to(self.torch_device), **alone)
 
     def free(self) -> int:
         """Return what the driver calls free."""

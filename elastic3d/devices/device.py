@@ -80,7 +80,10 @@ class ComputeDevice(Protocol):
         ...
 
     def place(self, module: nn.Module) -> None:
-        """Move a module's parameters and buffers to the device; torch.OutOfMemoryError where they do not fit."""
+        """Move a module's own parameters and buffers, not those of modules in it, to the device.
+
+        torch.OutOfMemoryError where they do not fit.
+        """
         ...
 
     def free(self) -> int:

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
 from elastic3d.parallel import initial
+from elastic3d.parallel.deferred import Deferred, of_modules, of_whole
 from elastic3d.parallel.experts import spread as experts
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.norms import places, squares
@@ -32,13 +33,14 @@ from elastic3d.parallel.pipeline.chain import Chain, prove
 from elastic3d.parallel.pipeline.passes import Loop, Passes
 from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.profiles import with_costs
-from elastic3d.parallel.randomness import Randomness
+from elastic3d.parallel.randomness import Randomness, keyed_seed
 from elastic3d.parallel.reduction import choice
 from elastic3d.parallel.reduction.joint import Joint
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.reduction.single_replica import SingleReplica
-from elastic3d.parallel.reduction.units import shard_units
+from elastic3d.parallel.reduction.units import shard_unit
 from elastic3d.parallel.refusals import look_at_model
+from elastic3d.parallel.scope import Scope
 from elastic3d.parallel.state import held_by_model
 from elastic3d.parallel.tensor.cutting import boundary, cut_layers
 from elastic3d.parallel.tensor.proof import prove as prove_parts
@@ -67,47 +69,99 @@ class ShardRequest:
 
 
 class Assembly:
-    """The part of a model that one rank computes, and how its steps are made."""
+    """The part of a model that one rank computes, and how its steps are made.
 
-    def __init__(self, plan: ShardRequest, mesh: Mesh) -> None:
+    It is taken up block by block: each gets its values, goes to the device, is cut and sharded before the next one, so
+    that a device never holds more than its shards, one whole block and what is in no block.
+
+    expects_state: leave the weights without values, which a state is going to bring. `deferred` then makes them where
+    it does not; None where they have values.
+    """
+
+    def __init__(self, plan: ShardRequest, mesh: Mesh, *, expects_state: bool = False) -> None:
         self.plan, self.mesh = plan, mesh
         layout, place = mesh.layout, mesh.place
         outline = initial.outline(plan.build)
         self.scheme = take(outline, plan.tensor, layout.tp)
-        large = initial.nbytes(outline) > plan.whole_below
-        model = initial.skeleton(plan.build) if large else initial.whole(plan.build, plan.seed)
+        self._large = initial.nbytes(outline) > plan.whole_below
+        model = self._begun(outline, expects_state)
         self.specs = tuple(held.spec for held in held_by_model(model))
         self.parameters = tuple((name, parameter.shape[0]) for name, parameter in _sized(model, plan))
         named = [] if plan.experts is None else experts.check(model, plan.experts, layout, plan.numerics.precision)
         stages.check_recompute(layout, plan.numerics.recompute)
-        tied = ties(model)
+        self._tied = ties(model)
         self.parts = stages.cut(model, plan.blocks, layout, place.pp)
         self.experts = experts.Spread(model, named, mesh.dp)
-        if large:
-            for name, block in (present for part in self.parts for present in part.present):
-                initial.fill(block, name, plan.seed, mesh.computes_on, root=model)
-            initial.fill(model, "", plan.seed, mesh.computes_on, root=model)
-            tie_again(model, tied)
-        mesh.computes_on.place(model)
-        ignored = self.experts.install()
         self.randomness = Randomness(plan.seed, mesh.computes_on)
-        precision = plan.numerics.precision
-        sharded = mesh.shard or (mesh.alone() if precision.dtype else None)
-        if mesh.tp is not None and self.scheme is not None:
-            cut_layers(model, self.scheme, mesh.tp, self.randomness, alone=sharded is None)
-        self.units: list[list[FSDPModule]] = []
-        for part in self.parts:
-            inner = [block for _, block in part.present]
-            recompute(inner, plan.numerics.recompute)
-            units = []
-            if sharded:
-                units = shard_units(
-                    part.module, inner, sharded, zero=layout.zero, policy=precision.policy, ignored=ignored
-                )
-            self.units.append(units)
-            self.randomness.install(part.module, part.blocks)
+        self._sharded = mesh.shard or (mesh.alone() if plan.numerics.precision.dtype else None)
         self.model = model
+        self.units = self._take_up()
+        # What a script draws before its first pass does not depend on whether the weights were drawn.
+        mesh.computes_on.seed(keyed_seed(plan.seed, "built"))
         self._paper: Paper | None = None
+
+    def _begun(self, outline: nn.Module, expects_state: bool) -> nn.Module:
+        """Return the model as it is to be taken up: with values, or on meta to be filled or to wait for a state."""
+        build, seed = self.plan.build, self.plan.seed
+        model = None
+        if self._large:
+            model = initial.skeleton(build, seed)
+        elif expects_state:
+            model = initial.blank(build, seed, outline)
+        self.deferred: Deferred | None = None
+        if expects_state and model is not None:
+            values = of_modules(build, seed, self.mesh.computes_on) if self._large else of_whole(build, seed)
+            self.deferred = Deferred(model, values)
+        return initial.whole(build, seed) if model is None else model
+
+    def _take_up(self) -> list[list[FSDPModule]]:
+        """Take up every block and then what is around them; return the units of each part."""
+        blocks = frozenset(name for part in self.parts for name, _ in part.present)
+        made: list[list[FSDPModule]] = []
+        for part in self.parts:
+            made.append([])
+            for name, block in part.present:
+                ignored = self._make_ready(Scope(model=self.model, block=name), block)
+                recompute([block], self.plan.numerics.recompute)
+                made[-1] += self._unit(block, ignored)
+        ignored = self._make_ready(Scope(model=self.model, blocks=blocks), self.model)
+        for part, units in zip(self.parts, made, strict=True):
+            units += self._unit(part.module, ignored)
+            self.randomness.install(part.module, part.blocks)
+        return made
+
+    def _make_ready(self, scope: Scope, module: nn.Module) -> set[nn.Parameter]:
+        """Give a part of the model its weights on the device, and cut it; return the parameters FSDP is to ignore."""
+        plan, mesh = self.plan, self.mesh
+        if self.deferred is not None:
+            initial.allocate(module, mesh.computes_on)
+        elif self._large:
+            initial.fill(module, scope.block, plan.seed, mesh.computes_on, root=self.model)
+        if tied := [pair for pair in self._tied if all(map(scope.holds, pair))]:
+            tie_again(self.model, tied)
+        for _, inner in scope.modules():
+            mesh.computes_on.place(inner)
+        ignored = self.experts.install(scope)
+        if mesh.tp is not None and self.scheme is not None:
+            cut_layers(scope, self.scheme, mesh.tp, self.randomness, alone=self._sharded is None)
+        return ignored
+
+    def _unit(self, module: nn.Module, ignored: set[nn.Parameter]) -> list[FSDPModule]:
+        if self._sharded is None:
+            return []
+        policy = self.plan.numerics.precision.policy
+        return [shard_unit(module, self._sharded, zero=self.mesh.layout.zero, policy=policy, ignored=ignored)]
+
+    def stop_watching(self) -> None:
+        """Let the state come, or `initialise`. To be called once, before either."""
+        if self.deferred is not None and not self.deferred.stop():
+            self.deferred = None
+
+    def initialise(self) -> None:
+        """Give the weights their initial values where they have none: there is no state."""
+        if self.deferred is not None:
+            self.deferred.make()
+            self.deferred = None
 
     def prepare(self, batches: Batches) -> None:
         """Make the reduction, the passes and the vote for batches of this size."""

@@ -179,7 +179,7 @@ class Run:
         if self.measuring:
             self._model = outline(build)
             if nbytes(self._model) > whole_below:
-                skeleton(build)  # only for what it refuses, before any rank joins
+                skeleton(build, seed)  # only for what it refuses, before any rank joins
             take(self._model, tensor, 1)
             return self._model
         self._open_device()
@@ -190,9 +190,11 @@ class Run:
             self._mesh = Mesh(self._layout, self.rank, self._port.device)
             if self._mesh.tp is not None:
                 check_node(self._mesh.tp, self._assignment.node)
-            self._assembly = Assembly(self._plan, self._mesh)
+            self._assembly = Assembly(self._plan, self._mesh, expects_state=self._expects_state())
         self._model = self._assembly.model
         self._outside = Outside(self._model, self._layout, self._ranks)
+        if self._assembly.deferred is not None:
+            self._assembly.deferred.watch()
         return self._model
 
     def batches(
@@ -252,9 +254,10 @@ class Run:
             profile = measure(self._plan, model, batches)
             script, planned = identity.script_digest(), identity.schedule_digest(optimizer, schedule)
             self._port.measured(replace(profile, script=script, schedule=planned))
+        assembly = self._made()
+        assembly.stop_watching()
         self._optimizer, self._schedule = optimizer, schedule
         self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch)
-        assembly = self._made()
         if self._assignment.seed_digest:
             identity.check_planned(assembly.profile_digest(batches), self._assignment)
         with self._peers():
@@ -406,6 +409,12 @@ class Run:
         device.open()
         if device.exclusive:
             await_memory(device, self._assignment.device_free, clock=self._clock)
+
+    def _expects_state(self) -> bool:
+        """Return whether there is most likely a state to go on from; what `restore` finds decides."""
+        if self._assignment.expects_state or self._assignment.restore not in restoring.MOVING:
+            return True
+        return self._go is not None and max(self._go.reached - 1, self._go.newest) >= 0
 
     def _made(self) -> Assembly:
         if self._assembly is None:

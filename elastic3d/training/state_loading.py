@@ -61,7 +61,9 @@ class StateLoader:
             with self.peers():
                 decision = self._decide(go, damaged)
             missing: MissingTile | None = None
-            if decision.source != restoring.NONE:
+            if decision.source == restoring.NONE:
+                self.assembly.initialise()
+            else:
                 if not starting.is_foreign(decision):
                     loading.check_model(decision, self.assembly.specs)
                     self._changes(decision)  # only for what it refuses, before anything is loaded

@@ -46,6 +46,7 @@ class Orders:
     snapshot_every: int = 0
     checkpoint_every: int = 0
     measuring: bool = False
+    expects_state: bool = False
 
 
 class Ended(BaseException):
@@ -93,6 +94,7 @@ class Host(StandalonePort):
             store_prefix=prefix,
             snapshot_every=orders.snapshot_every,
             checkpoint_every=orders.checkpoint_every,
+            expects_state=orders.expects_state or orders.take is not None,
         )
 
     def measured(self, profile: ModelProfile) -> NoReturn:

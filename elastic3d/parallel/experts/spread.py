@@ -23,6 +23,7 @@ from elastic3d.parallel.experts.dispatch import Dispatch
 from elastic3d.parallel.experts.layer import Experts
 from elastic3d.parallel.numerics.precision import Precision
 from elastic3d.parallel.refusals import OutsidePromise
+from elastic3d.parallel.scope import Scope
 from elastic3d.values import Layout, Schedule
 
 
@@ -84,7 +85,7 @@ def check(model: nn.Module, pattern: str, layout: Layout, precision: Precision) 
 
 
 class Spread:
-    """The experts in one rank's part of a model. To be made before parameters are filled, and installed after that."""
+    """The experts in one rank's part of a model. To be made before parameters are filled."""
 
     def __init__(self, model: nn.Module, names: Collection[str], mesh: DeviceMesh | None) -> None:
         self._layers = {name: module for name, module in model.named_modules() if mesh is not None and name in names}
@@ -96,9 +97,13 @@ class Spread:
                     if number not in own:
                         module[number] = Elsewhere()
 
-    def install(self) -> set[nn.Parameter]:
-        """Cut fused parameters, let each layer exchange its tokens, and return the parameters FSDP is to ignore."""
-        for module in self._layers.values():
+    def install(self, scope: Scope) -> set[nn.Parameter]:
+        """Do so for the layers of a part of the model that is filled; return the parameters FSDP is to ignore in it.
+
+        Fused parameters are cut, and each layer exchanges its tokens from then on.
+        """
+        here = [module for name, module in self._layers.items() if scope.holds(name)]
+        for module in here:
             assert self._mesh is not None
             own = self._own(module)
             run: Callable[..., torch.Tensor]
@@ -111,7 +116,7 @@ class Spread:
                     part = DTensor.from_local(mine, self._mesh, [Shard(0)], run_check=False)
                     setattr(module, name, nn.Parameter(part, requires_grad=whole.requires_grad))
             vars(module)["forward"] = Dispatch(run, experts=number_of(module), group=self._mesh.get_group())
-        return {parameter for module in self._layers.values() for parameter in module.parameters()}
+        return {parameter for module in here for parameter in module.parameters()}
 
     def check_step(self, layout: Layout, micro_batches: int) -> None:
         """Refuse a step in which a rank would run a micro-batch that does not count: its tokens would reach experts."""

@@ -12,27 +12,22 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from elastic3d.parallel.reduction.flat import Flat
 
 
-def shard_units(
-    model: nn.Module,
-    blocks: Iterable[nn.Module],
+def shard_unit(
+    module: nn.Module,
     mesh: DeviceMesh,
     *,
     zero: int,
     policy: MixedPrecisionPolicy,
     ignored: Iterable[nn.Parameter] = (),
-) -> list[FSDPModule]:
-    """Wrap each block and then the model in FSDP2; return the units, the model last.
+) -> FSDPModule:
+    """Wrap a block, or the model around blocks that are wrapped already, in FSDP2.
 
     mesh: an axis to shard over, or two for HSDP, replicas and shards. ZeRO-1 and 2 keep parameters whole within a step.
     ignored: parameters that are neither sharded nor reduced.
     """
-    apart = set(ignored)
-    units: list[FSDPModule] = []
-    for module in [*blocks, model]:
-        fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy, ignored_params=apart)
-        assert isinstance(module, FSDPModule)
-        units.append(module)
-    return units
+    fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy, ignored_params=set(ignored))
+    assert isinstance(module, FSDPModule)
+    return module
 
 
 def flats_of(model: nn.Module, units: Sequence[FSDPModule]) -> list[Flat]:

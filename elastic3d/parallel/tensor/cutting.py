@@ -1,6 +1,6 @@
 """Cuts a model's layers over the ranks that compute them together, with torch's own parallel styles.
 
-This is done to a stage's part of the model, before recomputation and before FSDP. Every rank has built the same weights
+This is done block by block, before recomputation and before FSDP. Every rank has built the same weights
 and keeps its part of them: nothing is sent.
 
 Random numbers: ranks with different parts of an activation must draw different numbers, and ranks with the same
@@ -27,6 +27,7 @@ from torch.distributed.tensor.parallel import (
 from elastic3d.errors import ModelError
 from elastic3d.parallel.pipeline.stages import Absent
 from elastic3d.parallel.randomness import Randomness
+from elastic3d.parallel.scope import Scope
 from elastic3d.parallel.tensor.copies import Copies, settle
 from elastic3d.parallel.tensor.styles import Scheme, Style
 
@@ -34,15 +35,15 @@ SEQUENCE = 1
 """The dim that is cut where activations are parts of a sequence: (batch, sequence, features)."""
 
 
-def cut_layers(model: nn.Module, scheme: Scheme, mesh: DeviceMesh, randomness: Randomness, *, alone: bool) -> None:
-    """Cut this rank's part of the model over the ranks of a one-dimensional mesh.
+def cut_layers(scope: Scope, scheme: Scheme, mesh: DeviceMesh, randomness: Randomness, *, alone: bool) -> None:
+    """Cut a part of this rank's model over the ranks of a one-dimensional mesh.
 
     alone: there is one replica, and therefore no FSDP that sums each micro-batch's gradients of whole parameters.
     """
     randomness.part, randomness.parts_between = mesh.get_local_rank(), scheme.sequence
-    _Cutter(scheme, mesh, randomness).cut(model)
+    _Cutter(scheme, mesh, randomness).cut(scope)
     if alone:
-        for parameter in model.parameters():
+        for parameter in {id(parameter): parameter for _, parameter in scope.parameters()}.values():
             settle(parameter)
 
 
@@ -63,16 +64,16 @@ class _Cutter:
         self._scheme, self._mesh, self._randomness = scheme, mesh, randomness
         self._between = Shard(SEQUENCE) if scheme.sequence else Replicate()
 
-    def cut(self, model: nn.Module) -> None:
-        ties = _ties(model)
+    def cut(self, scope: Scope) -> None:
+        model, ties = scope.model, _ties(scope)
         for name, style in self._scheme.styles.items():
-            module = _present(model, name)
+            module = _present(model, name) if scope.holds(name) else None
             if module is not None:
                 frozen = [key for key, p in module.named_parameters() if not p.requires_grad]
                 self._apply(name, module, style)
                 for key in frozen:
                     module.get_parameter(key).requires_grad_(False)
-        for name, module in model.named_modules():
+        for name, module in scope.modules():
             if any(not isinstance(p, DTensor) for p in module.parameters(recurse=False)):
                 named = self._scheme.styles.get(name)
                 taken = named if named in (Style.SUMMED, Style.REPLICATED) else None
@@ -168,10 +169,10 @@ def _present(model: nn.Module, name: str) -> nn.Module | None:
     return None if isinstance(module, Absent) else module
 
 
-def _ties(model: nn.Module) -> list[list[str]]:
+def _ties(scope: Scope) -> list[list[str]]:
     """Return groups of names of parameters that are one tensor."""
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
+    for name, parameter in scope.parameters():
         names.setdefault(id(parameter), []).append(name)
     return [tied for tied in names.values() if len(tied) > 1]
 

@@ -94,5 +94,6 @@ def assignment(
         tile_bytes=options.saving.tile_bytes,
         credentials=credentials,
         device=options.device,
+        expects_state=generation is not None and generation.reached > 0,
         device_free=device.memory - device.reserve if device is not None else 0,
     )

@@ -1,0 +1,108 @@
+"""Initial weights of a generation that expects to load a state: made only if somebody needs them after all.
+
+To draw them, only to overwrite them, takes longer than all else of building a large model. So the model is left without
+values. Whatever looks at a parameter before the state is loaded, such as a script that keeps a copy of the weights it
+began with, has them made at that moment; so has a generation that finds no state. What is seen is the same either way,
+except past torch: through `parameter.data.numpy()`, or on another thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._pytree import tree_leaves
+
+from elastic3d.devices import ComputeDevice
+from elastic3d.parallel import initial
+from elastic3d.parallel.state import box_of, local
+
+Values = Iterable[tuple[str, torch.Tensor]]
+"""Whole parameters by global name, each to be used before the next is asked for."""
+
+
+class Deferred:
+    """The initial weights of one rank's part of a model, none of which has values yet.
+
+    values: takes the names of the parameters that this rank holds, and returns the whole initial values of those at
+    least.
+    """
+
+    def __init__(self, model: nn.Module, values: Callable[[frozenset[str]], Values]) -> None:
+        self._model, self._values = model, values
+        self._watch: _Watch | None = None
+
+    def watch(self) -> None:
+        """From now on, have the weights made by the first operation of this thread that uses one of them."""
+        self._watch = _Watch({_storage(parameter) for parameter in self._model.parameters()} - {None}, self.make)
+        self._watch.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> bool:
+        """Watch no more; return whether the weights are still without values."""
+        assert self._watch is not None
+        left = self._watch.first is not None
+        self._watch.first = None
+        if _get_current_dispatch_mode() is self._watch:  # else below a mode of the script's, and idle
+            self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return left
+
+    def make(self) -> None:
+        """Give all weights their initial values."""
+        here = dict(self._model.named_parameters())
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for name, whole in self._values(frozenset(here)):
+                if name in here:
+                    box = box_of(here[name])
+                    part = tuple(slice(start, stop) for start, stop in zip(box.start, box.stop, strict=True))
+                    local(here[name]).copy_(whole[part])
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls `first` once, before the first operation on one of these storages."""
+
+    def __init__(self, storages: set[int | None], first: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._storages = storages
+        self.first: Callable[[], None] | None = first
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = self.first
+        if first is not None and any(
+            isinstance(leaf, torch.Tensor) and _storage(leaf) in self._storages for leaf in tree_leaves((args, kwargs))
+        ):
+            self.first = None
+            first()
+        return func(*args, **(kwargs or {}))
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    """Return which memory a tensor lies in; None where it has none of its own."""
+    try:
+        return int(local(tensor).untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def of_whole(build: initial.Build, seed: int) -> Callable[[frozenset[str]], Values]:
+    """Return the values of a model that is built whole."""
+    return lambda names: initial.whole(build, seed).named_parameters()
+
+
+def of_modules(build: initial.Build, seed: int, device: ComputeDevice) -> Callable[[frozenset[str]], Values]:
+    """Return the values of a model that is filled module by module, on the device and one module at a time."""
+
+    def values(names: frozenset[str]) -> Values:
+        model = initial.skeleton(build, seed)
+        for place, module in model.named_modules():
+            blank = dict(module.named_parameters(prefix=place, recurse=False))
+            if names.isdisjoint(blank):
+                continue
+            initial.fill_own(module, place, seed, device, root=model)
+            yield from module.named_parameters(prefix=place, recurse=False)
+            for name, parameter in blank.items():
+                setattr(module, name.rpartition(".")[2], parameter)
+
+    return values
