@@ -8,8 +8,9 @@ of every row, and a place of its own for it; rows that its ranks hold whole are 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -22,6 +23,9 @@ NORM_EPSILON = 1e-6
 CHUNK = 1 << 22
 """Elements squared in float64 at one time."""
 
+JOINED = 1 << 15
+"""Elements of several gradients squared at one time on the CPU, where more would not stay in its cache."""
+
 
 def places(parameters: Iterable[tuple[str, int]], cut: Mapping[str, int], tp: int) -> tuple[tuple[str, int], ...]:
     """Return how many places each (name, rows) of the parameters has. cut: dims that tp cuts, by name."""
@@ -33,7 +37,7 @@ def squares(model: nn.Module, cut: Mapping[str, int], tp: int) -> dict[str, tupl
 
     Gradients must be those of the step, one kind of shard with their parameters.
     """
-    sums = {}
+    begins, gradients = {}, []
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
         if gradient is None or copied_on(gradient):
@@ -42,17 +46,48 @@ def squares(model: nn.Module, cut: Mapping[str, int], tp: int) -> dict[str, tupl
         first = start[0] if start else 0
         if cut.get(name):
             first += tp * parameter.shape[0]
-        sums[name] = (first, row_squares(local(gradient)))
+        begins[name] = first
+        gradients.append(local(gradient))
+    return dict(zip(begins, zip(begins.values(), row_squares(gradients), strict=True), strict=True))
+
+
+def row_squares(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return for each gradient the sum of squares of each row of dim 0, in float64, where the gradient is.
+
+    A row's bits do not depend on the rows beside it. So rows of one length are summed together, whichever gradient they
+    are of: a device has a queue of operations for each length then, and not for each parameter.
+    """
+    sums = [gradient.new_zeros(gradient.shape[:1], dtype=torch.float64) for gradient in gradients]
+    lengths: dict[int, list[int]] = {}
+    for index, gradient in enumerate(gradients):
+        if gradient.numel():
+            lengths.setdefault(gradient[0].numel() if gradient.dim() else 1, []).append(index)
+    for length, indices in lengths.items():
+        matrices = [gradients[index].detach().reshape(-1, length) for index in indices]
+        most = max(1, CHUNK // length)
+        joined = min(most, JOINED // length) if matrices[0].is_cpu else most
+        folded = torch.cat([fold(_squared(batch)) for batch in _batches(matrices, most, joined)])
+        for index, rows in zip(indices, torch.split(folded, [len(matrix) for matrix in matrices]), strict=True):
+            sums[index] = rows
     return sums
 
 
-def row_squares(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the sum of squares of each row of dim 0, in float64; a row's bits do not depend on the rows beside it."""
-    if not gradient.numel():
-        return torch.zeros(gradient.shape[0], dtype=torch.float64)
-    rows = gradient.detach().reshape(gradient.shape[0] if gradient.dim() else 1, -1)
-    at_once = max(1, CHUNK // rows.shape[1])
-    return torch.cat([fold(part.to(torch.float64, copy=True).square_()) for part in torch.split(rows, at_once)])
+def _batches(matrices: Iterable[torch.Tensor], most: int, joined: int) -> Iterator[list[torch.Tensor]]:
+    """Yield their rows in order: in single matrices of at most `most`, or several that have at most `joined`."""
+    batch: list[torch.Tensor] = []
+    rows = 0
+    for part in itertools.chain.from_iterable(torch.split(matrix, most) for matrix in matrices):
+        if batch and rows + len(part) > joined:
+            yield batch
+            batch, rows = [], 0
+        batch.append(part)
+        rows += len(part)
+    yield batch
+
+
+def _squared(matrices: list[torch.Tensor]) -> torch.Tensor:
+    rows = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
+    return rows.to(torch.float64, copy=True).square_()
 
 
 def fold(values: torch.Tensor) -> torch.Tensor:
@@ -83,6 +118,6 @@ def clip_coefficient(norm: float, clip: float) -> float:
 
 def scale(gradients: Iterable[torch.Tensor], coefficient: float) -> None:
     """Multiply gradients in place, elementwise."""
-    if coefficient != 1.0:
-        for gradient in gradients:
-            gradient.mul_(coefficient)
+    several = list(gradients)
+    if coefficient != 1.0 and several:
+        torch._foreach_mul_(several, coefficient)

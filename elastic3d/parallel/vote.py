@@ -25,7 +25,7 @@ FLAGS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
-    """One rank's vote. losses: by number of micro-batch. rows: parameter name -> (first row, sums of squares).
+    """One rank's vote. losses: by number of micro-batch. rows: name -> (first row, sums of squares on the CPU).
 
     checkpoint: one is due. ready: this rank's host is done with the previous one. finite: its part of the gradient is
     finite, or was not checked. tokens: by number of micro-batch, if losses are sums.
@@ -108,7 +108,7 @@ class Paper:
         if norm:
             for name, (first, rows) in ballot.rows.items():
                 at = self._row[name] + first
-                votes[at : at + rows.numel()] = rows.cpu()
+                votes[at : at + rows.numel()] = rows
         return votes
 
     def read(self, votes: torch.Tensor, *, norm: bool) -> Outcome:

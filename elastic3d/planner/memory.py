@@ -13,6 +13,9 @@ from elastic3d.planner.loads import Load, held, parameters_of, telling
 from elastic3d.planner.schedules import schedule_of
 from elastic3d.values import KeptActivations, Layout, ModelPart, ModelProfile, Schedule
 
+BUCKET = 256 << 20
+"""Bytes of each buffer through which the reduction's pieces travel; a larger unit goes in parts."""
+
 
 def memory(layout: Layout, profile: ModelProfile, reserve: int = 0) -> dict[str, int]:
     """Return the bytes on the fullest device by contributor, none of them 0. reserve: bytes lost from the start."""
@@ -32,9 +35,9 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
 
     ZeRO-1 and 2 keep gathered parameters beside their shards for the whole step, ZeRO-3 only those of the unit at work,
     of the next one, and of everything outside the blocks. The ordered reduction adds to the gradient's own shard each
-    round (with replicas, to a part of it that is exchanged at the end), and has two pairs of buffers of the largest
-    unit's gradient, laid flat and as the pieces of the others. Only `fast` keeps whole gradients for a step, under
-    ZeRO-1.
+    round (with replicas, to a part of it that is exchanged at the end). Beside the whole gradient of the unit at work
+    there are two pairs of buffers, for that gradient laid flat and as the pieces of the others: as large as the largest
+    unit in the dtype that is sent, and at most BUCKET each. Only `fast` keeps whole gradients for a step, under ZeRO-1.
     """
     own, shards = held(load, profile, layout), layout.shards
     states = {"parameters": own * profile.held_bytes / shards, "optimizer": own * profile.optimizer_bytes / shards}
@@ -48,9 +51,14 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
     states["gathered"] = gathered * profile.compute_bytes
     ordered = profile.reduction == "ordered"
     states["gradients"] = own * profile.gradient_bytes / (1 if layout.zero == 1 and not ordered else shards)
-    sums = own * profile.gradient_bytes / layout.dp if ordered and layout.replicas > 1 else 0.0
-    copies = 4 if ordered else 2
-    states["reduction"] = sums + copies * max(block, rest) * profile.gradient_bytes
+    largest = max(block, rest)
+    if not ordered:
+        states["reduction"] = 2 * largest * profile.gradient_bytes
+        return states
+    splits = layout.schedule is not None and layout.schedule.splits_backward
+    sent = profile.gradient_bytes if splits else min(profile.gradient_bytes, profile.compute_bytes)
+    sums = own * profile.gradient_bytes / layout.dp if layout.replicas > 1 else 0.0
+    states["reduction"] = sums + largest * sent + 4 * min(largest * sent, BUCKET)
     return states
 
 

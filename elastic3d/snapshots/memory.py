@@ -335,8 +335,8 @@ class SnapshotMemory:
             arena, nbytes = self._arenas[self._holdings.lend(mark)], home.table.nbytes
             back.callback(self._take_back, lambda: self._holdings.take_back(mark))
         else:
-            found = ((n, one) for n, one in self._others.items() if (one.mark, one.rank) == (mark, name.rank))
-            buffer, stored = next(found, (-1, None))
+            copies = ((n, one) for n, one in self._others.items() if (one.mark, one.rank) == (mark, name.rank))
+            buffer, stored = next(copies, (-1, None))
             if stored is None:
                 return None
             self._replicas.lend(buffer)

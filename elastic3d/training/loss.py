@@ -30,13 +30,10 @@ class Loss:
         """The batch of this loss."""
         return self._batch
 
-    def parts(self) -> dict[int, float]:
-        """Return this rank's losses by the number of their micro-batch: means, or sums over tokens."""
-        return {index: float(part[0] if part.dim() else part) for index, part in self._parts.items()}
-
-    def tokens(self) -> dict[int, float]:
-        """Return the number of tokens of each sum in `parts`; nothing where they are means."""
-        return {index: float(part[1]) for index, part in self._parts.items() if part.dim()}
+    @property
+    def parts(self) -> Mapping[int, torch.Tensor]:
+        """This rank's losses by the number of their micro-batch: a mean, or a sum over tokens and their number."""
+        return self._parts
 
     @property
     def skipped(self) -> bool:

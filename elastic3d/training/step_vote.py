@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastic3d.parallel.assembly import Assembly
+from elastic3d.parallel.host_copy import on_host
 from elastic3d.parallel.numerics.update import finite
 from elastic3d.parallel.vote import Ballot, Outcome
 from elastic3d.port import Port
@@ -19,19 +20,26 @@ def vote(assembly: Assembly, loss: Loss, port: Port, *, checkpoint: bool, clip: 
     assembly.reduction.finish()
     place = assembly.mesh.place
     counts = place.pp == 0 and place.tp == 0
+    # Whatever a device has yet to compute for the vote is queued before any of it is waited for.
+    squares = assembly.squares() if clip else {}
+    finites = [] if clip or not skip else finite(assembly.model)
+    parts = loss.parts if place.tp == 0 else {}
+    read = iter(on_host([*parts.values(), *finites, *(rows for _, rows in squares.values())]))
+    losses = {index: next(read).tolist() for index in parts}
+    sound = [bool(next(read)) for _ in finites]
     ballot = Ballot(
         leave=flags.leave,
         etcd_away=flags.etcd_away,
         checkpoint=checkpoint,
         ready=flags.ready,
-        finite=clip or not skip or finite(assembly.model),
+        finite=all(sound),
         held=port.held(),
-        losses=loss.parts() if place.tp == 0 else {},
-        tokens=loss.tokens() if place.tp == 0 else {},
+        losses={index: numbers[0] for index, numbers in losses.items()},
+        tokens={index: numbers[1] for index, numbers in losses.items() if len(numbers) > 1},
         samples=loss.batch.samples if counts else 0,
         sample_sum=loss.batch.sample_sum if counts else 0,
         present=assembly.present(),
-        rows=assembly.squares() if clip else {},
+        rows={name: (first, next(read)) for name, (first, _) in squares.items()},
     )
     paper = assembly.paper(loss.batch.count)
     votes = assembly.mesh.sum(paper.fill(port.assignment.rank, ballot, norm=clip))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from elastic3d.parallel.reduction.lanes import Lane, Lanes
 from elastic3d.training import Run
 from tests.parallel.models import Model, Plain, PlainBlock, Sentences, loss_fn
 
@@ -218,3 +219,32 @@ def train_tied_bf16(run: Run) -> Trained:
 def train_tied_large(run: Run) -> Trained:
     """The same for a model said to be too large to be built whole."""
     return train(run, TiedPlain, whole_below=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """The result of a main, the bytes of each exchange of pieces, and the size of the buffers they went through."""
+
+    trained: Trained
+    exchanges: tuple[int, ...]
+    buffers: int
+
+
+def train_sent(run: Run, *, precision: str = "fp32", bound: int | None = None) -> Sent:
+    """Train with a bound of the buffers of pieces, and count what is sent through them."""
+    exchanges: list[int] = []
+    lanes: list[Lane] = []
+    made, exchange = Lane.__init__, Lane.exchange
+
+    def noted(lane: Lane) -> None:
+        made(lane)
+        lanes.append(lane)
+
+    def counted(lane: Lane, out: torch.Tensor, *rest: Any) -> None:
+        exchanges.append(out.nbytes)
+        exchange(lane, out, *rest)
+
+    Lane.__init__, Lane.exchange = noted, counted  # type: ignore[method-assign]
+    Lanes.bound = bound or Lanes.bound
+    trained = train(run, precision=precision)
+    return Sent(trained=trained, exchanges=tuple(exchanges), buffers=max(lane.held for lane in lanes))

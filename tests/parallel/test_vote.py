@@ -7,10 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic3d.parallel.norms import clip_coefficient, fold, row_squares
+from elastic3d.parallel import norms
+from elastic3d.parallel.host_copy import on_host
+from elastic3d.parallel.norms import clip_coefficient, fold
 from elastic3d.parallel.vote import Ballot, Outcome, Paper
 
 PARAMETERS = [("a", 5), ("b", 3)]
+
+
+def row_squares(gradient: torch.Tensor) -> torch.Tensor:
+    return norms.row_squares([gradient])[0]
 
 
 def count(ballots: list[Ballot], *, norm: bool = True, micro_batches: int = 3) -> Outcome:
@@ -73,6 +79,43 @@ def test_the_norm_does_not_depend_on_the_cuts_of_shards(cut_a: int, cut_b: int, 
     assert alone.norm == apart.norm
     expected = math.sqrt(float(a.double().square().sum() + b.double().square().sum()))
     assert alone.norm == pytest.approx(expected, rel=1e-12)
+
+
+SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.sampled_from([1, 6, 10**6]), st.integers(0, 2**31))
+def test_rows_squared_together_have_the_bits_of_rows_alone(shapes: list[list[int]], chunk: int, seed: int) -> None:
+    """Gradients of all shapes, empty ones too, in batches of any size."""
+    made = torch.Generator().manual_seed(seed)
+    gradients = [torch.randn(shape, generator=made) for shape in shapes]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(norms, "CHUNK", chunk)
+        together = norms.row_squares(gradients)
+    for gradient, rows in zip(gradients, together, strict=True):
+        alone = [
+            float(fold(row.double().square().reshape(1, -1))[0])
+            for row in (gradient if gradient.dim() else gradient.reshape(1))
+        ]
+        assert rows.tolist() == alone
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.device_count(), reason="needs a CUDA device")
+def test_a_device_is_waited_for_once() -> None:
+    """However many gradients and losses there are to be read."""
+    gradients = [torch.randn(size, 7, device="cuda") for size in range(1, 40)]
+    rows = norms.row_squares(gradients)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with pytest.warns(UserWarning, match="synchroniz") as waits:
+            read = on_host([*norms.row_squares(gradients), *(gradient.sum() for gradient in gradients)])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(waits) == 1
+    assert [one.tolist() for one in read[: len(rows)]] == [row.tolist() for row in rows]
 
 
 def test_non_finite_values_are_reported_and_not_raised() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elastic3d.planner.described import Training, describe
 from elastic3d.planner.devices import Number, device_named
-from elastic3d.planner.memory import in_flight, memory
+from elastic3d.planner.memory import BUCKET, in_flight, memory
 from elastic3d.planner.schedules import problem
 from elastic3d.planner.shapes import shape_named
 from elastic3d.planner.step_time import fill, hops, seconds
@@ -73,6 +73,17 @@ def test_memory_of_model_states_matches_the_zero_paper() -> None:
     assert totals == sorted(totals, reverse=True)
     copies = memory(Layout(pp=1, dp=8, replicas=2), model)
     assert copies["optimizer"] == 2 * sharded["optimizer"]
+
+
+def test_buffers_of_the_reduction_are_bounded() -> None:
+    """Four of the largest unit in the dtype that is sent, beside its gradient; of a larger one, four of the bound."""
+    layout, small = Layout(pp=1, dp=4), profile()
+    assert memory(layout, replace(small, compute_bytes=2))["reduction"] == memory(layout, small)["reduction"] / 2
+    large = replace(small, block=replace(small.block, parameters=10**9), parameters=10**10)
+    assert memory(layout, large)["reduction"] == 4 * 10**9 + 4 * BUCKET
+    assert memory(layout, replace(large, compute_bytes=2))["reduction"] == 2 * 10**9 + 4 * BUCKET
+    split = Layout(pp=2, dp=4, zero=2, schedule=Schedule.ZBV, virtual=2)
+    assert memory(split, replace(large, compute_bytes=2))["reduction"] == 4 * 10**9 + 4 * BUCKET
 
 
 def test_memory_shrinks_with_stages_tp_and_recomputation() -> None:

@@ -53,7 +53,10 @@ def scale_gradients(model: nn.Module, outcome: Outcome, change: Update) -> None:
     norms.scale([local(p.grad) for p in parameters.values() if p.grad is not None], change.factor)
 
 
-def finite(model: nn.Module) -> bool:
-    """Return whether this rank's gradients are finite; if they are clipped, their norm shows that."""
+def finite(model: nn.Module) -> list[torch.Tensor]:
+    """Return for each of this rank's gradients whether it is finite; if they are clipped, their norm shows that.
+
+    They are where the gradients are: whoever reads one waits for the device.
+    """
     gradients = (local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None)
-    return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+    return [torch.isfinite(gradient).all() for gradient in gradients]

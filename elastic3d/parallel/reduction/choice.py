@@ -39,10 +39,11 @@ def make(reduction: str, compress: str | None, model: nn.Module, units: Sequence
 
     LayoutError for a compression that has nothing to compress under this layout.
     """
-    layout = mesh.layout
+    layout, add = mesh.layout, mesh.computes_on.add_rows
     if reduction == "ordered":
         group = mesh.dp.get_group() if mesh.dp else None
-        return Ordered(model, units, group=group, replicas=layout.replicas, zero=layout.zero)
+        splits = layout.schedule is not None and layout.schedule.splits_backward
+        return Ordered(model, units, group=group, add=add, replicas=layout.replicas, zero=layout.zero, splits=splits)
     if compress is None or mesh.shard is None:
         return Fast(model, units, zero=layout.zero)
     if compress == POWERSGD and layout.replicas == 1:
@@ -53,6 +54,7 @@ def make(reduction: str, compress: str | None, model: nn.Module, units: Sequence
     return Compressed(
         model,
         units,
+        add=add,
         compress=compress,
         shard=_group(mesh, "shard" if layout.replicas > 1 else "dp", layout.shards),
         replica=_group(mesh, "replica", layout.replicas),

@@ -26,7 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.parallel.reduction.flat import Flat
-from elastic3d.parallel.reduction.fold import Fold
+from elastic3d.parallel.reduction.fold import Add, Fold
 from elastic3d.parallel.reduction.lanes import Lanes
 from elastic3d.parallel.reduction.ordered import forget, prepare
 from elastic3d.parallel.reduction.units import flats_of, reduce_now
@@ -110,7 +110,10 @@ class LowRank:
 
 
 class Compressed:
-    """The compressed reduction of one stage. shard, replica: groups, None if this rank is alone in them."""
+    """The compressed reduction of one stage. shard, replica: groups, None if this rank is alone in them.
+
+    add: adds rows in order, as a device does.
+    """
 
     scales_fillers = True
 
@@ -119,6 +122,7 @@ class Compressed:
         model: nn.Module,
         units: Sequence[FSDPModule],
         *,
+        add: Add,
         compress: str,
         shard: dist.ProcessGroup | None,
         replica: dist.ProcessGroup | None,
@@ -127,7 +131,9 @@ class Compressed:
         self._units, self._zero, self._lanes = units, zero, Lanes()
         wire = WIRES.get(compress)
         flats = [flat for flat in flats_of(model, units) if flat.chunk]
-        self._folds = [Fold(flat, self._lanes, shard, wire=wire) for flat in flats]
+        self._folds = [
+            Fold(flat, self._lanes, shard, add, wire=lambda flat: wire or flat.dtype, rounds=True) for flat in flats
+        ]
         self._crossing: Crossing | None = None
         if replica is not None:
             self._crossing = Rounded(replica, wire) if wire else LowRank(replica, len(flats))

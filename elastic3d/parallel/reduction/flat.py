@@ -6,7 +6,7 @@ shard, one parameter after the other. Reads FSDP's parameter groups, which torch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,13 @@ class Flat:
         return dtype
 
     @property
+    def computed(self) -> torch.dtype:
+        """In which one backward pass leaves gradients: that of the parameters as they are computed with."""
+        first = self._parameters[0]
+        dtype: torch.dtype = first.param_dtype or first.orig_dtype
+        return dtype
+
+    @property
     def device(self) -> torch.device:
         """Where the gradients are."""
         device: torch.device = self.group.device
@@ -42,10 +49,11 @@ class Flat:
             if name not in self.seen and _has_gradient(parameter):
                 self.seen.add(name)
 
-    def take(self, into: torch.Tensor) -> None:
-        """Move the gradients into a vector of shards * chunk numbers, converted to its dtype.
+    def take(self, wire: torch.dtype, *, rounds: bool = False) -> list[torch.Tensor]:
+        """Take the gradients from the parameters and return them, one for each, to be sent in the dtype `wire`.
 
-        A parameter without one contributes -0.0, the one number that addition leaves no trace of.
+        A parameter without one contributes -0.0, the one number that addition leaves no trace of. rounds: `wire` need
+        not hold every gradient exactly.
         """
         self.look()
         gradients = []
@@ -58,11 +66,22 @@ class Flat:
                 gradients.append(parameter.unsharded_grad_data)
                 parameter.unsharded_param.grad = None
             else:
-                gradients.append(torch.full(parameter._orig_size, -0.0, dtype=into.dtype, device=into.device))
+                gradients.append(torch.full(parameter._orig_size, -0.0, dtype=wire, device=self.device))
         dtypes = {gradient.dtype for gradient in gradients}
-        if len(dtypes) > 1:
-            gradients = [gradient.to(into.dtype) for gradient in gradients]
-        torch.ops.fsdp.chunk_cat(gradients, dim=0, num_chunks=self.shards, out=into.view(self.shards, -1))
+        assert rounds or all(torch.promote_types(dtype, wire) == wire for dtype in dtypes), (dtypes, wire)
+        return gradients if len(dtypes) == 1 else [gradient.to(wire) for gradient in gradients]
+
+    def fill(self, into: torch.Tensor, gradients: Sequence[torch.Tensor], start: int, stop: int) -> None:
+        """Write the numbers [start, stop) of every shard's chunk, one shard after the other, converted to into's dtype.
+
+        gradients: of `take`. What pads a chunk is 0.
+        """
+        rows = into.view(self.shards, stop - start)
+        if stop - start == self.chunk:
+            torch.ops.fsdp.chunk_cat(gradients, dim=0, num_chunks=self.shards, out=rows)
+            return
+        sizes = [parameter.padded_sharded_param_size.numel() for parameter in self._parameters]
+        cut(gradients, sizes, start, into=rows)
 
     def put(self, chunk: torch.Tensor) -> None:
         """Make this rank's chunk the gradients of its shards: views of it, where no dtype is to be converted."""
@@ -78,6 +97,28 @@ class Flat:
             size = parameter.padded_sharded_param_size
             yield chunk[at : at + size.numel()].view(size)[: parameter.sharded_size[0]]
             at += size.numel()
+
+
+def cut(gradients: Sequence[torch.Tensor], sizes: Sequence[int], start: int, into: torch.Tensor) -> None:
+    """Write a part of every shard's chunk into a row of `into`: as many numbers as it has columns, from `start` on.
+
+    A shard has `sizes[i]` numbers of gradient i, in order; the last shards may have fewer, or none, and zeros for them.
+    """
+    stop, at = start + into.shape[1], 0
+    for gradient, size in zip(gradients, sizes, strict=True):
+        first, last = max(start, at), min(stop, at + size)
+        if first < last:
+            _rows(gradient.reshape(-1), size, first - at, into[:, first - start : last - start])
+        at += size
+
+
+def _rows(numbers: torch.Tensor, size: int, first: int, into: torch.Tensor) -> None:
+    full, rest = divmod(numbers.numel(), size)
+    into[:full] = numbers[: full * size].view(full, size)[:, first : first + into.shape[1]]
+    if full < into.shape[0]:
+        into[full:] = 0
+        known = numbers[full * size :][first : min(first + into.shape[1], rest)]
+        into[full, : known.numel()] = known
 
 
 def intercept(group: Any, before: Callable[[], bool]) -> None:

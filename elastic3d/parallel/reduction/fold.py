@@ -2,11 +2,16 @@
 
 A unit's vector is `shards` chunks of equal length; each chunk is cut into `ways` parts, and part p of chunk s is summed
 by rank s * ways + p of the group. With one way the group's ranks are the shards themselves, and the sum is the shard's
-gradient. With more (HSDP) the sum is spread over all replicas, and `gather` brings a chunk's parts to whoever holds the
-shard.
+gradient. With more (HSDP) the sum is spread over all replicas, and `chunk` brings a chunk's parts to whoever holds the
+shard. A unit whose vector is larger than a lane's buffer goes in stretches: the same numbers of every chunk, each
+stretch exchanged and cut into parts for itself. Every number is added up alone, so that no cut shows in the bits.
 """
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,12 +19,28 @@ import torch.distributed as dist
 from elastic3d.parallel.reduction.flat import Flat, intercept
 from elastic3d.parallel.reduction.lanes import Lanes
 
+Add = Callable[[torch.Tensor, torch.Tensor, bool], None]
+"""Adds rows to a sum in their order, as `elastic3d.devices.ComputeDevice.add_rows`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stretch:
+    """The numbers [start, stop) of every chunk. parts: how many each way has; mine, at: this rank's, in its sum."""
+
+    start: int
+    stop: int
+    parts: tuple[int, ...]
+    mine: int
+    at: int
+    empty: bool = True
+
 
 class Fold:
     """One unit's sum. group: None where nobody shares it. pieces: how many count in this step, None for all.
 
-    wire: dtype that pieces are sent in, None for that of the sum. Piece i of round r is number r * ranks + i; those
-    from `pieces` on only fill the last round, and are dropped: multiplied by zero, a NaN would stay.
+    wire: returns the dtype that pieces are sent in, known from the first forward pass on; by default that of the sum.
+    rounds: it need not hold them exactly. Piece i of round r is number r * ranks + i; those from `pieces` on only fill
+    the last round, and are dropped: multiplied by zero, a NaN would stay.
     """
 
     def __init__(
@@ -27,21 +48,23 @@ class Fold:
         flat: Flat,
         lanes: Lanes,
         group: dist.ProcessGroup | None,
+        add: Add,
         *,
         ways: int = 1,
-        wire: torch.dtype | None = None,
+        wire: Callable[[Flat], torch.dtype] = lambda flat: flat.dtype,
+        rounds: bool = False,
     ) -> None:
         self.flat = flat
-        self._lanes, self._group, self._ways, self._wire = lanes, group, ways, wire
+        self._lanes, self._group, self._add, self._ways = lanes, group, add, ways
+        self._wire, self._rounds = wire, rounds
         self.pieces: int | None = None
+        self._rank = group.rank() if group else 0
         self._ranks = group.size() if group else 1
         assert self._ranks == flat.shards * ways
-        long = -(-flat.chunk // ways)
-        self._parts = [max(0, min(long, flat.chunk - long * way)) for way in range(ways)]
-        self._mine = self._parts[(group.rank() if group else 0) % ways]
+        self._stretches: list[_Stretch] = []
         self._sum = torch.empty(0)
         self._whole = torch.empty(0)
-        self._round, self._open, self._empty = 0, False, True
+        self._round, self._open = 0, False
         intercept(flat.group, self._backward_ended)
 
     def begin(self, round_: int) -> None:
@@ -57,59 +80,80 @@ class Fold:
 
         A collective where there are several ways. What is returned is overwritten by the next step's.
         """
-        if self._empty:
+        if all(stretch.empty for stretch in self._stretches):
             return None
-        self._empty = True
+        for stretch in self._stretches:
+            stretch.empty = True
         return self._sum if self._ways == 1 else self._gather()
 
     def _backward_ended(self) -> bool:
-        if not self.flat.chunk:
+        flat = self.flat
+        if not flat.chunk:
             return False
         if not self._open:
-            self.flat.look()
+            flat.look()
             return False
         self._open = False
-        lane = self._lanes.next()
-        out = lane.outgoing(self.flat.shards * self.flat.chunk, self._wire or self.flat.dtype, self.flat.device)
-        self.flat.take(out)
-        round_ = self._round
-        if self._group is None:
-            self._add(out.unsqueeze(0), round_)
-        else:
-            splits = self._parts * self.flat.shards
-            lane.exchange(out, splits, self._mine, self._group, lambda pieces: self._add(pieces, round_))
+        wire, round_ = self._wire(flat), self._round
+        if not self._stretches:
+            width = self._lanes.bound // (flat.shards * wire.itemsize)
+            self._stretches = stretches(flat.chunk, width=width, ways=self._ways, way=self._rank % self._ways)
+            self._sum = torch.empty(sum(s.mine for s in self._stretches), dtype=flat.dtype, device=flat.device)
+        gradients = flat.take(wire, rounds=self._rounds)
+        for stretch in self._stretches:
+            lane = self._lanes.next()
+            out = lane.outgoing(flat.shards * (stretch.stop - stretch.start), wire, flat.device)
+            flat.fill(out, gradients, stretch.start, stretch.stop)
+            if self._group is None:
+                self._arrived(stretch, round_, out.unsqueeze(0))
+            else:
+                lane.exchange(
+                    out,
+                    stretch.parts * flat.shards,
+                    stretch.mine,
+                    self._group,
+                    functools.partial(self._arrived, stretch, round_),
+                )
         return True
 
-    def _add(self, pieces: torch.Tensor, round_: int) -> None:
+    def _arrived(self, stretch: _Stretch, round_: int, pieces: torch.Tensor) -> None:
         """Add a round's pieces in the order of their ranks; the sum begins with the first piece, not with zero."""
-        if self._sum.numel() != self._mine:
-            self._sum = torch.empty(self._mine, dtype=self.flat.dtype, device=pieces.device)
-        first = round_ * self._ranks
-        for number, piece in enumerate(pieces, start=first):
-            if self.pieces is not None and number >= self.pieces:
-                return
-            if self._empty:
-                self._sum.copy_(piece)
-                self._empty = False
-            else:
-                self._sum.add_(piece)
+        if self.pieces is not None:
+            pieces = pieces[: max(0, self.pieces - round_ * self._ranks)]
+        if len(pieces):
+            self._add(self._sum[stretch.at : stretch.at + stretch.mine], pieces, stretch.empty)
+            stretch.empty = False
 
     def _gather(self) -> torch.Tensor:
-        """Send this part to every rank that holds its chunk, and receive all parts of this rank's own."""
+        """Send this rank's parts to every rank that holds their chunk, and receive all parts of this rank's own."""
         assert self._group is not None
-        rank, shards = self._group.rank(), self.flat.shards
         if self._whole.numel() != self.flat.chunk:
             self._whole = torch.empty(self.flat.chunk, dtype=self._sum.dtype, device=self._sum.device)
-        item = self._sum.dtype.itemsize
-        sent = [self._mine * item if other % shards == rank // self._ways else 0 for other in range(self._ranks)]
-        received = [0] * self._ranks
-        for way, part in enumerate(self._parts):
-            received[rank % shards * self._ways + way] = part * item
-        dist.all_to_all_single(
-            self._whole.view(torch.uint8),
-            self._sum.repeat(self._ways).view(torch.uint8),
-            received,
-            sent,
-            group=self._group,
-        )
+        shards, item = self.flat.shards, self._sum.dtype.itemsize
+        holders = [other % shards == self._rank // self._ways for other in range(self._ranks)]
+        for stretch in self._stretches:
+            received = [0] * self._ranks
+            for way, part in enumerate(stretch.parts):
+                received[self._rank % shards * self._ways + way] = part * item
+            dist.all_to_all_single(
+                self._whole[stretch.start : stretch.stop].view(torch.uint8),
+                self._sum[stretch.at : stretch.at + stretch.mine].repeat(self._ways).view(torch.uint8),
+                received,
+                [stretch.mine * item if holds else 0 for holds in holders],
+                group=self._group,
+            )
         return self._whole
+
+
+def stretches(chunk: int, *, width: int, ways: int, way: int) -> list[_Stretch]:
+    """Return the fewest stretches of at most `width` numbers, at least one, that cover a chunk, alike in length."""
+    number = -(-chunk // max(1, width))
+    long = -(-chunk // number)
+    made, at = [], 0
+    for start in range(0, chunk, long):
+        stop = min(chunk, start + long)
+        part = -(-(stop - start) // ways)
+        parts = tuple(max(0, min(part, stop - start - part * one)) for one in range(ways))
+        made.append(_Stretch(start=start, stop=stop, parts=parts, mine=parts[way], at=at))
+        at += parts[way]
+    return made

@@ -1,7 +1,7 @@
-"""Memory through which gradients go from rank to rank: two pairs of buffers, whatever the number of units.
+"""Memory through which gradients go from rank to rank: two pairs of buffers, whatever the number and size of units.
 
 While one unit's pieces are under way the next unit's are copied in, so that sending goes on beside the backward pass. A
-buffer grows to the largest unit and is kept.
+buffer grows to the largest unit and is kept, but to no more than a bound: larger units go in parts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from elastic3d.planner.memory import BUCKET
 
 DEPTH = 2
 
@@ -24,6 +26,11 @@ class Lane:
         self._out = torch.empty(0, dtype=torch.uint8)
         self._in = torch.empty(0, dtype=torch.uint8)
         self._pending: tuple[Any, torch.Tensor, Arrived] | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes of the larger buffer."""
+        return max(self._out.numel(), self._in.numel())
 
     def outgoing(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Return room for what is to be sent; nothing may be under way."""
@@ -60,6 +67,9 @@ class Lane:
 
 class Lanes:
     """All lanes of a rank, used in turn, so that what was sent first is handed over first."""
+
+    bound = BUCKET
+    """Bytes of what may be sent at once."""
 
     def __init__(self) -> None:
         self._lanes = [Lane() for _ in range(DEPTH)]

@@ -10,11 +10,13 @@ plain autograd:
   sums begin with the first piece. A parameter that got none in the whole step must end with `grad` None: `present`
   tells which did here.
 - Pieces of micro-batches that only fill up the last round are dropped by their receiver.
+- A piece is sent in the dtype that it was computed in and added in that of the sum: with `precision="bf16"` half the
+  bytes and the same bits, for every bf16 is an fp32. Gradients that added up on their rank are fp32, and stay so.
 - Every micro-batch reduces; without that torch would add up locally, in an order that depends on dp. So ZeRO-1 is here
   what ZeRO-2 is: traffic each round, and whole gradients live for one unit's backward pass, not for the step.
 
 With replicas (HSDP) the sum of a shard is spread over the replicas' holders of it: rounds cost what they cost without
-replicas, and one exchange at the step's end brings each holder all parts. With G bytes of gradients in the reduce dtype
+replicas, and one exchange at the step's end brings each holder all parts. With G bytes of gradients as they are sent
 (a unit's or all), d dp ranks in R replicas of S = d / R, each a node, and r rounds, each rank sends in a step
 
     to ranks of its node    r * G * (S - 1) / d          to other nodes    r * G * (d - S) / d + at most G / S
@@ -27,18 +29,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.parallel.reduction.flat import Flat
-from elastic3d.parallel.reduction.fold import Fold
+from elastic3d.parallel.reduction.fold import Add, Fold
 from elastic3d.parallel.reduction.lanes import Lanes
 from elastic3d.parallel.reduction.units import flats_of, reduce_now
 
 
 class Ordered:
-    """The ordered reduction of one stage. units: its root last. group: of all dp ranks, None for one."""
+    """The ordered reduction of one stage. units: its root last. group: of all dp ranks, None for one.
+
+    add: adds rows in order, as a device does.
+    splits: the schedule computes gradients of inputs and of weights apart, so that they add up before they are sent.
+    """
 
     scales_fillers = False
 
@@ -48,11 +55,16 @@ class Ordered:
         units: Sequence[FSDPModule],
         *,
         group: dist.ProcessGroup | None,
+        add: Add,
         replicas: int,
         zero: int,
+        splits: bool,
     ) -> None:
         self._units, self._zero, self._lanes = units, zero, Lanes()
-        self._folds = [Fold(flat, self._lanes, group, ways=replicas) for flat in flats_of(model, units)]
+        self._folds = [
+            Fold(flat, self._lanes, group, add, ways=replicas, wire=_summed if splits else _computed)
+            for flat in flats_of(model, units)
+        ]
 
     def begin_step(self, micro_batches: int) -> None:
         """Tell every fold how many pieces count in the step."""
@@ -87,6 +99,14 @@ class Ordered:
     def present(self) -> set[str]:
         """Return the names of the parameters that got a gradient here, and forget them."""
         return forget([fold.flat for fold in self._folds])
+
+
+def _summed(flat: Flat) -> torch.dtype:
+    return flat.dtype
+
+
+def _computed(flat: Flat) -> torch.dtype:
+    return flat.computed
 
 
 def prepare(units: Sequence[FSDPModule], *, last: bool, zero: int, reduces: bool = True) -> None:
