@@ -60,8 +60,8 @@ BARE = {
     "elastic3d/worker/processes/channel.py": "garbage on a connection, which is closed",
     "elastic3d/worker/processes/copying.py": "an invariant of tiles and their tensors",
     "elastic3d/worker/processes/process.py": "what the kernel answered",
-    "elastic3d/worker/processes/remote.py": "a connection that another user answered, as the socket's own errors",
-    "elastic3d/worker/processes/slot_frames.py": "a connection that ended, as the socket's own errors",
+    "elastic3d/snapshots/lending.py": "a connection that ended, as the socket's own errors: TCP serves instead",
+    "elastic3d/trust/local.py": "a connection that ended or is another user's, as the socket's own errors",
 }
 """Modules that raise Python's own exceptions, with the reason why only their callers see them."""
 

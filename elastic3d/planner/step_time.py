@@ -151,8 +151,9 @@ def _reduction(own: float, load: Load, layout: Layout, profile: ModelProfile, co
     """Return the seconds of reducing one round's gradients; what is done once a step counts with its share of a round.
 
     Ordered: an all-to-all among all data-parallel ranks, whose pieces are then added in place, and with replicas once a
-    step an exchange of the parts of each shard (`parallel/reduction/ordered.py` counts the bytes). The backend's own is
-    done once a step: a reduce-scatter among the shards, and between replicas an all-reduce of a shard.
+    step an exchange of the parts of each shard (`parallel/reduction/ordered.py` counts the bytes). Pieces are sent as
+    they were computed or, where the weights have a pass of their own, as they were added up. The backend's own is done
+    once a step: a reduce-scatter among the shards, and between replicas an all-reduce of a shard.
     """
     if layout.dp == 1:
         return 0.0
@@ -162,7 +163,9 @@ def _reduction(own: float, load: Load, layout: Layout, profile: ModelProfile, co
     between = _exchange(nbytes / layout.shards, layout.replicas, apart, units(load))
     if profile.reduction != "ordered":
         return (_exchange(nbytes, layout.shards, shard_link(layout, costs, slots), units(load)) + 2 * between) / rounds
-    exchange = _all_to_all(nbytes, layout.dp, layout.tp, units(load), costs, slots)
+    splits = layout.schedule is not None and layout.schedule.splits_backward
+    sent = own * (profile.gradient_bytes if splits else min(profile.gradient_bytes, profile.compute_bytes))
+    exchange = _all_to_all(sent, layout.dp, layout.tp, units(load), costs, slots)
     return exchange + between / rounds + nbytes * (2 + 1 / layout.shards) / costs.device.memory_bandwidth
 
 

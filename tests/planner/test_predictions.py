@@ -119,13 +119,16 @@ def test_zero_3_gathers_in_every_round() -> None:
 
 def test_an_ordered_round_between_nodes_uses_each_ranks_own_link() -> None:
     """7 nodes of 8 H200 train 7 billion parameters: of 27 GB of fp32 gradients a device sends 23 GB to other nodes in
-    each round, over 50 GB/s; nine rounds take 4.2 s, and more than a reduce-scatter, which crosses once for a node."""
-    model = describe(shape_named("llama-7b"), Training(global_batch=504))
+    each round, over 50 GB/s; nine rounds take 4.2 s, and more than a reduce-scatter, which crosses once for a node.
+    Gradients that were computed in bf16 take half of that."""
+    half = describe(shape_named("llama-7b"), Training(global_batch=504))
+    model = replace(half, compute_bytes=4)
     sheet = replace(device_named("h200").costs(Number.BF16), overlap=0.0)
     wide = Layout(pp=1, dp=56, zero=1)
     ordered = seconds(wide, model, sheet, 8)["reduction"]
     assert ordered == pytest.approx(9 * 48 / 56 * 4 * model.parameters / 50e9, rel=0.05)
     assert ordered == pytest.approx(4.2, abs=0.2)
     assert ordered > 50 * seconds(wide, replace(model, reduction="fast"), sheet, 8)["reduction"]
+    assert seconds(wide, half, sheet, 8)["reduction"] == pytest.approx(ordered / 2, rel=0.05)
     inside = seconds(Layout(pp=7, dp=8, zero=1), model, sheet, 8)["reduction"]
     assert inside < ordered / 2
