@@ -12,9 +12,9 @@ import importlib.metadata
 
 from elastic3d.errors import Elastic3dError
 
-OLDEST = (2, 9)
+OLDEST = (2, 10)
 BEYOND = (2, 16)
-"""The first version that was not tested; pyproject.toml has the same bounds."""
+"""The first version that was not tested; pyproject.toml has the same bounds. Pipelines of 2.9 lack `return_outputs`."""
 
 PRIVATE = {
     "torch._C._distributed_c10d": (
@@ -22,7 +22,7 @@ PRIVATE = {
     ),
     "torch.distributed.pipelining._backward": ("stage_backward", "stage_backward_input", "stage_backward_weight"),
     "torch.distributed.tensor.placement_types": ("_StridedShard",),
-    "torch.utils._python_dispatch": ("TorchDispatchMode",),
+    "torch.utils._python_dispatch": ("TorchDispatchMode", "_get_current_dispatch_mode"),
     "torch.utils._pytree": ("TreeSpec", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"),
 }  # fmt: skip
 """The private names that the runtime imports, by module; a test checks that none is missing."""

@@ -14,11 +14,11 @@ from tests.paths import ROOT
 
 def test_an_unsupported_torch_is_refused_with_what_to_install() -> None:
     """Supported versions pass, whatever build they are."""
-    for version in ("2.9.0", "2.13.0+cpu", "2.15.1", "2.14.0a0+git1234", "own"):
+    for version in ("2.10.0", "2.13.0+cpu", "2.15.1", "2.14.0a0+git1234", "own"):
         check_version(version)
     check_version()
-    for version in ("2.8.0", "1.13.1", "2.16.0", "3.0"):
-        with pytest.raises(UnsupportedTorch, match=rf'torch {version} is installed.*pip install "torch>=2\.9,<2\.16"'):
+    for version in ("2.9.1", "1.13.1", "2.16.0", "3.0"):
+        with pytest.raises(UnsupportedTorch, match=rf'torch {version} is installed.*pip install "torch>=2\.10,<2\.16"'):
             check_version(version)
 
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from chaos.processes import leashed, marked, send, wait_until
 from elastic3d.clock import SYSTEM
 
-MARK = "ELASTIC3D_GPU_STAGE"
+MARK = "CHAOS_GPU_STAGE"
 """Environment variable that all processes of a stage carry, whatever groups they form."""
 
 LEAVE = 2.0

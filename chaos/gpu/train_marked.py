@@ -20,7 +20,7 @@ from elastic3d.devices.cuda import CudaDevice
 from elastic3d.environment import DEVICE
 from elastic3d.training import run as run_module
 
-MARKS = "ELASTIC3D_GPU_MARKS"
+MARKS = "CHAOS_GPU_MARKS"
 """Environment variable: the file the lines go to."""
 
 

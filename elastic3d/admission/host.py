@@ -10,7 +10,6 @@ from pathlib import Path
 
 from elastic3d.admission.check import Unfit
 from elastic3d.clock import Clock
-from elastic3d.devices import PINNED
 from elastic3d.snapshots.holdings import HOME_BUFFERS, most_copies
 from elastic3d.values import ModelProfile
 
@@ -54,6 +53,8 @@ def _snapshot_bytes(profile: ModelProfile, nodes: int, devices: int) -> int:
 
 
 def _staging(devices: int) -> int:
+    from elastic3d.devices import PINNED  # brings torch, without which commands answer at once
+
     return devices * 2 * PINNED
 
 

@@ -39,7 +39,7 @@ from elastic3d.parallel.reduction.joint import Joint
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.reduction.single_replica import SingleReplica
 from elastic3d.parallel.reduction.units import shard_unit
-from elastic3d.parallel.refusals import look_at_model
+from elastic3d.parallel.refusals import look_at_kernels, look_at_model
 from elastic3d.parallel.scope import Scope
 from elastic3d.parallel.state import held_by_model
 from elastic3d.parallel.tensor.cutting import boundary, cut_layers
@@ -288,6 +288,8 @@ def _sized(model: nn.Module, plan: ShardRequest) -> list[tuple[str, nn.Parameter
     if path is not None:
         units = [(f"{path}.{name}", block) for name, block in stages.find_blocks(model, path).named_children()]
     look_at_model(model, units)
+    if plan.reduction == "ordered":
+        look_at_kernels(model)
     check_masters(model, plan.numerics.precision)
     check_ties(ties(model), [name for name, _ in units])
     return list(model.named_parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable
 
@@ -11,6 +12,9 @@ from torch import nn
 from elastic3d.errors import ModelError, UsageError
 
 MIXES_MICRO_BATCHES = (nn.modules.batchnorm._BatchNorm,)
+
+FOREIGN_KERNELS = ("flash_attn", "flash_attn_interface", "xformers", "transformer_engine", "apex")
+"""Packages whose kernels do not follow `torch.use_deterministic_algorithms`: backward passes add up in any order."""
 
 
 class OutsidePromise(UserWarning):
@@ -48,6 +52,35 @@ def look_at_model(model: nn.Module, units: Iterable[tuple[str, nn.Module]]) -> N
                     f"parameters {first!r} ({one}) and {second!r} ({other}) are reduced together and need one dtype; "
                     "convert one of them, or run it under autocast instead"
                 )
+
+
+def look_at_kernels(model: nn.Module) -> None:
+    """Warn of what makes a device compute other bits each time, beyond what torch itself prevents."""
+    for name, module in model.named_modules():
+        package = type(module).__module__.partition(".")[0]
+        attention = str(getattr(getattr(module, "config", None), "_attn_implementation", None) or "")
+        if package in FOREIGN_KERNELS or attention.startswith("flash"):
+            what = f"{type(module).__name__} of {package}" if package in FOREIGN_KERNELS else f"attention {attention!r}"
+            _warn(
+                f"module {name!r} ({what}) computes by kernels of its own, which may add up in any order; "
+                'torch\'s scaled_dot_product_attention ("sdpa") keeps the promise'
+            )
+            break
+    if torch.backends.cudnn.benchmark:
+        _warn(
+            "torch.backends.cudnn.benchmark chooses convolutions by how fast they happen to run, so that the "
+            "bits differ from run to run; leave it off"
+        )
+    inductor = sys.modules.get("torch._inductor.config")
+    if inductor is not None and getattr(inductor, "max_autotune", False):
+        _warn(
+            "torch.compile's max_autotune chooses kernels by how fast they happen to run, so that the bits differ from "
+            "run to run; leave it off"
+        )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, OutsidePromise, stacklevel=3)
 
 
 def look_at_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

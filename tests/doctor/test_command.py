@@ -113,6 +113,8 @@ def test_whoever_gives_up_leaves_nothing(server: EtcdServer, tmp_path: Path, num
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # Ignored where the tests themselves were started in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
         assert wait_until(lambda: any(path.is_file() for path in tmp_path.rglob("*")), 60)

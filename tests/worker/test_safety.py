@@ -78,7 +78,8 @@ def test_an_unsteady_safe_step_is_reported_once() -> None:
 class Bench:
     """A slot that records the buddies its snapshots go to."""
 
-    index = 0
+    index = tile_port = 0
+    lender = ""
 
     def __init__(self) -> None:
         self.buddies: list[str | None] = []

@@ -6,6 +6,7 @@ The membership decides what ought to run, and is sent what became of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership import events as m
@@ -307,14 +308,16 @@ class Generations:
                 exception = event.exception
                 final = exception is not None and exception.final
                 short = event.kind is w.ExitKind.OUT_OF_MEMORY
-                self._journal.emit(
-                    "memory.exhausted" if short else "script.raised",
-                    error=said.partition("\n\n" if short else "\n")[0],
-                    traceback=exception.traceback if exception is not None else None,
-                    final=final,
-                    generation=world.generation.number,
-                    rank=rank,
-                )
+                about: dict[str, Any] = {
+                    "traceback": exception.traceback if exception is not None else None,
+                    "final": final,
+                    "generation": world.generation.number,
+                    "rank": rank,
+                }
+                if short:
+                    self._journal.emit("memory.exhausted", error=said.partition("\n\n")[0], **about)
+                else:
+                    self._journal.emit("script.raised", error=said.partition("\n")[0], **about)
                 self._tell(m.TrainerFailed(key=key, detail=said, error=True, final=final, out_of_memory=short))
                 self.stop(key)
             case _:
