@@ -47,7 +47,7 @@ TIMEOUT, BUDGET = 2.0, 6.0
 _SET_UP = "see docs/guides/etcd.md"
 _REMEDIES = {
     "wrong user name or password": "correct --user and --password-file",
-    "asks who we are": "give --user and --password-file, or --cert and --key",
+    "requires a login": "give --user and --password-file, or --cert and --key",
     "does not speak TLS": "write http:// before it, and leave out --ca, --cert and --key",
     "speaks TLS": "write https:// before it, and give who signed its certificate by --ca",
 }
