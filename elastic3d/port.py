@@ -134,6 +134,20 @@ class StepRecord:
     until: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRestored:
+    """A trainer has its state. source: "none", "memory" or "store"; step, generation: which state it is.
+
+    detail: what a person should know about it. damaged: checkpoints that were passed over.
+    """
+
+    source: str
+    step: int
+    generation: int
+    detail: str = ""
+    damaged: tuple[str, ...] = ()
+
+
 class Port(Protocol):
     """The host process, as a `Run` sees it. Called only from the trainer's main thread."""
 
@@ -179,13 +193,8 @@ class Port(Protocol):
         """Take note of a step; does not block. `record.safe_step` tells which buffers may be used again."""
         ...
 
-    def restored(
-        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
-    ) -> None:
-        """Take note of where the state came from: "none", "memory" or "store", and which step and generation.
-
-        detail: what a person should know about it. damaged: checkpoints that were passed over.
-        """
+    def restored(self, state: StateRestored) -> None:
+        """Report what state training goes on from."""
         ...
 
     def leave(self, step: int) -> NoReturn:

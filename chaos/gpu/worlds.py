@@ -24,7 +24,7 @@ from checkpointing.reading.resolver import Offered, TileSource
 from elastic3d.clock import SYSTEM
 from elastic3d.devices import device_at
 from elastic3d.parallel.initial import WHOLE_BELOW
-from elastic3d.port import Go, NearMemory
+from elastic3d.port import Go, NearMemory, StateRestored
 from elastic3d.snapshots.arena import Arena
 from elastic3d.training import Run
 from elastic3d.training.restoring import Decision
@@ -200,11 +200,9 @@ class Host(StandalonePort):
         """Wait until the state may be changed."""
         self._copier.finish()
 
-    def restored(
-        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
-    ) -> None:
+    def restored(self, state: StateRestored) -> None:
         """Keep where it came from."""
-        self.restored_from = f"{source} {step}"
+        self.restored_from = f"{state.source} {state.step}"
 
 
 class Kept:

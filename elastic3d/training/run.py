@@ -49,7 +49,7 @@ from elastic3d.parallel.state import tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
-from elastic3d.port import Go, Port, StepRecord
+from elastic3d.port import Go, Port, StateRestored, StepRecord
 from elastic3d.training import identity, loading, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.loss import Loss
@@ -277,11 +277,13 @@ class Run:
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
         assembly.experts.settle(optimizer)
         self._port.restored(
-            decision.source,
-            decision.step,
-            decision.generation,
-            detail="; ".join(filter(None, [decision.detail, *loaded.changes])),
-            damaged=decision.damaged,
+            StateRestored(
+                source=decision.source,
+                step=decision.step,
+                generation=decision.generation,
+                detail="; ".join(filter(None, [decision.detail, *loaded.changes])),
+                damaged=decision.damaged,
+            )
         )
         self._timer.count_from(batches.step)
         if decision.source == restoring.STORE:

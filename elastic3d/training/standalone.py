@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from elastic3d.devices import device_at
 from elastic3d.errors import CollectiveFailed
-from elastic3d.port import Assignment, Flags, Go, StepRecord
+from elastic3d.port import Assignment, Flags, Go, StateRestored, StepRecord
 from elastic3d.values import Layout, ModelProfile
 
 if TYPE_CHECKING:
@@ -89,9 +89,7 @@ class StandalonePort:
         """Keep the record."""
         self.records.append(record)
 
-    def restored(
-        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
-    ) -> None:
+    def restored(self, state: StateRestored) -> None:
         """Do nothing."""
 
     def leave(self, step: int) -> NoReturn:

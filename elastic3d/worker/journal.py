@@ -104,10 +104,10 @@ class Journal:
         match event:
             case w.Started():
                 log.emit("trainer.started", pid=event.pid)
-            case w.Restored():
-                detail = event.detail or None
+            case w.Restored(state=state):
+                detail = state.detail or None
                 level = Level.WARNING if detail and rank == 0 else None
-                log.emit_at(level, "state.restored", source=event.source, step=event.step, detail=detail)
+                log.emit_at(level, "state.restored", source=state.source, step=state.step, detail=detail)
             case w.StepFinished() if rank == 0:
                 record = event.record
                 log.emit(

@@ -25,7 +25,7 @@ from checkpointing.errors import SourceError
 from checkpointing.format.tiles import Box, TensorSpec, digest
 from checkpointing.interchange.tensors import buffer_of
 from checkpointing.reading.resolver import Offered, TileSource
-from elastic3d.port import Flags, Go, NearMemory, StepRecord
+from elastic3d.port import Flags, Go, NearMemory, StateRestored, StepRecord
 from elastic3d.training import Main, Run, train
 from elastic3d.training.restoring import Decision
 from elastic3d.training.standalone import StandalonePort
@@ -123,10 +123,8 @@ class Host(StandalonePort):
             file = self.orders.keep / f"{step}.{self.assignment.generation}.{self.assignment.rank}"
             file.write_bytes(pickle.dumps((facts, content)))
 
-    def restored(
-        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
-    ) -> None:
-        self.report.restored = (source, step, generation)
+    def restored(self, state: StateRestored) -> None:
+        self.report.restored = (state.source, state.step, state.generation)
 
     def leave(self, step: int) -> NoReturn:
         raise Ended("left", step)

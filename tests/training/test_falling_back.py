@@ -24,7 +24,7 @@ from checkpointing.format import names
 from checkpointing.interchange.tensors import buffer_of
 from elastic3d.errors import StateError
 from elastic3d.membership.records import SavedStep
-from elastic3d.port import Go
+from elastic3d.port import Go, StateRestored
 from elastic3d.training import Run
 from elastic3d.training.standalone import StandalonePort
 from elastic3d.training.tiers import KeepersAndStore
@@ -70,12 +70,15 @@ class Keeping(StandalonePort):
             save_rank(self.store, step=step, made_in=made_in, attempt=0, rank=0, world=1, pieces=pieces, facts=facts)
         commit(self.store, step=step, made_in=made_in, attempt=0, committed_in=made_in, world=1)
 
-    def restored(
-        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
-    ) -> None:
-        self.outcome = {"source": source, "step": step, "detail": detail, "damaged": damaged}
-        if self.writer is not None and damaged:
-            self.writer.distrust(damaged)
+    def restored(self, state: StateRestored) -> None:
+        self.outcome = {
+            "source": state.source,
+            "step": state.step,
+            "detail": state.detail,
+            "damaged": state.damaged,
+        }
+        if self.writer is not None and state.damaged:
+            self.writer.distrust(state.damaged)
 
     def failed(self, error: BaseException) -> NoReturn:
         raise error

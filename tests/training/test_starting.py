@@ -12,6 +12,7 @@ import torch
 from checkpointing import open_store
 from checkpointing.interchange import import_checkpoint
 from elastic3d.errors import StateError
+from elastic3d.port import StateRestored
 from elastic3d.training import Run
 from elastic3d.training.standalone import StandalonePort
 from elastic3d.training.tiers import KeepersAndStore
@@ -28,10 +29,8 @@ class Host(StandalonePort):
         self.began: list[tuple[str, int]] = []
         self.facts: list[dict[str, Any]] = []
 
-    def restored(
-        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
-    ) -> None:
-        self.began.append((source, step))
+    def restored(self, state: StateRestored) -> None:
+        self.began.append((state.source, state.step))
 
     def snapshot(self, step: int, tiles: Any, facts: dict[str, Any], *, checkpoint: bool, wait: bool) -> None:
         self.facts.append(facts)

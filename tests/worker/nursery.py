@@ -19,13 +19,15 @@ import torch
 import torch.utils.data
 
 from checkpointing.format.tiles import Box, TensorSpec
-from elastic3d.port import Port, StepRecord
+from elastic3d.port import Port, StateRestored, StepRecord
 from elastic3d.values import ModelProfile
 from elastic3d.worker.processes import process, template
 from elastic3d.worker.processes.slot import LocalSlot, serve_role
 from elastic3d.worker.processes.slot_server import SlotServer
 
 ROWS, COLUMNS = 1024, 256
+
+NOTHING = StateRestored(source="none", step=0, generation=0)
 
 
 class Boom(Exception):
@@ -61,7 +63,7 @@ def record(port: Port, step: int) -> StepRecord:
 def idle(port: Port) -> None:
     """Prepare, start, and do nothing until asked to leave."""
     port.await_go()
-    port.restored("none", 0, 0)
+    port.restored(NOTHING)
     while not port.flags().leave:
         time.sleep(0.002)
     port.leave(0)
@@ -94,7 +96,7 @@ def steps(port: Port) -> None:
         "model/b": torch.empty(7, dtype=torch.bfloat16),
     }
     port.await_go()
-    port.restored("none", 0, 0)
+    port.restored(NOTHING)
     step = 0
     while True:
         time.sleep(0.01)
@@ -115,7 +117,7 @@ def continuous(port: Port) -> None:
     """Step until asked to leave; a checkpoint after each step for which the keeper is ready."""
     state = {"model/w": torch.ones(1024)}
     port.await_go()
-    port.restored("none", 0, 0)
+    port.restored(NOTHING)
     step = 0
     while not port.flags().leave:
         time.sleep(0.01)
@@ -132,7 +134,7 @@ def big(port: Port) -> None:
     """Take 100 MB snapshots, each once the last is held; report the times of copies and replication."""
     state = {f"model/{index}": torch.ones(1 << 20) for index in range(25)}
     port.await_go()
-    port.restored("none", 0, 0)
+    port.restored(NOTHING)
     for step in range(1, 12):
         begun = time.perf_counter()
         port.committed(record(port, step))
@@ -208,7 +210,7 @@ def escapes(port: Port) -> None:
 def floods(port: Port) -> None:
     """Send many messages in little time, then end."""
     port.await_go()
-    port.restored("none", 0, 0)
+    port.restored(NOTHING)
     for step in range(2000):
         port.committed(record(port, step))
     port.done(None)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from elastic3d.membership.policy import Policy
-from elastic3d.port import StepRecord
+from elastic3d.port import StateRestored, StepRecord
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.replicate import Replicator
@@ -129,7 +129,7 @@ class Scene:
         generation = Generation(number=number, cause=Cause.START, nodes=self.nodes)
         self.generations.prepare(generation, self.nodes[0])
         self.generations.go(generation, self.nodes[0])
-        self.generations.heard(w.Restored(slot=0, trainer=1, source="none", step=0, generation=0))
+        self.generations.heard(w.Restored(slot=0, trainer=1, state=StateRestored(source="none", step=0, generation=0)))
 
     def fail(self) -> str | None:
         """Let the present buddy take nothing; return the node to which the snapshots go now."""

@@ -271,11 +271,11 @@ class Generations:
                 safe = record.safe_step if kept else record.step
                 self._tell(m.StepReported(step=record.step, etcd_away=record.etcd_away_everywhere, safe=safe))
             case w.Restored() if event.slot == 0:
-                self._began_at = event.step
+                self._began_at = event.state.step
                 now = self._clock.monotonic()
                 self._safe_step = SafeStep(
                     every=self._options.snapshot_every,
-                    start=event.step,
+                    start=event.state.step,
                     now=now,
                     most_seconds=self._options.stale_after,
                     most_snapshots=self._options.stale_snapshots,

@@ -367,8 +367,8 @@ class Keeper:
             case w.BuddyUnreachable():
                 self._generations.unreachable(event, self._node)
             case w.Started() | w.TrainerReady() | w.Restored() | w.StepFinished() | w.TrainerExited():
-                if isinstance(event, w.Restored) and event.damaged and self._checkpoints is not None:
-                    self._checkpoints.distrust(event.damaged)
+                if isinstance(event, w.Restored) and event.state.damaged and self._checkpoints is not None:
+                    self._checkpoints.distrust(event.state.damaged)
                 self._generations.heard(event)
                 if isinstance(event, w.StepFinished):
                     self._generations.look_after_snapshots(self._node)

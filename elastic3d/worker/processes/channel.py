@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from elastic3d.admission.check import CheckResult
-from elastic3d.port import Flags, Go, StepRecord
+from elastic3d.port import Flags, Go, StateRestored, StepRecord
 from elastic3d.tagged import Tagged
 from elastic3d.trust.frames import Frames, FrameShape, FrameTooLong
 from elastic3d.values import DeviceFacts, ModelProfile
@@ -39,20 +39,6 @@ class Profiled:
     profile: ModelProfile
     checks: tuple[CheckResult, ...] = ()
     device: DeviceFacts | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateRestored:
-    """Trainer: the state is loaded from `source`, which must be kept for now.
-
-    detail: what a person should know about it. damaged: checkpoints that were passed over.
-    """
-
-    source: str
-    step: int
-    generation: int
-    detail: str = ""
-    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

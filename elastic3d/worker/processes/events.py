@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elastic3d.admission.check import CheckResult
-from elastic3d.port import StepRecord
+from elastic3d.port import StateRestored, StepRecord
 from elastic3d.trust.listening import Refusal
 from elastic3d.values import DeviceFacts, ModelProfile
 
@@ -76,18 +76,11 @@ class TrainerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A trainer has its state. source: "none", "memory" or "store"; step, generation: which state it is.
-
-    detail: what a person should know about it. damaged: checkpoints that were passed over.
-    """
+    """A trainer has its state."""
 
     slot: int
     trainer: int
-    source: str
-    step: int
-    generation: int
-    detail: str = ""
-    damaged: tuple[str, ...] = ()
+    state: StateRestored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from elastic3d.devices import device_at
 from elastic3d.log import process_log
-from elastic3d.port import Assignment, Flags, Go
+from elastic3d.port import Assignment, Flags, Go, StateRestored
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.memory import SnapshotMemory
@@ -338,24 +338,14 @@ class SlotLoop:
                         device=message.device,
                     )
                 )
-            case channel.StateRestored():
+            case StateRestored():
                 self._newest = max(self._newest, message.step)
                 self._writer = number
                 base = Mark(message.generation, message.step) if message.source == "memory" else None
                 self._memory.set_generation(generation)
                 self._memory.restored(generation, base)
                 self.grant()
-                self._tell(
-                    events.Restored(
-                        slot=slot,
-                        trainer=number,
-                        source=message.source,
-                        step=message.step,
-                        generation=message.generation,
-                        detail=message.detail,
-                        damaged=message.damaged,
-                    )
-                )
+                self._tell(events.Restored(slot=slot, trainer=number, state=message))
             case channel.Tabled():
                 table = tables.from_wire(message.table)
                 trainer.table = table.identity

@@ -22,7 +22,7 @@ from elastic3d.devices import contract, device_at
 from elastic3d.devices.exhaustion import is_out_of_memory
 from elastic3d.errors import Elastic3dError
 from elastic3d.log import bind_process, process_log
-from elastic3d.port import Assignment, Flags, Go, Port, StepRecord
+from elastic3d.port import Assignment, Flags, Go, Port, StateRestored, StepRecord
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import Cadence
@@ -146,12 +146,9 @@ class ChannelPort:
         self._cadence.voted(record.safe_step)
         self._say(channel.StepTaken(record=record))
 
-    def restored(
-        self, source: str, step: int, generation: int, *, detail: str = "", damaged: tuple[str, ...] = ()
-    ) -> None:
+    def restored(self, state: StateRestored) -> None:
         """Tell the keeper where the state came from, so that it frees what is no longer needed."""
-        message = channel.StateRestored(source=source, step=step, generation=generation, detail=detail, damaged=damaged)
-        self._say(message)
+        self._say(state)
 
     def leave(self, step: int) -> NoReturn:
         """End this trainer at a step boundary."""

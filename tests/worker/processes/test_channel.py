@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic3d.port import Flags, Go, StepRecord
+from elastic3d.port import Flags, Go, StateRestored, StepRecord
 from elastic3d.values import ModelProfile
 from elastic3d.worker.processes import channel
 from elastic3d.worker.processes.channel import Decoder, KeeperEnd, TrainerEnd, encode
@@ -15,7 +15,7 @@ from elastic3d.worker.processes.events import RaisedException
 MESSAGES = (
     channel.MainReady(),
     channel.Profiled(profile=ModelProfile(blocks=1, parameters=2, micro_batches=3, micro_batch=4, digest="d")),
-    channel.StateRestored(source="memory", step=3, generation=2),
+    StateRestored(source="memory", step=3, generation=2),
     channel.SnapshotWritten(buffer=1, step=2, checkpoint=True, facts={"ledger": [1, {"a": None}], "words": "über"}),
     channel.StepTaken(
         record=StepRecord(

@@ -46,7 +46,7 @@ def test_a_trainer_prepares_starts_steps_and_leaves(nursery: Nursery) -> None:
     keeper.wait(Started)
     assert keeper.wait(TrainerReady).trainer == trainer
     keeper.slot.go(trainer, GO)
-    assert keeper.wait(Restored).source == "none"
+    assert keeper.wait(Restored).state.source == "none"
     keeper.wait(StepFinished, where=lambda event: event.record.step == 5)
     keeper.slot.ask_leave(trainer)
     ended = keeper.wait(TrainerExited)
