@@ -148,6 +148,17 @@ class StateRestored:
     damaged: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalState:
+    """One rank's part of the state that a step has left."""
+
+    step: int
+    tiles: list[tuple[TensorSpec, Box, torch.Tensor]]
+    """Its tensors on their device, each with the part of the whole tensor that it is."""
+    facts: dict[str, Any]
+    """The state that is no tensor, equal on all ranks."""
+
+
 class Port(Protocol):
     """The host process, as a `Run` sees it. Called only from the trainer's main thread."""
 
@@ -170,16 +181,8 @@ class Port(Protocol):
         """Return the newest step held both at home and at the buddy, -1 for none."""
         ...
 
-    def snapshot(
-        self,
-        step: int,
-        tiles: list[tuple[TensorSpec, Box, torch.Tensor]],
-        facts: dict[str, Any],
-        *,
-        checkpoint: bool,
-        wait: bool,
-    ) -> None:
-        """Start copying this rank's state in a thread; with `wait`, return when it is copied.
+    def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:
+        """Start copying the state in a thread; with `wait`, return when it is copied.
 
         Skips the snapshot when no buffer is free, unless `wait`. checkpoint: also make a durable checkpoint of it.
         """

@@ -24,7 +24,7 @@ from checkpointing.reading.resolver import Offered, TileSource
 from elastic3d.clock import SYSTEM
 from elastic3d.devices import device_at
 from elastic3d.parallel.initial import WHOLE_BELOW
-from elastic3d.port import Go, NearMemory, StateRestored
+from elastic3d.port import Go, LocalState, NearMemory, StateRestored
 from elastic3d.snapshots.arena import Arena
 from elastic3d.training import Run
 from elastic3d.training.restoring import Decision
@@ -168,20 +168,12 @@ class Host(StandalonePort):
         """Begin from the files, where there are some."""
         return Go(servers=(self._task.take,) if self._task.take else ())
 
-    def snapshot(
-        self,
-        step: int,
-        tiles: list[tuple[TensorSpec, Box, torch.Tensor]],
-        facts: dict[str, Any],
-        *,
-        checkpoint: bool,
-        wait: bool,
-    ) -> None:
+    def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:
         """Copy the state beside the next step, then write it."""
         if not self._task.keep:
             return
-        copy = prepare(tiles, None, self.device, acquire=lambda: 0, complete=lambda buffer: write(buffer))
-        name = f"{step}.{self.assignment.generation}.{self.assignment.rank}"
+        copy = prepare(state.tiles, None, self.device, acquire=lambda: 0, complete=lambda buffer: write(buffer))
+        name = f"{state.step}.{self.assignment.generation}.{self.assignment.rank}"
 
         def write(buffer: int) -> None:
             entries = [
@@ -189,7 +181,7 @@ class Host(StandalonePort):
                 | {"stop": e.box.stop, "offset": e.offset, "nbytes": e.nbytes}
                 for e in copy.table.entries
             ]
-            header = json.dumps({"facts": facts, "entries": entries}).encode()
+            header = json.dumps({"facts": state.facts, "entries": entries}).encode()
             with Path(self._task.keep, name).open("wb") as file:
                 file.write(_LENGTH.pack(len(header)) + header)
                 file.write(self._arena.view(copy.table.nbytes))

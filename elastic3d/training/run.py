@@ -49,7 +49,7 @@ from elastic3d.parallel.state import tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
-from elastic3d.port import Go, Port, StateRestored, StepRecord
+from elastic3d.port import Go, LocalState, Port, StateRestored, StepRecord
 from elastic3d.training import identity, loading, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.loss import Loss
@@ -447,7 +447,8 @@ class Run:
             asked=self._asked,
             begun_from="" if restore in restoring.MOVING else restore,
         )
-        self._port.snapshot(self.steps, tiles, state_facts.to_plain(facts), checkpoint=checkpoint, wait=wait)
+        state = LocalState(step=self.steps, tiles=tiles, facts=state_facts.to_plain(facts))
+        self._port.snapshot(state, checkpoint=checkpoint, wait=wait)
 
     def _commit(self, batches: Batches, outcome: Outcome, norm: float | None) -> None:
         now = self._clock.monotonic()

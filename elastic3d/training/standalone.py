@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from elastic3d.devices import device_at
 from elastic3d.errors import CollectiveFailed
-from elastic3d.port import Assignment, Flags, Go, StateRestored, StepRecord
+from elastic3d.port import Assignment, Flags, Go, LocalState, StateRestored, StepRecord
 from elastic3d.values import Layout, ModelProfile
 
 if TYPE_CHECKING:
-    import torch
-
-    from checkpointing.format.tiles import Box, TensorSpec
+    pass
 
 
 class StandalonePort:
@@ -71,15 +69,7 @@ class StandalonePort:
         """Return -1: nothing is held."""
         return -1
 
-    def snapshot(
-        self,
-        step: int,
-        tiles: list[tuple[TensorSpec, Box, torch.Tensor]],
-        facts: dict[str, Any],
-        *,
-        checkpoint: bool,
-        wait: bool,
-    ) -> None:
+    def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:
         """Keep nothing."""
 
     def finish_copy(self) -> None:

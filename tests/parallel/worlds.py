@@ -17,15 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from checkpointing.errors import SourceError
-from checkpointing.format.tiles import Box, TensorSpec, digest
+from checkpointing.format.tiles import digest
 from checkpointing.interchange.tensors import buffer_of
 from checkpointing.reading.resolver import Offered, TileSource
-from elastic3d.port import Flags, Go, NearMemory, StateRestored, StepRecord
+from elastic3d.port import Flags, Go, LocalState, NearMemory, StateRestored, StepRecord
 from elastic3d.training import Main, Run, train
 from elastic3d.training.restoring import Decision
 from elastic3d.training.standalone import StandalonePort
@@ -108,20 +107,12 @@ class Host(StandalonePort):
         at = self.orders.leave_at.get(self.assignment.rank)
         return Flags(leave=at is not None and len(self.records) >= at, etcd_away=False)
 
-    def snapshot(
-        self,
-        step: int,
-        tiles: list[tuple[TensorSpec, Box, torch.Tensor]],
-        facts: dict[str, Any],
-        *,
-        checkpoint: bool,
-        wait: bool,
-    ) -> None:
-        self.report.snapshots.append((step, checkpoint, wait))
+    def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:
+        self.report.snapshots.append((state.step, checkpoint, wait))
         if self.orders.keep:
-            content = [(spec, box, bytes(buffer_of(tensor.contiguous()))) for spec, box, tensor in tiles]
-            file = self.orders.keep / f"{step}.{self.assignment.generation}.{self.assignment.rank}"
-            file.write_bytes(pickle.dumps((facts, content)))
+            content = [(spec, box, bytes(buffer_of(tensor.contiguous()))) for spec, box, tensor in state.tiles]
+            file = self.orders.keep / f"{state.step}.{self.assignment.generation}.{self.assignment.rank}"
+            file.write_bytes(pickle.dumps((state.facts, content)))
 
     def restored(self, state: StateRestored) -> None:
         self.report.restored = (state.source, state.step, state.generation)

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-import torch
 
 from checkpointing import (
-    Box,
     Piece,
-    TensorSpec,
     commit,
     mark_verified,
     open_store,
@@ -24,7 +21,7 @@ from checkpointing.format import names
 from checkpointing.interchange.tensors import buffer_of
 from elastic3d.errors import StateError
 from elastic3d.membership.records import SavedStep
-from elastic3d.port import Go, StateRestored
+from elastic3d.port import Go, LocalState, StateRestored
 from elastic3d.training import Run
 from elastic3d.training.standalone import StandalonePort
 from elastic3d.training.tiers import KeepersAndStore
@@ -52,17 +49,9 @@ class Keeping(StandalonePort):
     def await_go(self) -> Go:
         return Go(servers=())
 
-    def snapshot(
-        self,
-        step: int,
-        tiles: list[tuple[TensorSpec, Box, torch.Tensor]],
-        facts: dict[str, Any],
-        *,
-        checkpoint: bool,
-        wait: bool,
-    ) -> None:
-        made_in = self.assignment.generation
-        pieces = [Piece(spec=s, box=b, data=buffer_of(tensor.contiguous())) for s, b, tensor in tiles]
+    def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:
+        made_in, step, facts = self.assignment.generation, state.step, state.facts
+        pieces = [Piece(spec=s, box=b, data=buffer_of(tensor.contiguous())) for s, b, tensor in state.tiles]
         if self.writer is not None:
             pinned = PinnedSnapshot(generation=made_in, step=step, rank=0, world=1, facts=facts, pieces=pieces)
             self.writer.write(pinned, SavedStep(step=step, made_in=made_in, attempt=0, world=1), False)

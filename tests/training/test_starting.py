@@ -12,7 +12,7 @@ import torch
 from checkpointing import open_store
 from checkpointing.interchange import import_checkpoint
 from elastic3d.errors import StateError
-from elastic3d.port import StateRestored
+from elastic3d.port import LocalState, StateRestored
 from elastic3d.training import Run
 from elastic3d.training.standalone import StandalonePort
 from elastic3d.training.tiers import KeepersAndStore
@@ -32,8 +32,8 @@ class Host(StandalonePort):
     def restored(self, state: StateRestored) -> None:
         self.began.append((state.source, state.step))
 
-    def snapshot(self, step: int, tiles: Any, facts: dict[str, Any], *, checkpoint: bool, wait: bool) -> None:
-        self.facts.append(facts)
+    def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:
+        self.facts.append(state.facts)
 
 
 def begin(url: Path) -> tuple[Host, Any]:

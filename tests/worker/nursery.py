@@ -19,7 +19,7 @@ import torch
 import torch.utils.data
 
 from checkpointing.format.tiles import Box, TensorSpec
-from elastic3d.port import Port, StateRestored, StepRecord
+from elastic3d.port import LocalState, Port, StateRestored, StepRecord
 from elastic3d.values import ModelProfile
 from elastic3d.worker.processes import process, template
 from elastic3d.worker.processes.slot import LocalSlot, serve_role
@@ -108,7 +108,8 @@ def steps(port: Port) -> None:
         tensors["optimizer/w/step"].fill_(step)
         tensors["model/b"].fill_(step % 128)
         port.committed(record(port, step))
-        port.snapshot(step, tiles(tensors), {"step": step}, checkpoint=step == 5, wait=leave)
+        state = LocalState(step=step, tiles=tiles(tensors), facts={"step": step})
+        port.snapshot(state, checkpoint=step == 5, wait=leave)
         if leave:
             port.leave(step)
 
@@ -125,7 +126,7 @@ def continuous(port: Port) -> None:
         port.finish_copy()
         step += 1
         port.committed(record(port, step))
-        port.snapshot(step, tiles(state), {}, checkpoint=ready, wait=False)
+        port.snapshot(LocalState(step=step, tiles=tiles(state), facts={}), checkpoint=ready, wait=False)
     port.finish_copy()
     port.leave(step)
 
@@ -138,7 +139,7 @@ def big(port: Port) -> None:
     for step in range(1, 12):
         begun = time.perf_counter()
         port.committed(record(port, step))
-        port.snapshot(step, tiles(state), {}, checkpoint=False, wait=False)
+        port.snapshot(LocalState(step=step, tiles=tiles(state), facts={}), checkpoint=False, wait=False)
         port.finish_copy()
         copied = time.perf_counter()
         while port.held() < step:

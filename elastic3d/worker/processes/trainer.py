@@ -10,7 +10,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from elastic3d.devices import contract, device_at
 from elastic3d.devices.exhaustion import is_out_of_memory
 from elastic3d.errors import Elastic3dError
 from elastic3d.log import bind_process, process_log
-from elastic3d.port import Assignment, Flags, Go, Port, StateRestored, StepRecord
+from elastic3d.port import Assignment, Flags, Go, LocalState, Port, StateRestored, StepRecord
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import Cadence
@@ -34,7 +34,7 @@ from elastic3d.worker.processes.events import RaisedException
 from elastic3d.worker.processes.process import ExitCode
 
 if TYPE_CHECKING:
-    from checkpointing.format.tiles import Box, TensorSpec
+    pass
 
 Entry = Callable[[Port], str | None]
 """Runs the user's main as a `Run` on this port; returns the digest of the final state if one was asked for."""
@@ -96,20 +96,13 @@ class ChannelPort:
         """Return the newest step of this generation held at home and at the buddy, -1 for none."""
         return self._held
 
-    def snapshot(
-        self,
-        step: int,
-        tiles: list[tuple[TensorSpec, Box, torch.Tensor]],
-        facts: dict[str, Any],
-        *,
-        checkpoint: bool,
-        wait: bool,
-    ) -> None:
+    def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:
         """Start copying this rank's state in a thread; with `wait`, return when it is copied.
 
         While two snapshots wait to become safe none is taken, on any rank; a checkpoint that is due then is made of the
         next snapshot. With `wait` one is always taken.
         """
+        step = state.step
         self.finish_copy()
         self._checkpoint_due |= checkpoint
         if step != self._last_taken and (wait or self._cadence.take()):
@@ -117,13 +110,13 @@ class ChannelPort:
             self._asked += checkpoint
             self._last_taken = step
             self._cadence.taken(step)
-            facts = copy.deepcopy(facts)  # sent from the copying thread, after training has gone on
+            facts = copy.deepcopy(state.facts)  # sent from the copying thread, after training has gone on
 
             def complete(buffer: int) -> None:
                 self._say(channel.SnapshotWritten(buffer=buffer, step=step, checkpoint=checkpoint, facts=facts))
 
             job = copying.prepare(
-                tiles,
+                state.tiles,
                 self._table,
                 self.device,
                 tile_bytes=self.assignment.tile_bytes,
