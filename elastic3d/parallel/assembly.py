@@ -37,7 +37,6 @@ from elastic3d.parallel.randomness import Randomness, keyed_seed
 from elastic3d.parallel.reduction import choice
 from elastic3d.parallel.reduction.joint import Joint
 from elastic3d.parallel.reduction.protocol import Reduction
-from elastic3d.parallel.reduction.single_replica import SingleReplica
 from elastic3d.parallel.reduction.units import shard_unit
 from elastic3d.parallel.refusals import look_at_kernels, look_at_model
 from elastic3d.parallel.scope import Scope
@@ -61,11 +60,12 @@ class ShardRequest:
     whole_below: int
     numerics: Numerics = field(default_factory=Numerics)
     compress: str | None = None
+    leaf: int = 1
     tensor: Tensor = None
     experts: str | None = None
 
     def __post_init__(self) -> None:
-        choice.check(self.reduction, self.compress)
+        choice.check(self.reduction, self.compress, self.leaf)
 
 
 class Assembly:
@@ -165,10 +165,10 @@ class Assembly:
 
     def prepare(self, batches: Batches) -> None:
         """Make the reduction, the passes and the vote for batches of this size."""
-        layout = self.mesh.layout
+        layout, leaf = self.mesh.layout, self.plan.leaf
         for count in batches.order.counts:
-            schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count)
-            self.experts.check_step(layout, count)
+            schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count, leaf=leaf)
+            self.experts.check_step(layout, count, leaf)
         reductions = [self._reduction(part, units) for part, units in zip(self.parts, self.units, strict=True)]
         self.reduction = Joint(reductions)
         self.passes: Passes
@@ -217,9 +217,7 @@ class Assembly:
         return profile_digest(self.plan, self.specs, batches)
 
     def _reduction(self, part: stages.Stage, units: list[FSDPModule]) -> Reduction:
-        if not units:
-            return SingleReplica(part.module)
-        return choice.make(self.plan.reduction, self.plan.compress, part.module, units, self.mesh)
+        return choice.make(self.plan.reduction, self.plan.compress, self.plan.leaf, part.module, units, self.mesh)
 
 
 def prove_plan(plan: ShardRequest, example: Any) -> Chain:
@@ -268,6 +266,7 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> ModelProf
         counts=tuple(batches.order.counts),
         experts=math.gcd(*map(experts.number_of, layers)),
         compress=plan.compress or "",
+        leaf=plan.leaf,
     )
     return with_costs(profile, model, plan.blocks, example, scheme)
 
@@ -280,6 +279,7 @@ def profile_digest(plan: ShardRequest, specs: Iterable[TensorSpec], batches: Bat
         repr((plan.seed, plan.reduction, plan.blocks, plan.numerics, plan.compress, plan.experts)),
     ]
     lines += [repr(plan.tensor)] if plan.tensor is not None else []
+    lines += [f"leaf {plan.leaf}"] if plan.leaf > 1 else []
     return blake3("\n".join(lines).encode()).hexdigest()
 
 

@@ -130,6 +130,7 @@ class Run:
         seed: int = 0,
         reduction: str = "ordered",
         compress: str | None = None,
+        leaf: int = 1,
         precision: str = "fp32",
         recompute: str = "none",
         experts: str | None = None,
@@ -149,6 +150,9 @@ class Run:
                 the backend.
             compress: With "fast": "bf16" or "fp16" sends gradients in 16 bits, "powersgd" factors of low rank between
                 replicas. None, the default, for neither.
+            leaf: With "ordered": so many micro-batches in a row are added up by the rank that runs them before their
+                sum is sent, so that fewer bytes are. 1, the default, for each by itself. It divides the number of
+                micro-batches of a step and stays the same for the whole run: each has bits of its own.
             precision: "fp32", the default, trains the model as it is built; "bf16" and "fp16" compute in that dtype
                 over fp32 parameters and optimizer state, and fp16 scales its losses.
             recompute: What each block computes again in the backward pass: "none", the default, "full" for all of it,
@@ -170,6 +174,7 @@ class Run:
             seed=seed,
             reduction=reduction,
             compress=compress,
+            leaf=leaf,
             whole_below=whole_below,
             tensor=tensor,
             numerics=Numerics.of(precision=precision, recompute=recompute),
@@ -218,11 +223,12 @@ class Run:
         """
         if self._plan is None:
             raise UsageError("call run.shard before run.batches")
-        share = Share()
+        share = Share(leaf=self._plan.leaf)
         if self._mesh is not None:
             place, layout = self._mesh.place, self._layout
             mine = stages_of_rank(layout, place.pp)
-            share = Share(dp=layout.dp, index=place.dp, inputs=0 in mine, targets=layout.stages - 1 in mine)
+            ends = {"inputs": 0 in mine, "targets": layout.stages - 1 in mine}
+            share = replace(share, dp=layout.dp, index=place.dp, **ends)
         self._batches = Batches(
             dataset,
             global_batch=global_batch,
@@ -257,7 +263,7 @@ class Run:
         assembly = self._made()
         assembly.stop_watching()
         self._optimizer, self._schedule = optimizer, schedule
-        self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch)
+        self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch, self._plan.leaf)
         if self._assignment.seed_digest:
             identity.check_planned(assembly.profile_digest(batches), self._assignment)
         with self._peers():

@@ -16,9 +16,9 @@ from tests.parallel.models import Model, Plain, Recomputing, Sentences, loss_fn
 STEPS = 4
 
 
-def train(run: Run, *, steps: int = STEPS, dtype: torch.dtype | None = None) -> str:
+def train(run: Run, *, steps: int = STEPS, dtype: torch.dtype | None = None, leaf: int = 1) -> str:
     """Train the small model with dropout, clipping, a schedule and 7 micro-batches a step; return the digest."""
-    model = run.shard(lambda: Model(dtype=dtype), blocks="blocks", seed=3)
+    model = run.shard(lambda: Model(dtype=dtype), blocks="blocks", seed=3, leaf=leaf)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
     batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
