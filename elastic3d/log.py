@@ -135,6 +135,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # From the leader, while fewer nodes are there than the job may train with.
         "nodes.awaited": _warning("count", "detail"),
         "snapshot.held": _debug("step"),
+        # From the node that holds rank 0: snapshots are taken every so many steps from now on, by what they cost
+        # the rank where they cost most (-1: little). A node's death then costs at most `at_risk` steps.
+        "snapshot.interval": _info("step", "every", "former", "costliest", "at_risk"),
         # A death would cost more than it should: no step has been safe for long. `slots` of this node are the reason.
         "snapshot.stale": _warning("step", "safe_step", "age", "slots"),
         "snapshot.fresh": _info("step", "safe_step"),

@@ -30,7 +30,8 @@ class Assignment:
     layout: None while measuring. interface: network interface for gloo, "" to leave the choice to gloo.
     store_host, store_port, store_prefix: the TCPStore in which this generation's process groups meet, and their part of
     it. store: where checkpoints are, None for nowhere. threads: CPU threads for tensor operations.
-    snapshot_every, checkpoint_every: in steps, 0 for never. checkpoint_seconds: least time between the beginnings of
+    snapshot_every, checkpoint_every: in steps, 0 for never; snapshots also None, for as often as their cost allows.
+    checkpoint_seconds: least time between the beginnings of
     two checkpoints, 0.0 if steps decide. seed_digest: the profile digest from which the leader planned, "" if nobody
     has planned. places: for a measuring trainer, how many device places of its node to check before it ends, 0 for
     none. restore: the checkpoint to go on from if nothing is in memory. fresh: beginning at step 0 is intended even if
@@ -55,7 +56,7 @@ class Assignment:
     interface: str
     store: StoreAt | None
     threads: int
-    snapshot_every: int
+    snapshot_every: int | None
     checkpoint_every: int
     seed_digest: str = ""
     places: int = 0
@@ -119,7 +120,8 @@ class StepRecord:
     step: the number of optimizer updates made, this one included. gradient_norm: before clipping, None if no clip was
     asked for. safe_step: the newest step that every rank holds at home and at its buddy, -1 for none.
     samples: positions of the run that this step consumed, half-open. sample_sum: keyed sum of the consumed sample ids.
-    until: the step up to which the script trains, 0 if it did not say.
+    until: the step up to which the script trains, 0 if it did not say. snapshot_every: the steps from one snapshot to
+    the next from now on, 0 for none. snapshot_rank: the rank that needs the most, -1 if that does not matter.
     """
 
     generation: int
@@ -132,6 +134,8 @@ class StepRecord:
     samples: tuple[int, int]
     sample_sum: int
     until: int = 0
+    snapshot_every: int = 1
+    snapshot_rank: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +183,10 @@ class Port(Protocol):
 
     def held(self) -> int:
         """Return the newest step held both at home and at the buddy, -1 for none."""
+        ...
+
+    def snapshot_needs(self) -> float:
+        """Return how many steps apart snapshots should be by what they cost here, 0.0 if that does not matter."""
         ...
 
     def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:

@@ -50,6 +50,7 @@ from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Go, LocalState, Port, StateRestored, StepRecord
+from elastic3d.snapshots.interval import Interval
 from elastic3d.training import identity, loading, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.loss import Loss
@@ -78,6 +79,7 @@ class Run:
         self._scale = LossScale.of(Precision.FP32)
         self._since = 0.0
         self._timer = CheckpointTimer(port.assignment, clock)
+        self._interval = Interval(port.assignment.snapshot_every)
         self._stored_step = 0
         self._asked: AskedState | None = None
         self._go: Go | None = None
@@ -292,6 +294,7 @@ class Run:
             )
         )
         self._timer.count_from(batches.step)
+        self._interval.taken(batches.step)
         if decision.source == restoring.STORE:
             self._stored_step = batches.step
         if decision.source != restoring.NONE:
@@ -353,10 +356,10 @@ class Run:
             sample_sum=outcome.sample_sum,
         )
         batches.step = done
-        every = self._assignment.snapshot_every
+        self._interval.voted(outcome.snapshot_needs)
         if outcome.checkpoint:
             self._timer.begun(done)
-        if outcome.leave or outcome.checkpoint or (every and done % every == 0):
+        if outcome.leave or outcome.checkpoint or self._interval.due(done):
             self._snapshot(checkpoint=outcome.checkpoint, wait=outcome.leave)
         self._commit(batches, outcome, change.norm)
         if outcome.leave:
@@ -454,6 +457,7 @@ class Run:
             begun_from="" if restore in restoring.MOVING else restore,
         )
         state = LocalState(step=self.steps, tiles=tiles, facts=state_facts.to_plain(facts))
+        self._interval.taken(self.steps)
         self._port.snapshot(state, checkpoint=checkpoint, wait=wait)
 
     def _commit(self, batches: Batches, outcome: Outcome, norm: float | None) -> None:
@@ -469,6 +473,8 @@ class Run:
             samples=batches.order.positions(batches.step - 1),
             sample_sum=outcome.sample_sum,
             until=batches.goal,
+            snapshot_every=self._interval.every,
+            snapshot_rank=outcome.snapshot_rank if outcome.snapshot_needs > 1 else -1,
         )
         self._since = now
         self._port.committed(record)

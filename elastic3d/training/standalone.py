@@ -69,6 +69,10 @@ class StandalonePort:
         """Return -1: nothing is held."""
         return -1
 
+    def snapshot_needs(self) -> float:
+        """Return 0.0: nothing is taken."""
+        return 0.0
+
     def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:
         """Keep nothing."""
 

@@ -39,7 +39,7 @@ from elastic3d.membership.machine.neighbours import Neighbours
 from elastic3d.membership.machine.reach import Reach
 from elastic3d.membership.machine.situation import Planner, Situation
 from elastic3d.membership.machine.suspicions import Suspicions
-from elastic3d.membership.machine.trainers import Phase, Trainers
+from elastic3d.membership.machine.trainers import Trainers, TrainersPhase
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Out, Report, Tomb
@@ -97,7 +97,7 @@ class Core:
     def running(self) -> Generation | None:
         """The sealed generation whose trainers run here, if any."""
         generation = self.view.generation
-        return generation if generation and self._trainers.phase(generation.key) is Phase.RUNNING else None
+        return generation if generation and self._trainers.phase(generation.key) is TrainersPhase.RUNNING else None
 
     def alarm(self, now: float) -> float | None:
         """Return the latest time to call `handle`, with a `Tick` if nothing else came; None for never."""
@@ -205,7 +205,7 @@ class Core:
                 self._reach.probed(event, now)
             case e.PeerRefused():
                 self._bury(event.id, event.evidence, actions)
-            case e.TrainersPrepared() if trainers.phase(event.key) is Phase.PREPARING:
+            case e.TrainersPrepared() if trainers.phase(event.key) is TrainersPhase.PREPARING:
                 trainers.prepared(event.key)
                 self.report = replace(self.report, prepared=event.key)
             case e.Left():
