@@ -6,6 +6,7 @@ axes: dp index = replica * shards + shard.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -65,11 +66,16 @@ class Mesh:
             self._axes = init_device_mesh(self.device.type, (1,), mesh_dim_names=("dp",))
         return self._axes["dp"]
 
-    def sum(self, votes: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a CPU vector over the world."""
-        if self.layout.world > 1:
-            dist.all_reduce(votes)
-        return votes
+    def begin_sum(self, votes: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin the sum of a CPU vector over the world; return what waits for it and returns it."""
+        work = dist.all_reduce(votes, async_op=True) if self.layout.world > 1 else None
+
+        def wait() -> torch.Tensor:
+            if work is not None:
+                work.wait()
+            return votes
+
+        return wait
 
     def highest(self, number: int) -> int:
         """Return the highest of all ranks' numbers, on every rank."""
