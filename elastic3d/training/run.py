@@ -36,6 +36,7 @@ from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.digest import state_digest
 from elastic3d.parallel.initial import WHOLE_BELOW, nbytes, outline, skeleton
 from elastic3d.parallel.mesh import Mesh, join_world
+from elastic3d.parallel.numerics import local_step
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.objective import UserLoss, objective
 from elastic3d.parallel.numerics.precision import Precision
@@ -333,7 +334,7 @@ class Run:
         self._port.finish_copy()
         if not change.skipped:
             with self._peers():
-                optimizer.step()
+                local_step.step(optimizer)
             if schedule is not None:
                 schedule.step()
         optimizer.zero_grad(set_to_none=True)
