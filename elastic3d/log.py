@@ -121,11 +121,15 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "trainer.exited": _debug("kind", "step", "error"),
         # `source` is "none", "memory" or "store"; `step` is the number of steps that led to the state. Events under
         # `generation` g are about the state from which that generation starts. `detail` is there if a person should
-        # know more: steps that are lost or repeated beyond the cost of a death, checkpoints that are damaged.
-        "state.restored": _debug("source", "step", "detail"),
+        # know more: steps that are lost or repeated beyond the cost of a death, checkpoints that are damaged. `parts`:
+        # where the time since the trainer's beginning went, in order: [name, seconds, seconds of processor time] each.
+        "state.restored": _debug("source", "step", "detail", "parts"),
         # Written only by the slot that holds rank 0. `step` counts the updates made, this one included. `samples` is
-        # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves.
-        "step.committed": _debug("step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum"),
+        # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves. `processor`:
+        # seconds of processor time that rank 0 has used for the step.
+        "step.committed": _debug(
+            "step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum", "processor"
+        ),
         # From the node that holds rank 0, every ten seconds: `left` is the time until step `until`, for people.
         "training.progress": _info("step", "until", "loss", "steps_per_second", "left"),
         # The first non-finite loss in a row; training goes on unless the script says `skip_nonfinite`.

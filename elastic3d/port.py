@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from checkpointing.format.grid import TILE_BYTES
 from elastic3d.devices import ComputeDevice
 from elastic3d.trust.credentials import Credentials
-from elastic3d.values import Layout, ModelProfile, StoreAt
+from elastic3d.values import Layout, ModelProfile, ProvenChain, StoreAt
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,7 @@ class Assignment:
     the run; None while measuring. device: the kind of device it computes on; its slot says which one. device_free:
     bytes of the device's memory that are free while no trainer holds any, 0 if that was not measured. expects_state:
     there is most likely a state to go on from, so that initial weights would be made in vain; correct either way.
+    proven: what a measuring trainer of this node has proven of the model, so that it need not be proven again.
     """
 
     run_id: str
@@ -68,6 +69,7 @@ class Assignment:
     device: str = "cpu"
     device_free: int = 0
     expects_state: bool = False
+    proven: ProvenChain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,7 @@ class StepRecord:
     samples: positions of the run that this step consumed, half-open. sample_sum: keyed sum of the consumed sample ids.
     until: the step up to which the script trains, 0 if it did not say. snapshot_every: the steps from one snapshot to
     the next from now on, 0 for none. snapshot_rank: the rank that needs the most, -1 if that does not matter.
+    processor: seconds of processor time that the trainer has used for it, in all its threads.
     """
 
     generation: int
@@ -136,13 +139,24 @@ class StepRecord:
     until: int = 0
     snapshot_every: int = 1
     snapshot_rank: int = -1
+    processor: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a trainer's beginning. seconds: how long it took. processor: seconds of processor time it used."""
+
+    name: str
+    seconds: float
+    processor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRestored:
     """A trainer has its state. source: "none", "memory" or "store"; step, generation: which state it is.
 
-    detail: what a person should know about it. damaged: checkpoints that were passed over.
+    detail: what a person should know about it. damaged: checkpoints that were passed over. parts: where the time since
+    the trainer's beginning went, in order.
     """
 
     source: str
@@ -150,6 +164,7 @@ class StateRestored:
     generation: int
     detail: str = ""
     damaged: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +184,8 @@ class Port(Protocol):
     assignment: Assignment
     device: ComputeDevice
 
-    def measured(self, profile: ModelProfile) -> NoReturn:
-        """Report the profile of a measuring trainer and end it."""
+    def measured(self, profile: ModelProfile, proven: ProvenChain | None = None) -> NoReturn:
+        """Report the profile of a measuring trainer, and what it proved of the model, and end it."""
         ...
 
     def await_go(self) -> Go:

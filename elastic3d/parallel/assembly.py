@@ -30,6 +30,7 @@ from elastic3d.parallel.numerics.recompute import recompute
 from elastic3d.parallel.numerics.ties import check_ties, parts_ends, tie_again, ties
 from elastic3d.parallel.pipeline import stages
 from elastic3d.parallel.pipeline.chain import Chain, prove
+from elastic3d.parallel.pipeline.handed_on import hand_on, taken_over
 from elastic3d.parallel.pipeline.passes import Loop, Passes
 from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.profiles import with_costs
@@ -46,7 +47,7 @@ from elastic3d.parallel.tensor.proof import prove as prove_parts
 from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Paper
 from elastic3d.planner import schedules
-from elastic3d.values import ModelProfile
+from elastic3d.values import ModelProfile, ProvenChain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +76,16 @@ class Assembly:
     that a device never holds more than its shards, one whole block and what is in no block.
 
     expects_state: leave the weights without values, which a state is going to bring. `deferred` then makes them where
-    it does not; None where they have values.
+    it does not; None where they have values. proven: what another process of this node has proven of the model.
     """
 
-    def __init__(self, plan: ShardRequest, mesh: Mesh, *, expects_state: bool = False) -> None:
+    def __init__(
+        self, plan: ShardRequest, mesh: Mesh, *, expects_state: bool = False, proven: ProvenChain | None = None
+    ) -> None:
         self.plan, self.mesh = plan, mesh
         layout, place = mesh.layout, mesh.place
         outline = initial.outline(plan.build)
+        self._chain = taken_over(proven, outline) if layout.pp > 1 else None
         self.scheme = take(outline, plan.tensor, layout.tp)
         self._large = initial.nbytes(outline) > plan.whole_below
         model = self._begun(outline, expects_state)
@@ -178,7 +182,7 @@ class Assembly:
         assert self.plan.blocks is not None
         assert self.mesh.pp is not None
         example = batches.example()[0]
-        chain = prove_plan(self.plan, example)
+        chain = self._chain or prove_plan(self.plan, example)
         stages.cut_links(self.model, self.plan.blocks, chain.links, self.parts)
         for part in self.parts:
             stages.dress(part.module, chain.templates)
@@ -238,8 +242,12 @@ def _prove(plan: ShardRequest, model: nn.Module, example: Any) -> Chain:
     return prove(model, plan.blocks, cast(beside, precision))
 
 
-def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> ModelProfile:
-    """Return the profile of an outline of the whole model; refuse by name whatever no layout could train."""
+def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[ModelProfile, ProvenChain | None]:
+    """Return the profile of an outline of the whole model, and what was proven of it for this node's trainers.
+
+    Refuses by name whatever no layout could train.
+    """
+    proven = None
     blocks, tied = 1, False
     _sized(model, plan)
     layers = experts.find(model, plan.experts).values() if plan.experts is not None else ()
@@ -251,7 +259,7 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> ModelProf
         blocks = len(stages.find_blocks(model, plan.blocks))
         tied = parts_ends(ties(model), *stages.ends(model, plan.blocks))
         if not tied:
-            prove_plan(plan, example)
+            proven = hand_on(prove_plan(plan, example), model)
     profile = ModelProfile(
         blocks=blocks,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -268,7 +276,7 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> ModelProf
         compress=plan.compress or "",
         leaf=plan.leaf,
     )
-    return with_costs(profile, model, plan.blocks, example, scheme)
+    return with_costs(profile, model, plan.blocks, example, scheme), proven
 
 
 def profile_digest(plan: ShardRequest, specs: Iterable[TensorSpec], batches: Batches) -> str:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elastic3d.clock import SYSTEM, Clock
+from elastic3d.clock import SYSTEM, Clock, processor_seconds
 from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
@@ -36,6 +36,7 @@ from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.digest import state_digest
 from elastic3d.parallel.initial import WHOLE_BELOW, nbytes, outline, skeleton
 from elastic3d.parallel.mesh import Mesh, join_world
+from elastic3d.parallel.numerics import local_step
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.objective import UserLoss, objective
 from elastic3d.parallel.numerics.precision import Precision
@@ -51,9 +52,10 @@ from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Go, LocalState, Port, StateRestored, StepRecord
 from elastic3d.snapshots.interval import Interval
-from elastic3d.training import identity, loading, restoring, state_facts
+from elastic3d.training import identity, loading, parts, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.loss import Loss
+from elastic3d.training.parts import Parts
 from elastic3d.training.state_facts import AskedState
 from elastic3d.training.state_loading import StateLoader
 from elastic3d.training.step_vote import vote
@@ -77,7 +79,7 @@ class Run:
         self._batches: Batches | None = None
         self._ledger: Ledger = ()
         self._scale = LossScale.of(Precision.FP32)
-        self._since = 0.0
+        self._since = self._processor = 0.0
         self._timer = CheckpointTimer(port.assignment, clock)
         self._interval = Interval(port.assignment.snapshot_every)
         self._stored_step = 0
@@ -87,6 +89,7 @@ class Run:
         self._outside: Outside | None = None
         torch.set_num_threads(self._assignment.threads)
         deterministic()
+        self._parts = Parts(clock)
 
     @property
     def steps(self) -> int:
@@ -189,7 +192,9 @@ class Run:
                 skeleton(build, seed)  # only for what it refuses, before any rank joins
             take(self._model, tensor, 1)
             return self._model
+        self._parts.end(parts.SCRIPT)
         self._open_device()
+        self._parts.end(parts.TURN)
         with self._peers():
             if self.world > 1:
                 store = join_world(self._assignment, self._port.device)
@@ -197,11 +202,15 @@ class Run:
             self._mesh = Mesh(self._layout, self.rank, self._port.device)
             if self._mesh.tp is not None:
                 check_node(self._mesh.tp, self._assignment.node)
-            self._assembly = Assembly(self._plan, self._mesh, expects_state=self._expects_state())
+            self._parts.end(parts.GROUPS)
+            self._assembly = Assembly(
+                self._plan, self._mesh, expects_state=self._expects_state(), proven=self._assignment.proven
+            )
         self._model = self._assembly.model
         self._outside = Outside(self._model, self._layout, self._ranks)
         if self._assembly.deferred is not None:
             self._assembly.deferred.watch()
+        self._parts.end(parts.BUILDING)
         return self._model
 
     def batches(
@@ -259,10 +268,11 @@ class Run:
         look_at_parameters(model, optimizer)
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
         if self.measuring:
-            profile = measure(self._plan, model, batches)
+            profile, proven = measure(self._plan, model, batches)
             script, planned = identity.script_digest(), identity.schedule_digest(optimizer, schedule)
-            self._port.measured(replace(profile, script=script, schedule=planned))
+            self._port.measured(replace(profile, script=script, schedule=planned), proven)
         assembly = self._made()
+        self._parts.end(parts.SCRIPT)
         assembly.stop_watching()
         self._optimizer, self._schedule = optimizer, schedule
         self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch, self._plan.leaf)
@@ -270,7 +280,9 @@ class Run:
             identity.check_planned(assembly.profile_digest(batches), self._assignment)
         with self._peers():
             assembly.prepare(batches)
+            self._parts.end(parts.PREPARING)
             go = self._go or self._port.await_go()
+            self._parts.end(parts.AWAITING)
         loader = StateLoader(
             assignment=self._assignment,
             tiers=self._tiers,
@@ -284,6 +296,7 @@ class Run:
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
         assembly.experts.settle(optimizer)
+        self._parts.end(parts.LOADING)
         self._port.restored(
             StateRestored(
                 source=decision.source,
@@ -291,6 +304,7 @@ class Run:
                 generation=decision.generation,
                 detail="; ".join(filter(None, [decision.detail, *loaded.changes])),
                 damaged=decision.damaged,
+                parts=self._parts.ended(),
             )
         )
         self._timer.count_from(batches.step)
@@ -299,7 +313,7 @@ class Run:
             self._stored_step = batches.step
         if decision.source != restoring.NONE:
             self._snapshot(checkpoint=False, wait=False)
-        self._since = self._clock.monotonic()
+        self._since, self._processor = self._clock.monotonic(), processor_seconds()
 
     def backward(self, model: nn.Module, batch: Batch, loss_fn: UserLoss) -> Loss:
         """Run this rank's micro-batches of a step forward and back.
@@ -342,7 +356,7 @@ class Run:
         self._port.finish_copy()
         if not change.skipped:
             with self._peers():
-                optimizer.step()
+                local_step.step(optimizer)
             if schedule is not None:
                 schedule.step()
         optimizer.zero_grad(set_to_none=True)
@@ -461,7 +475,7 @@ class Run:
         self._port.snapshot(state, checkpoint=checkpoint, wait=wait)
 
     def _commit(self, batches: Batches, outcome: Outcome, norm: float | None) -> None:
-        now = self._clock.monotonic()
+        now, processor = self._clock.monotonic(), processor_seconds()
         record = StepRecord(
             generation=self.generation,
             step=batches.step,
@@ -475,8 +489,9 @@ class Run:
             until=batches.goal,
             snapshot_every=self._interval.every,
             snapshot_rank=outcome.snapshot_rank if outcome.snapshot_needs > 1 else -1,
+            processor=processor - self._processor,
         )
-        self._since = now
+        self._since, self._processor = now, processor
         self._port.committed(record)
 
     @contextmanager

@@ -15,7 +15,7 @@ from elastic3d.port import Go, NearMemory, StepRecord
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.snapshots.interval import at_risk
 from elastic3d.trust.credentials import Credentials
-from elastic3d.values import DeviceFacts, Generation, Node
+from elastic3d.values import DeviceFacts, Generation, Node, ProvenChain
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.keeper.trainer_group import TrainerGroup, assignment
 from elastic3d.worker.options import RunOptions
@@ -68,6 +68,7 @@ class Generations:
         self.raised = ""
         self.credentials: Credentials | None = None
         self.device: DeviceFacts | None = None
+        self.proven: ProvenChain | None = None
         self._out_of_reach: dict[str, float] = {}
         self._safe_step: SafeStep | None = None
         self._every = self._first_interval()
@@ -104,6 +105,7 @@ class Generations:
                 generation=generation,
                 credentials=self.credentials,
                 device=self.device,
+                proven=self.proven,
             )
             trainers[slot.index] = slot.prepare(trainer_assignment)
         self.worlds[generation.key] = TrainerGroup(generation=generation, first_rank=first, trainers=trainers)

@@ -11,7 +11,7 @@ from enum import StrEnum
 from elastic3d.admission.check import CheckResult
 from elastic3d.port import StateRestored, StepRecord
 from elastic3d.trust.listening import Refusal
-from elastic3d.values import DeviceFacts, ModelProfile
+from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain
 
 
 class ExitKind(StrEnum):
@@ -55,6 +55,7 @@ class ProfileMeasured:
     profile: ModelProfile
     checks: tuple[CheckResult, ...] = ()
     device: DeviceFacts | None = None
+    proven: ProvenChain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -336,6 +336,7 @@ class SlotLoop:
                         profile=message.profile,
                         checks=message.checks,
                         device=message.device,
+                        proven=message.proven,
                     )
                 )
             case StateRestored():

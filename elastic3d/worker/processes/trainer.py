@@ -29,7 +29,7 @@ from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import Cadence
 from elastic3d.snapshots.interval import Cost
 from elastic3d.snapshots.table import SnapshotTable
-from elastic3d.values import DeviceFacts, ModelProfile, from_json
+from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain, from_json
 from elastic3d.worker.processes import channel, copying, process
 from elastic3d.worker.processes.channel import FromKeeper, TrainerEnd
 from elastic3d.worker.processes.events import RaisedException
@@ -69,12 +69,12 @@ class ChannelPort:
         self._credits: list[int] = []
         threads.start(self._listen, name="keeper")
 
-    def measured(self, profile: ModelProfile) -> NoReturn:
+    def measured(self, profile: ModelProfile, proven: ProvenChain | None = None) -> NoReturn:
         """Report a measuring trainer's profile, and the node's devices if they are to be checked, and end it."""
         # Checked here, since this process ends: what it leaves on a device is gone with it.
         kind, places = self.assignment.device, self.assignment.places
         checks = check_devices(kind, places) if places else ()
-        self._say(channel.Profiled(profile=profile, checks=checks, device=self._facts(checks)))
+        self._say(channel.Profiled(profile=profile, checks=checks, device=self._facts(checks), proven=proven))
         process.leave(ExitCode.MEASURED)
 
     def _facts(self, checks: Sequence[CheckResult]) -> DeviceFacts | None:
