@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from elastic3d.parallel.numerics.precision import as_computed, cast, check_maste
 from elastic3d.parallel.numerics.recompute import recompute
 from elastic3d.parallel.numerics.ties import check_ties, parts_ends, tie_again, ties
 from elastic3d.parallel.pipeline import stages
-from elastic3d.parallel.pipeline.chain import Chain, prove
+from elastic3d.parallel.pipeline.chain import Chain, check_runs, prove
 from elastic3d.parallel.pipeline.handed_on import hand_on, taken_over
 from elastic3d.parallel.pipeline.passes import Loop, Passes
 from elastic3d.parallel.pipeline.staged import Pipeline
@@ -235,11 +236,16 @@ def prove_plan(plan: ShardRequest, example: Any) -> Chain:
 
 
 def _prove(plan: ShardRequest, model: nn.Module, example: Any) -> Chain:
+    return prove(*_computed(plan, model, example))
+
+
+def _computed(plan: ShardRequest, model: nn.Module, example: Any) -> tuple[nn.Module, str, Any]:
+    """Return a model, the path of its blocks and an example of its input beside it, as they are computed with."""
     assert plan.blocks is not None
     device, precision = next(model.parameters()).device, plan.numerics.precision
     model = as_computed(model, stages.find_blocks(model, plan.blocks), precision)
     beside = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, example)
-    return prove(model, plan.blocks, cast(beside, precision))
+    return model, plan.blocks, cast(beside, precision)
 
 
 def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[ModelProfile, ProvenChain | None]:
@@ -260,6 +266,10 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
         tied = parts_ends(ties(model), *stages.ends(model, plan.blocks))
         if not tied:
             proven = hand_on(prove_plan(plan, example), model)
+        elif plan.reduction == "ordered":
+            # What does not run on meta is refused where it trains.
+            with suppress(RuntimeError, NotImplementedError):
+                check_runs(*_computed(plan, initial.outline(plan.build), example))
     profile = ModelProfile(
         blocks=blocks,
         parameters=sum(parameter.numel() for parameter in model.parameters()),

@@ -30,6 +30,45 @@ def train(run: Run, *, steps: int = STEPS, dtype: torch.dtype | None = None, lea
     return run.digest()
 
 
+class Twice(Model):
+    """The model with its blocks run twice over."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        for block in [*self.blocks, *self.blocks]:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+class TiedTwice(Plain):
+    """A model that runs on meta, with tied ends, which is no chain, and blocks that are run twice over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        for block in [*self.blocks, *self.blocks]:
+            x = block(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def train_twice(
+    run: Run, *, blocks: str | None = "blocks", precision: str = "fp32", build: type[nn.Module] = Twice
+) -> str:
+    """Train a model whose blocks run twice."""
+    model = run.shard(build, blocks=blocks, seed=3, precision=precision)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=2):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
+    return run.digest()
+
+
 def train_checkpointed(run: Run) -> str:
     """Train with activation checkpointing inside the model's forward, which recomputes whole blocks."""
     model = run.shard(Recomputing, blocks="blocks", seed=3)
