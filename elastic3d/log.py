@@ -75,6 +75,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # A keeper joins again, as a newcomer, after the others put it out: `member.fenced` says why.
         "member.joined": _debug("incarnation"),
         "member.fenced": _warning("incarnation", "detail"),
+        # The machine had no memory or descriptor for a trainer's progress record: that it stands still is not found.
+        "rank.unwatched": _warning("error"),
         # One for each check that this node did not pass; it then ends without joining.
         "admission.failed": _error("check", "detail", "seconds"),
         # An exception ended a background thread, or one turn of it; `consequence` says what follows.

@@ -173,7 +173,7 @@ class Assembly:
         self.reduction = Joint(reductions)
         self.passes: Passes
         if layout.pp == 1:
-            self.passes = Loop(self.model, reductions[0], self.randomness)
+            self.passes = Loop(self.model, reductions[0], self.randomness, self.mesh.progress)
             return
         assert self.plan.blocks is not None
         assert self.mesh.pp is not None
