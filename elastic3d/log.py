@@ -134,6 +134,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "loss.nonfinite": _warning("step", "loss"),
         # The node that holds rank 0 has seen no step for `seconds`; repeated each minute.
         "step.late": _warning("seconds", "detail"),
+        # A rank of this node shows no progress for `seconds`, or died (`state`). `waits`: for the n-th operation of
+        # an axis; without it, others may wait for it. `odd`: its step is none like its last one. Later: it moves.
+        "rank.silent": _debug("step", "phase", "state", "seconds", "waits", "odd", "frame"),
+        "rank.moving": _debug(),
         # From the leader, while fewer nodes are there than the job may train with.
         "nodes.awaited": _warning("count", "detail"),
         "snapshot.held": _debug("step"),

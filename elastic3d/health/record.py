@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import struct
 import threading
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from dataclasses import dataclass, field
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, nanoseconds
+from elastic3d.health import stacks
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.membership.stalls import AxisCount, Wait
 
@@ -361,6 +361,5 @@ def inherited(descriptor: int) -> ProgressWriter | None:
 
 def _beat(writer: ProgressWriter) -> None:
     while True:
-        # A handler of the script's own shows here, faulthandler's does not.
-        writer.beat(caught=signal.getsignal(signal.SIGUSR2) is None)
+        writer.beat(caught=stacks.caught_here())
         SYSTEM.sleep(BEAT)

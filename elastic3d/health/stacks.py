@@ -29,9 +29,16 @@ def write_stacks_to(descriptor: int) -> None:
     faulthandler.register(signal.SIGUSR2, file=descriptor, all_threads=True, chain=False)
 
 
+def caught_here() -> bool:
+    """Whether SIGUSR2 is left to `write_stacks_to`: a handler of the script's own shows, that of faulthandler does not."""
+    return signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+
+
 def ask(pid: int, descriptor: int) -> None:
-    """Have a process that catches SIGUSR2 write its stacks; those asked for before are forgotten."""
+    """Have a process write its stacks if it catches SIGUSR2; those asked for before are forgotten."""
     try:
+        if not _catches(pid):
+            return
         os.ftruncate(descriptor, 0)
         # Both processes share the place where the next write goes.
         os.lseek(descriptor, 0, os.SEEK_SET)
@@ -50,6 +57,12 @@ def answer(descriptor: int, clock: Clock, patience: float = PATIENCE) -> str:
         if clock.monotonic() >= deadline:
             return ""
         clock.sleep(0.002)
+
+
+def _catches(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(masks) and bool(int(masks[0], 16) >> (signal.SIGUSR2 - 1) & 1)
 
 
 def top_frame(stacks: str, thread: int) -> str:

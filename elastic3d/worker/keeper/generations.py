@@ -75,7 +75,7 @@ class Generations:
         # The step at which the newest generation that trained here began.
         self._began_at = -1
         self._patience = HELD_WITHIN
-        self.silence = Silence(self._slots, tell, clock=clock)
+        self.silence = Silence(self._slots, tell, emit=journal.emit, clock=clock)
 
     def show(self, credentials: Credentials) -> None:
         """Have the slots and future trainers show these credentials, and accept those of the same run."""

@@ -24,11 +24,18 @@ PATIENCE = 1.0
 class Silence:
     """Called on the keeper's main thread; `look` whenever something has happened, and after `pause`.
 
-    tell: for events to the membership.
+    tell: for events to the membership. emit: for those of people.
     """
 
-    def __init__(self, slots: Sequence[SlotPort], tell: Callable[[m.Event], None], *, clock: Clock = SYSTEM) -> None:
-        self._slots, self._tell, self._clock = slots, tell, clock
+    def __init__(
+        self,
+        slots: Sequence[SlotPort],
+        tell: Callable[[m.Event], None],
+        *,
+        emit: Callable[..., None],
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._slots, self._tell, self._emit, self._clock = slots, tell, emit, clock
         self._key = self._incarnation = ""
         self._trainers: dict[int, int] = {}
         self._ranks: dict[int, RankStall] = {}
@@ -61,8 +68,12 @@ class Silence:
             return
         if isinstance(event, w.RankMoving):
             self._over.discard(event.slot)
-            self._ranks.pop(event.slot, None)
+            stall = self._ranks.pop(event.slot, None)
+            if stall is not None:
+                self._emit("rank.moving", slot=event.slot, rank=stall.rank)
         else:
+            if event.over and event.slot not in self._over:
+                self._say(event)
             self._ranks[event.slot] = event.rank
             (self._over.add if event.over else self._over.discard)(event.slot)
             if event.over and not self._following:
@@ -92,6 +103,21 @@ class Silence:
         self._changed, self._reported, self._reported_at = False, True, now
         ranks = tuple(self._ranks[slot] for slot in sorted(self._ranks))
         self._tell(m.RanksSilent(stall=Stall(incarnation=self._incarnation, key=self._key, ranks=ranks)))
+
+    def _say(self, event: w.RankSilent) -> None:
+        rank = event.rank
+        self._emit(
+            "rank.silent",
+            slot=event.slot,
+            rank=rank.rank,
+            step=rank.step,
+            phase=rank.phase,
+            state=str(rank.state),
+            seconds=rank.silent / 1000,
+            waits=f"{rank.wait.axis} {rank.wait.number}" if rank.wait is not None else None,
+            odd=rank.odd or None,
+            frame=rank.top_frame or None,
+        )
 
     def _follow(self, on: bool) -> None:
         for slot, trainer in self._trainers.items():
