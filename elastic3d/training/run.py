@@ -31,6 +31,8 @@ from elastic3d.data.ledger import Ledger, add
 from elastic3d.devices.contract import deterministic
 from elastic3d.devices.turn import await_memory
 from elastic3d.errors import UsageError
+from elastic3d.health.phases import Axis, Phase
+from elastic3d.health.record import fingerprint
 from elastic3d.parallel.all_ranks import AllRanks, unmatched
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.digest import state_digest
@@ -51,6 +53,7 @@ from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Go, LocalState, Port, StateRestored, StepRecord
+from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
 from elastic3d.training import identity, loading, parts, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
@@ -66,7 +69,7 @@ class Run:
     """One generation of a training run, as its trainer on one rank sees it."""
 
     def __init__(self, port: Port, *, tiers: restoring.Tiers | None = None, clock: Clock = SYSTEM) -> None:
-        self._port, self._clock = port, clock
+        self._port, self._clock, self._progress = port, clock, port.progress
         self._tiers = tiers or restoring.Nowhere()
         self._assignment = port.assignment
         self._layout = port.assignment.layout or Layout(pp=1, dp=1)
@@ -197,9 +200,11 @@ class Run:
         self._parts.end(parts.TURN)
         with self._peers():
             if self.world > 1:
+                meeting = self._progress.enter(Axis.WORLD, fingerprint(0))
                 store = join_world(self._assignment, self._port.device)
                 self._ranks = AllRanks(store, rank=self.rank, world=self.world)
-            self._mesh = Mesh(self._layout, self.rank, self._port.device)
+                self._progress.leave(Axis.WORLD, meeting)
+            self._mesh = Mesh(self._layout, self.rank, self._port.device, progress=self._progress)
             if self._mesh.tp is not None:
                 check_node(self._mesh.tp, self._assignment.node)
             self._parts.end(parts.GROUPS)
@@ -248,6 +253,7 @@ class Run:
             share=share,
             workers=workers,
             device=self._port.device.torch_device,
+            progress=self._progress,
         )
         return self._batches
 
@@ -283,6 +289,7 @@ class Run:
             self._parts.end(parts.PREPARING)
             go = self._go or self._port.await_go()
             self._parts.end(parts.AWAITING)
+        self._progress.phase(Phase.RESTORE)
         loader = StateLoader(
             assignment=self._assignment,
             tiers=self._tiers,
@@ -326,8 +333,12 @@ class Run:
         if model is not self._model:
             raise UsageError("run.backward needs the model that run.shard returned")
         assert self._outside is not None
+        self._progress.phase(Phase.FORWARD)
+        self._progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
         with self._peers(), self._outside.inside():
-            return Loss(assembly.passes.run(batch, objective(loss_fn, self._scale.scale)), batch)
+            loss = Loss(assembly.passes.run(batch, objective(loss_fn, self._scale.scale)), batch)
+        self._progress.in_script()
+        return loss
 
     def step(
         self,
@@ -348,12 +359,15 @@ class Run:
         assembly, batches = self._made(), self._ready(optimizer, schedule)
         done = batches.step + 1
         due, skip = self._timer.due(done), skip_nonfinite or not self._scale.fixed
+        self._progress.phase(Phase.REDUCE)
         with self._peers():
             outcome = vote(assembly, loss, self._port, checkpoint=due, clip=clip is not None, skip=skip)
         change = update(outcome, clip=clip, scale=self._scale.scale, skip=skip)
         self._scale = self._scale.after(finite=change.finite)
         scale_gradients(assembly.model, outcome, change)
+        self._progress.phase(Phase.COPY)
         self._port.finish_copy()
+        self._progress.phase(Phase.UPDATE)
         if not change.skipped:
             with self._peers():
                 local_step.step(optimizer)
@@ -373,11 +387,28 @@ class Run:
         self._interval.voted(outcome.snapshot_needs)
         if outcome.checkpoint:
             self._timer.begun(done)
+        self._progress.phase(Phase.LEAVE if outcome.leave else Phase.COPY)
         if outcome.leave or outcome.checkpoint or self._interval.due(done):
             self._snapshot(checkpoint=outcome.checkpoint, wait=outcome.leave)
         self._commit(batches, outcome, change.norm)
         if outcome.leave:
             self._port.leave(done)
+        self._progress.step(done)
+        self._progress.in_script()
+
+    @contextmanager
+    def pause(self, why: str, longest: float | str) -> Iterator[None]:
+        """Do something that takes long without a step, such as an evaluation: `with run.pause("eval", "10m"): ...`.
+
+        Silence up to `longest` (seconds, or as "10m") is then no sign of a rank that stands still, on the ranks that
+        say so. why: in a word, for people who look.
+        """
+        most = some_seconds(longest, "run.pause: longest")
+        before = self._progress.pause(str(why), most)
+        try:
+            yield
+        finally:
+            self._progress.phase(before)
 
     def save(self) -> None:
         """Have a checkpoint made of the current step: of what the next `run.step` leaves, whatever `every` says.
@@ -406,6 +437,7 @@ class Run:
 
         Called when `main` has returned: the end of a run is always a checkpoint, whether one was due or not.
         """
+        self._progress.phase(Phase.LEAVE)
         if self._ranks is not None:
             with suppress(dist.DistError):  # nothing is missing here; ranks that still wait for this one see it go
                 self._ranks.say_returned()
