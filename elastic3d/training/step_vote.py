@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastic3d.health.phases import Phase
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.numerics.update import finite
 from elastic3d.parallel.vote import Ballot, Outcome
@@ -55,4 +56,5 @@ def vote(assembly: Assembly, loss: Loss, port: Port, *, checkpoint: bool, clip: 
     votes = assembly.mesh.begin_sum(paper.fill(port.assignment.rank, ballot, norm=clip))
     if not first:
         assembly.reduction.finish()
+    port.progress.phase(Phase.VOTE)
     return paper.read(votes(), norm=clip)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -182,6 +182,27 @@ def measured_on_meta(run: Run) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)
+
+
+class Observed(Plain):
+    """Notes on which device its forward runs."""
+
+    devices: ClassVar[list[str]] = []
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.devices.append(tokens.device.type)
+        return super().forward(tokens)
+
+
+def observed(run: Run) -> list[str]:
+    """Make a step; return where forward ran."""
+    model = run.shard(lambda: Observed(), blocks="blocks")
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=1):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+    return Observed.devices
 
 
 def dies(run: Run) -> None:
