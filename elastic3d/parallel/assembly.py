@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,16 +30,16 @@ from elastic3d.parallel.numerics.precision import as_computed, cast, check_maste
 from elastic3d.parallel.numerics.recompute import recompute
 from elastic3d.parallel.numerics.ties import check_ties, parts_ends, tie_again, ties
 from elastic3d.parallel.pipeline import stages
-from elastic3d.parallel.pipeline.chain import Chain, prove
+from elastic3d.parallel.pipeline.chain import Chain, check_runs, prove
 from elastic3d.parallel.pipeline.handed_on import hand_on, taken_over
 from elastic3d.parallel.pipeline.passes import Loop, Passes
 from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.profiles import with_costs
 from elastic3d.parallel.randomness import Randomness, keyed_seed
+from elastic3d.parallel.recorded import record
 from elastic3d.parallel.reduction import choice
 from elastic3d.parallel.reduction.joint import Joint
 from elastic3d.parallel.reduction.protocol import Reduction
-from elastic3d.parallel.reduction.single_replica import SingleReplica
 from elastic3d.parallel.reduction.units import shard_unit
 from elastic3d.parallel.refusals import look_at_kernels, look_at_model
 from elastic3d.parallel.scope import Scope
@@ -62,11 +63,12 @@ class ShardRequest:
     whole_below: int
     numerics: Numerics = field(default_factory=Numerics)
     compress: str | None = None
+    leaf: int = 1
     tensor: Tensor = None
     experts: str | None = None
 
     def __post_init__(self) -> None:
-        choice.check(self.reduction, self.compress)
+        choice.check(self.reduction, self.compress, self.leaf)
 
 
 class Assembly:
@@ -99,6 +101,7 @@ class Assembly:
         self.randomness = Randomness(plan.seed, mesh.computes_on)
         self._sharded = mesh.shard or (mesh.alone() if plan.numerics.precision.dtype else None)
         self.model = model
+        self._recorded = 0
         self.units = self._take_up()
         # What a script draws before its first pass does not depend on whether the weights were drawn.
         mesh.computes_on.seed(keyed_seed(plan.seed, "built"))
@@ -154,7 +157,10 @@ class Assembly:
         if self._sharded is None:
             return []
         policy = self.plan.numerics.precision.policy
-        return [shard_unit(module, self._sharded, zero=self.mesh.layout.zero, policy=policy, ignored=ignored)]
+        unit = shard_unit(module, self._sharded, zero=self.mesh.layout.zero, policy=policy, ignored=ignored)
+        record(unit, self.mesh.progress, self._recorded)
+        self._recorded += 1
+        return [unit]
 
     def stop_watching(self) -> None:
         """Let the state come, or `initialise`. To be called once, before either."""
@@ -169,15 +175,15 @@ class Assembly:
 
     def prepare(self, batches: Batches) -> None:
         """Make the reduction, the passes and the vote for batches of this size."""
-        layout = self.mesh.layout
+        layout, leaf = self.mesh.layout, self.plan.leaf
         for count in batches.order.counts:
-            schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count)
-            self.experts.check_step(layout, count)
+            schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count, leaf=leaf)
+            self.experts.check_step(layout, count, leaf)
         reductions = [self._reduction(part, units) for part, units in zip(self.parts, self.units, strict=True)]
         self.reduction = Joint(reductions)
         self.passes: Passes
         if layout.pp == 1:
-            self.passes = Loop(self.model, reductions[0], self.randomness)
+            self.passes = Loop(self.model, reductions[0], self.randomness, self.mesh.progress)
             return
         assert self.plan.blocks is not None
         assert self.mesh.pp is not None
@@ -197,6 +203,7 @@ class Assembly:
             example_input=chain.frame.tensor(example).to("meta"),
             frame=chain.frame,
             boundary=boundary(chain.activation, self.scheme, layout.tp),
+            progress=self.mesh.progress,
         )
 
     def paper(self, micro_batches: int) -> Paper:
@@ -221,9 +228,7 @@ class Assembly:
         return profile_digest(self.plan, self.specs, batches)
 
     def _reduction(self, part: stages.Stage, units: list[FSDPModule]) -> Reduction:
-        if not units:
-            return SingleReplica(part.module)
-        return choice.make(self.plan.reduction, self.plan.compress, part.module, units, self.mesh)
+        return choice.make(self.plan.reduction, self.plan.compress, self.plan.leaf, part.module, units, self.mesh)
 
 
 def prove_plan(plan: ShardRequest, example: Any) -> Chain:
@@ -237,11 +242,16 @@ def prove_plan(plan: ShardRequest, example: Any) -> Chain:
 
 
 def _prove(plan: ShardRequest, model: nn.Module, example: Any) -> Chain:
+    return prove(*_computed(plan, model, example))
+
+
+def _computed(plan: ShardRequest, model: nn.Module, example: Any) -> tuple[nn.Module, str, Any]:
+    """Return a model, the path of its blocks and an example of its input beside it, as they are computed with."""
     assert plan.blocks is not None
     device, precision = next(model.parameters()).device, plan.numerics.precision
     model = as_computed(model, stages.find_blocks(model, plan.blocks), precision)
     beside = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, example)
-    return prove(model, plan.blocks, cast(beside, precision))
+    return model, plan.blocks, cast(beside, precision)
 
 
 def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[ModelProfile, ProvenChain | None]:
@@ -262,6 +272,10 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
         tied = parts_ends(ties(model), *stages.ends(model, plan.blocks))
         if not tied:
             proven = hand_on(prove_plan(plan, example), model)
+        elif plan.reduction == "ordered":
+            # What does not run on meta is refused where it trains.
+            with suppress(RuntimeError, NotImplementedError):
+                check_runs(*_computed(plan, initial.outline(plan.build), example))
     profile = ModelProfile(
         blocks=blocks,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -276,6 +290,7 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
         counts=tuple(batches.order.counts),
         experts=math.gcd(*map(experts.number_of, layers)),
         compress=plan.compress or "",
+        leaf=plan.leaf,
     )
     return with_costs(profile, model, plan.blocks, example, scheme), proven
 
@@ -288,6 +303,7 @@ def profile_digest(plan: ShardRequest, specs: Iterable[TensorSpec], batches: Bat
         repr((plan.seed, plan.reduction, plan.blocks, plan.numerics, plan.compress, plan.experts)),
     ]
     lines += [repr(plan.tensor)] if plan.tensor is not None else []
+    lines += [f"leaf {plan.leaf}"] if plan.leaf > 1 else []
     return blake3("\n".join(lines).encode()).hexdigest()
 
 

@@ -98,5 +98,6 @@ def assignment(
         device=options.device,
         expects_state=generation is not None and generation.reached > 0,
         proven=proven,
+        recorded=generation is not None and options.health is not None,
         device_free=device.memory - device.reserve if device is not None else 0,
     )

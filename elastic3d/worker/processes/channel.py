@@ -121,9 +121,10 @@ class Granted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSafe:
-    """Keeper: this step's snapshot is held at home and at the buddy."""
+    """Keeper: this step's snapshot is held at home and at the buddy. seconds: what it took to hash and send it."""
 
     step: int
+    seconds: float = 0.0
 
 
 FromTrainer = (
