@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastic3d.health.phases import Phase
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.host_copy import on_host
 from elastic3d.parallel.numerics.update import finite
@@ -34,6 +35,7 @@ def vote(assembly: Assembly, loss: Loss, port: Port, *, checkpoint: bool, clip: 
         ready=flags.ready,
         finite=all(sound),
         held=port.held(),
+        snapshot_needs=port.snapshot_needs(),
         losses={index: numbers[0] for index, numbers in losses.items()},
         tokens={index: numbers[1] for index, numbers in losses.items() if len(numbers) > 1},
         samples=loss.batch.samples if counts else 0,
@@ -42,5 +44,6 @@ def vote(assembly: Assembly, loss: Loss, port: Port, *, checkpoint: bool, clip: 
         rows={name: (first, next(read)) for name, (first, _) in squares.items()},
     )
     paper = assembly.paper(loss.batch.count)
+    port.progress.phase(Phase.VOTE)
     votes = assembly.mesh.sum(paper.fill(port.assignment.rank, ballot, norm=clip))
     return paper.read(votes, norm=clip)
