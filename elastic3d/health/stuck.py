@@ -80,9 +80,10 @@ _OUTSIDE = (Phase.DATA, Phase.USER, Phase.PAUSE, Phase.COPY, Phase.START, Phase.
 def judge(generation: Generation, stalls: Mapping[str, Stall], since: float) -> Verdict | None:
     """Return who holds up `generation`; None while that cannot be said. A `Judge` of `membership.stalls`.
 
-    stalls: by the node's id. since: seconds since the last of them changed, by which all have been silent for longer.
+    stalls: by the node's id, their times those of now. since: seconds since the last of them changed; it does not
+    matter here, since each silence says for itself how long it lasts.
     """
-    case = _Case.of(generation, stalls, since)
+    case = _Case.of(generation, stalls)
     if case is None or any(rank.silent < MOVING for rank in case.living()):
         return None
     if any(rank.state is RankState.DEAD for rank in case.ranks.values()):
@@ -94,16 +95,15 @@ def judge(generation: Generation, stalls: Mapping[str, Stall], since: float) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Case:
-    """One generation that stands still. nodes: ids by rank. aged: milliseconds since the stalls were written."""
+    """One generation that stands still. nodes: ids by rank."""
 
     generation: Generation
     ranks: Mapping[int, RankStall]
     nodes: Mapping[int, str]
     graph: WaitGraph
-    aged: int
 
     @classmethod
-    def of(cls, generation: Generation, stalls: Mapping[str, Stall], since: float) -> _Case | None:
+    def of(cls, generation: Generation, stalls: Mapping[str, Stall]) -> _Case | None:
         """Return the case; None where a node has not spoken of all its ranks in this generation."""
         layout = generation.layout
         if layout is None or layout.world != generation.world or layout.world == 0:
@@ -121,7 +121,7 @@ class _Case:
             nodes.update(dict.fromkeys(own, node.id))
         ranks = {number: ranks[number] for number in sorted(ranks)}
         graph = wait_graph(layout, ranks)
-        return cls(generation=generation, ranks=ranks, nodes=nodes, graph=graph, aged=int(since * 1000))
+        return cls(generation=generation, ranks=ranks, nodes=nodes, graph=graph)
 
     def living(self) -> Iterable[RankStall]:
         return (rank for rank in self.ranks.values() if rank.state is not RankState.DEAD)
@@ -135,7 +135,7 @@ class _Case:
         """Whether a rank has been silent for as long as it may be; idle: whatever it uses of the processor."""
         rank = self.ranks[number]
         allowed = rank.allowed_busy if _busy(rank) and not idle else rank.allowed_idle
-        return rank.silent + self.aged >= allowed
+        return rank.silent >= allowed
 
     def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.nodes[number] for number in sorted(ranks)))
@@ -225,7 +225,7 @@ def _named(case: _Case, fault: Fault, ranks: list[int], *, confidence: float) ->
         Fault.USER: "idle in the script's own code between steps",
     }.get(fault, "idle")
     verb = "is" if len(ranks) == 1 else "are"
-    silent = (first.silent + case.aged) / 1000
+    silent = first.silent / 1000
     detail = f"{case.names(ranks)} {verb} {what}, at {_at(_phase(first))} after step {first.step}, for {silent:.1f} s"
     if first.top_frame:
         detail += f", in {first.top_frame}"

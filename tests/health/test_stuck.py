@@ -31,8 +31,10 @@ def programs(layout: Layout) -> dict[int, list[list[Op]]]:
 
 
 def verdict(layout: Layout, ranks: dict[int, RankStall], since: float = 0.0, slots: int = 1) -> Verdict | None:
+    """Return what is found; since: seconds for which all have been silent for longer."""
     whole = generation(layout, slots)
-    return judge(whole, stalls(whole, ranks), since)
+    older = {number: replace(rank, silent=rank.silent + int(since * 1000)) for number, rank in ranks.items()}
+    return judge(whole, stalls(whole, older), since)
 
 
 def sink(layout: Layout, rank: int, at: int = 5) -> dict[int, RankStall]:

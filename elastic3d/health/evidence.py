@@ -1,0 +1,167 @@
+"""What is kept of ranks that stand still, taken before anybody kills them: files for people, one folder per stall.
+
+    <events>/evidence/<generation>.<attempt>-<step>-stuck-<node>/
+        slot<N>/record.bin     the progress page, as it was
+        slot<N>/program.txt    the operations of the present step and of the one before
+        slot<N>/stall.json     what the node said of the rank
+        slot<N>/stacks.txt     of all threads, where the trainer could write them
+        slot<N>/proc.txt       state, wait channel and system call of each thread; status and I/O of the process
+        verdict.json           on the leader's node: what was found
+        stalls.json            on the leader's node: what all nodes said, which the verdict was made from
+        waits.txt              on the leader's node: who waits for whom
+
+Each slot's keeper writes its own part. What is taken of a rank that moves again is removed. The whole of a node is
+bounded in bytes; a folder that is full or cannot be written is reported once, and harms nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from elastic3d.membership.stalls import RankStall, Stall, Verdict
+from elastic3d.values import to_json
+
+FOLDER = "evidence"
+"""The folder's name beside the event files."""
+
+VERDICT, STALLS, WAITS = "verdict.json", "stalls.json", "waits.txt"
+
+SCHEMA = 1
+THREADS = 128
+"""Most threads of a trainer that are looked at."""
+
+_LARGEST = 64 << 10
+
+
+class EvidenceWriter:
+    """Writes one slot's part of a node's evidence. Any thread may call it, and it waits for nothing but the disk.
+
+    folder: the one of the event files, "" for none, where nothing is written. limit: bytes that this node's evidence
+    may take. failed: called once with what went wrong, and again after it has worked in between.
+    """
+
+    def __init__(
+        self, folder: str, node: str, slot: int, *, limit: int, failed: Callable[[str], None] = lambda error: None
+    ) -> None:
+        self._folder = Path(folder) / FOLDER if folder else None
+        self._node, self._slot, self._limit, self._failed = node, slot, limit, failed
+        self._failing = False
+        self._lock = threading.Lock()
+        self._taken: dict[int, Path] = {}
+
+    def take(
+        self, trainer: int, generation: str, pid: int, stall: RankStall, page: bytes, stacks: str, program: str = ""
+    ) -> None:
+        """Write what was taken of a rank, in the place of what was taken of it before. generation: its key."""
+        files: dict[str, bytes] = {
+            "stall.json": _json(to_json(stall)),
+            "record.bin": page,
+            "stacks.txt": stacks.encode(),
+            "program.txt": program.encode(),
+            "proc.txt": processes(pid).encode(),
+        }
+        with self._lock:
+            path = self._write(generation, stall.step, f"slot{self._slot}", files)
+            if path is not None:
+                self._taken[trainer] = path
+
+    def moved(self, trainer: int) -> None:
+        """Remove what was taken of a trainer: it moves again."""
+        with self._lock:
+            path = self._taken.pop(trainer, None)
+            if path is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                # Another slot, or a verdict, may have something there.
+                with contextlib.suppress(OSError):
+                    path.parent.rmdir()
+
+    def conclude(self, verdict: Verdict, stalls: Mapping[str, Stall]) -> None:
+        """Write what was found, and from what. For the leader's node."""
+        files = {
+            VERDICT: _json({"schema": SCHEMA, **to_json(verdict)}),
+            STALLS: _json({"schema": SCHEMA, "stalls": to_json(dict(stalls))}),
+            WAITS: "".join(f"{line}\n" for line in verdict.waits).encode(),
+        }
+        with self._lock:
+            self._write(verdict.key, verdict.step, "", files)
+
+    def _write(self, key: str, step: int, part: str, files: Mapping[str, bytes]) -> Path | None:
+        if self._folder is None:
+            return None
+        try:
+            present = sorted(self._folder.glob(f"{key}-*-stuck-{self._node}"))
+            path = (present[0] if present else self._folder / f"{key}-{step}-stuck-{self._node}") / part
+            own = sum(_size(bundle) for bundle in self._folder.glob(f"*-stuck-{self._node}"))
+            more = sum(map(len, files.values())) - (_size(path) if part else 0)
+            if own + more > self._limit:
+                raise OSError(f"evidence of {self._node} would take more than {self._limit} bytes; delete old bundles")
+            path.mkdir(parents=True, exist_ok=True)
+            for name, data in files.items():
+                if data:
+                    unfinished = path / f"{name}.part"
+                    unfinished.write_bytes(data)
+                    os.replace(unfinished, path / name)
+        except OSError as error:
+            if not self._failing:
+                self._failing = True
+                self._failed(f"{self._folder}: {error}")
+            return None
+        self._failing = False
+        return path
+
+
+def processes(pid: int) -> str:
+    """Return what the kernel says of a process and each of its threads; "" if it is gone.
+
+    Only files that can be read while a process is blocked in the kernel or holds its own memory's lock.
+    """
+    said = []
+    for name in ("status", "io"):
+        text = _read(f"/proc/{pid}/{name}")
+        if text:
+            said.append(f"{name} of {pid}\n{text}")
+    try:
+        threads_ids: Iterable[str] = sorted(os.listdir(f"/proc/{pid}/task"), key=int)[:THREADS]
+    except OSError:
+        threads_ids = ()
+    for thread in threads_ids:
+        at = f"/proc/{pid}/task/{thread}"
+        state = _read(f"{at}/stat").rpartition(")")[2].split()[:1]
+        words = {
+            "name": _read(f"{at}/comm"),
+            "state": "".join(state),
+            "wchan": _read(f"{at}/wchan"),
+            "syscall": _read(f"{at}/syscall"),
+        }
+        said.append(f"thread {thread}: " + ", ".join(f"{name} {text.strip() or '?'}" for name, text in words.items()))
+        kernel = _read(f"{at}/stack")
+        if kernel:
+            said.append(kernel)
+    return "\n".join(text.rstrip() for text in said) + "\n" if said else ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_LARGEST).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _size(path: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def _json(data: object) -> bytes:
+    return json.dumps(data, indent=2).encode() + b"\n"
