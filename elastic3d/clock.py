@@ -8,6 +8,9 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+nanoseconds = time.monotonic_ns
+"""CLOCK_MONOTONIC in whole nanoseconds, as `SYSTEM.monotonic` has it in seconds; for what is written very often."""
+
 
 class Clock(Protocol):
     """Time as a parameter."""

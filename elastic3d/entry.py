@@ -17,6 +17,7 @@ from elastic3d.admission.host import available_memory
 from elastic3d.calibration.record import load
 from elastic3d.calibration.script_question import answer_if_asked
 from elastic3d.errors import ConfigurationError, UsageError
+from elastic3d.health.options import Health, watching
 from elastic3d.log import bind_process
 from elastic3d.port import Port
 from elastic3d.quantities import seconds, size
@@ -59,6 +60,7 @@ def run(
     calibration: str | os.PathLike[str] | None = None,
     restore: str = "latest",
     fresh: bool = False,
+    health: Health | str = "on",
     **moved: Never,
 ) -> None:
     """Train `main` on whatever nodes are there, and return when the job is over.
@@ -91,6 +93,8 @@ def run(
             this run begins, and no longer matters once the run has its own checkpoints.
         fresh: Begin at step 0 even if steps were made before and nothing is left of them, which is an error by
             default.
+        health: Whether ranks that stand still are found, by what every trainer records of its own progress: "on", the
+            default, "log" to report them and do nothing else, "off", or a `Health` with more to choose.
         moved: Takes nothing; says where options of checkpoints that used to be here are now.
 
     Raises:
@@ -127,6 +131,7 @@ def run(
         restore=restore,
         fresh=fresh,
         device=device,
+        health=watching(health),
         costs=load(_path(calibration), device=device).costs() if calibration is not None else None,
     )
     settings = from_environment()
@@ -173,6 +178,7 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions
         entry=enter,
         events=inbox,
         replica_bytes=available_memory(lambda path: Path(path).read_text()) // slots,
+        health=options.health,
     )
     output.unblock()
     if identity and agent.pid_of(identity) != os.getppid():

@@ -75,6 +75,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # A keeper joins again, as a newcomer, after the others put it out: `member.fenced` says why.
         "member.joined": _debug("incarnation"),
         "member.fenced": _warning("incarnation", "detail"),
+        # The machine had no memory or descriptor for a trainer's progress record: that it stands still is not found.
+        "rank.unwatched": _warning("error"),
         # One for each check that this node did not pass; it then ends without joining.
         "admission.failed": _error("check", "detail", "seconds"),
         # An exception ended a background thread, or one turn of it; `consequence` says what follows.
@@ -132,6 +134,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "loss.nonfinite": _warning("step", "loss"),
         # The node that holds rank 0 has seen no step for `seconds`; repeated each minute.
         "step.late": _warning("seconds", "detail"),
+        # A rank of this node shows no progress for `seconds`, or died (`state`). `waits`: for the n-th operation of
+        # an axis; without it, others may wait for it. `odd`: its step is none like its last one. Later: it moves.
+        "rank.silent": _debug("step", "phase", "state", "seconds", "waits", "odd", "frame"),
+        "rank.moving": _debug(),
         # From the leader, while fewer nodes are there than the job may train with.
         "nodes.awaited": _warning("count", "detail"),
         "snapshot.held": _debug("step"),

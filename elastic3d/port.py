@@ -38,6 +38,7 @@ class Assignment:
     the run; None while measuring. device: the kind of device it computes on; its slot says which one. device_free:
     bytes of the device's memory that are free while no trainer holds any, 0 if that was not measured. expects_state:
     there is most likely a state to go on from, so that initial weights would be made in vain; correct either way.
+    recorded: the descriptors of its progress record come with it.
     """
 
     run_id: str
@@ -67,6 +68,7 @@ class Assignment:
     device: str = "cpu"
     device_free: int = 0
     expects_state: bool = False
+    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,11 +161,107 @@ class LocalState:
     """The state that is no tensor, equal on all ranks."""
 
 
+class Progress(Protocol):
+    """Where a trainer records what it is at, for its keeper to read when nothing moves any more.
+
+    Nothing here blocks, raises, or takes more than some microseconds. Phases and axes are the numbers of
+    `elastic3d.health.phases`; operations of an axis are counted from 1 in the order in which they are posted.
+    """
+
+    def phase(self, phase: int) -> None:
+        """Note that another phase begins."""
+        ...
+
+    def loading(self) -> None:
+        """Note that the data loader is waited for."""
+        ...
+
+    def in_script(self) -> None:
+        """Note that the script's own code goes on."""
+        ...
+
+    def tick(self, *, chunk: int = -1, unit: int = -1) -> None:
+        """Note that work goes on. chunk, unit: of the model, where known."""
+        ...
+
+    def begin_step(self, kind: int) -> None:
+        """Note that the passes of a step begin. kind: steps of one kind make the same operations in the same order."""
+        ...
+
+    def step(self, step: int) -> None:
+        """Note that a step was made, and is the `step`-th of the run."""
+        ...
+
+    def enter(self, axis: int, fingerprint: int) -> int:
+        """Note that the next operation of an axis is posted and waited for; return its number."""
+        ...
+
+    def post(self, axis: int, fingerprint: int) -> int:
+        """Note that the next operation of an axis is posted, and not waited for yet; return its number."""
+        ...
+
+    def wait(self, axis: int, number: int, fingerprint: int = 0) -> None:
+        """Note that an operation posted before is waited for."""
+        ...
+
+    def leave(self, axis: int, number: int) -> None:
+        """Note that an operation is done, and those of its axis before it. Left out where it failed: that shows."""
+        ...
+
+    def pause(self, why: str, seconds: float) -> int:
+        """Note that nothing may be heard for up to `seconds`, until another phase begins; return the present one."""
+        ...
+
+
+class Unrecorded:
+    """A `Progress` that nobody reads."""
+
+    def phase(self, phase: int) -> None:
+        """Do nothing."""
+
+    def loading(self) -> None:
+        """Do nothing."""
+
+    def in_script(self) -> None:
+        """Do nothing."""
+
+    def tick(self, *, chunk: int = -1, unit: int = -1) -> None:
+        """Do nothing."""
+
+    def begin_step(self, kind: int) -> None:
+        """Do nothing."""
+
+    def step(self, step: int) -> None:
+        """Do nothing."""
+
+    def enter(self, axis: int, fingerprint: int) -> int:
+        """Return 0."""
+        return 0
+
+    def post(self, axis: int, fingerprint: int) -> int:
+        """Return 0."""
+        return 0
+
+    def wait(self, axis: int, number: int, fingerprint: int = 0) -> None:
+        """Do nothing."""
+
+    def leave(self, axis: int, number: int) -> None:
+        """Do nothing."""
+
+    def pause(self, why: str, seconds: float) -> int:
+        """Return 0."""
+        return 0
+
+
+UNRECORDED = Unrecorded()
+
+
 class Port(Protocol):
     """The host process, as a `Run` sees it. Called only from the trainer's main thread."""
 
     assignment: Assignment
     device: ComputeDevice
+    progress: Progress
 
     def measured(self, profile: ModelProfile) -> NoReturn:
         """Report the profile of a measuring trainer and end it."""

@@ -34,6 +34,7 @@ from elastic3d.parallel.pipeline.passes import Loop, Passes
 from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.profiles import with_costs
 from elastic3d.parallel.randomness import Randomness, keyed_seed
+from elastic3d.parallel.recorded import record
 from elastic3d.parallel.reduction import choice
 from elastic3d.parallel.reduction.joint import Joint
 from elastic3d.parallel.reduction.protocol import Reduction
@@ -95,6 +96,7 @@ class Assembly:
         self.randomness = Randomness(plan.seed, mesh.computes_on)
         self._sharded = mesh.shard or (mesh.alone() if plan.numerics.precision.dtype else None)
         self.model = model
+        self._recorded = 0
         self.units = self._take_up()
         # What a script draws before its first pass does not depend on whether the weights were drawn.
         mesh.computes_on.seed(keyed_seed(plan.seed, "built"))
@@ -150,7 +152,10 @@ class Assembly:
         if self._sharded is None:
             return []
         policy = self.plan.numerics.precision.policy
-        return [shard_unit(module, self._sharded, zero=self.mesh.layout.zero, policy=policy, ignored=ignored)]
+        unit = shard_unit(module, self._sharded, zero=self.mesh.layout.zero, policy=policy, ignored=ignored)
+        record(unit, self.mesh.progress, self._recorded)
+        self._recorded += 1
+        return [unit]
 
     def stop_watching(self) -> None:
         """Let the state come, or `initialise`. To be called once, before either."""
@@ -173,7 +178,7 @@ class Assembly:
         self.reduction = Joint(reductions)
         self.passes: Passes
         if layout.pp == 1:
-            self.passes = Loop(self.model, reductions[0], self.randomness)
+            self.passes = Loop(self.model, reductions[0], self.randomness, self.mesh.progress)
             return
         assert self.plan.blocks is not None
         assert self.mesh.pp is not None

@@ -31,6 +31,8 @@ from elastic3d.data.ledger import Ledger, add
 from elastic3d.devices.contract import deterministic
 from elastic3d.devices.turn import await_memory
 from elastic3d.errors import UsageError
+from elastic3d.health.phases import Axis, Phase
+from elastic3d.health.record import fingerprint
 from elastic3d.parallel.all_ranks import AllRanks, unmatched
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.digest import state_digest
@@ -50,6 +52,7 @@ from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Go, LocalState, Port, StateRestored, StepRecord
+from elastic3d.quantities import some_seconds
 from elastic3d.training import identity, loading, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.loss import Loss
@@ -63,7 +66,7 @@ class Run:
     """One generation of a training run, as its trainer on one rank sees it."""
 
     def __init__(self, port: Port, *, tiers: restoring.Tiers | None = None, clock: Clock = SYSTEM) -> None:
-        self._port, self._clock = port, clock
+        self._port, self._clock, self._progress = port, clock, port.progress
         self._tiers = tiers or restoring.Nowhere()
         self._assignment = port.assignment
         self._layout = port.assignment.layout or Layout(pp=1, dp=1)
@@ -185,9 +188,11 @@ class Run:
         self._open_device()
         with self._peers():
             if self.world > 1:
+                meeting = self._progress.enter(Axis.WORLD, fingerprint(0))
                 store = join_world(self._assignment, self._port.device)
                 self._ranks = AllRanks(store, rank=self.rank, world=self.world)
-            self._mesh = Mesh(self._layout, self.rank, self._port.device)
+                self._progress.leave(Axis.WORLD, meeting)
+            self._mesh = Mesh(self._layout, self.rank, self._port.device, progress=self._progress)
             if self._mesh.tp is not None:
                 check_node(self._mesh.tp, self._assignment.node)
             self._assembly = Assembly(self._plan, self._mesh, expects_state=self._expects_state())
@@ -231,6 +236,7 @@ class Run:
             share=share,
             workers=workers,
             device=self._port.device.torch_device,
+            progress=self._progress,
         )
         return self._batches
 
@@ -263,6 +269,7 @@ class Run:
         with self._peers():
             assembly.prepare(batches)
             go = self._go or self._port.await_go()
+        self._progress.phase(Phase.RESTORE)
         loader = StateLoader(
             assignment=self._assignment,
             tiers=self._tiers,
@@ -303,8 +310,12 @@ class Run:
         if model is not self._model:
             raise UsageError("run.backward needs the model that run.shard returned")
         assert self._outside is not None
+        self._progress.phase(Phase.FORWARD)
+        self._progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
         with self._peers(), self._outside.inside():
-            return Loss(assembly.passes.run(batch, objective(loss_fn, self._scale.scale)), batch)
+            loss = Loss(assembly.passes.run(batch, objective(loss_fn, self._scale.scale)), batch)
+        self._progress.in_script()
+        return loss
 
     def step(
         self,
@@ -325,12 +336,15 @@ class Run:
         assembly, batches = self._made(), self._ready(optimizer, schedule)
         done = batches.step + 1
         due, skip = self._timer.due(done), skip_nonfinite or not self._scale.fixed
+        self._progress.phase(Phase.REDUCE)
         with self._peers():
             outcome = vote(assembly, loss, self._port, checkpoint=due, clip=clip is not None, skip=skip)
         change = update(outcome, clip=clip, scale=self._scale.scale, skip=skip)
         self._scale = self._scale.after(finite=change.finite)
         scale_gradients(assembly.model, outcome, change)
+        self._progress.phase(Phase.COPY)
         self._port.finish_copy()
+        self._progress.phase(Phase.UPDATE)
         if not change.skipped:
             with self._peers():
                 optimizer.step()
@@ -350,11 +364,28 @@ class Run:
         every = self._assignment.snapshot_every
         if outcome.checkpoint:
             self._timer.begun(done)
+        self._progress.phase(Phase.LEAVE if outcome.leave else Phase.COPY)
         if outcome.leave or outcome.checkpoint or (every and done % every == 0):
             self._snapshot(checkpoint=outcome.checkpoint, wait=outcome.leave)
         self._commit(batches, outcome, change.norm)
         if outcome.leave:
             self._port.leave(done)
+        self._progress.step(done)
+        self._progress.in_script()
+
+    @contextmanager
+    def pause(self, why: str, longest: float | str) -> Iterator[None]:
+        """Do something that takes long without a step, such as an evaluation: `with run.pause("eval", "10m"): ...`.
+
+        Silence up to `longest` (seconds, or as "10m") is then no sign of a rank that stands still, on the ranks that
+        say so. why: in a word, for people who look.
+        """
+        most = some_seconds(longest, "run.pause: longest")
+        before = self._progress.pause(str(why), most)
+        try:
+            yield
+        finally:
+            self._progress.phase(before)
 
     def save(self) -> None:
         """Have a checkpoint made of the current step: of what the next `run.step` leaves, whatever `every` says.
@@ -383,6 +414,7 @@ class Run:
 
         Called when `main` has returned: the end of a run is always a checkpoint, whether one was due or not.
         """
+        self._progress.phase(Phase.LEAVE)
         if self._ranks is not None:
             with suppress(dist.DistError):  # nothing is missing here; ranks that still wait for this one see it go
                 self._ranks.say_returned()

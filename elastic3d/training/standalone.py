@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from elastic3d.devices import device_at
 from elastic3d.errors import CollectiveFailed
-from elastic3d.port import Assignment, Flags, Go, LocalState, StateRestored, StepRecord
+from elastic3d.port import UNRECORDED, Assignment, Flags, Go, LocalState, Progress, StateRestored, StepRecord
 from elastic3d.values import Layout, ModelProfile
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class StandalonePort:
         device: str = "cpu",
     ) -> None:
         self.records: list[StepRecord] = []
+        self.progress: Progress = UNRECORDED
         self._measured = measured
         self.device = device_at(device, 0)
         self.assignment = Assignment(

@@ -43,7 +43,16 @@ def make(reduction: str, compress: str | None, model: nn.Module, units: Sequence
     if reduction == "ordered":
         group = mesh.dp.get_group() if mesh.dp else None
         splits = layout.schedule is not None and layout.schedule.splits_backward
-        return Ordered(model, units, group=group, add=add, replicas=layout.replicas, zero=layout.zero, splits=splits)
+        return Ordered(
+            model,
+            units,
+            group=group,
+            add=add,
+            replicas=layout.replicas,
+            zero=layout.zero,
+            splits=splits,
+            progress=mesh.progress,
+        )
     if compress is None or mesh.shard is None:
         return Fast(model, units, zero=layout.zero)
     if compress == POWERSGD and layout.replicas == 1:

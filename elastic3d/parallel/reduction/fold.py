@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from elastic3d.health.phases import Axis
+from elastic3d.health.record import fingerprint
 from elastic3d.parallel.reduction.flat import Flat, intercept
 from elastic3d.parallel.reduction.lanes import Lanes
 
@@ -131,10 +133,12 @@ class Fold:
             self._whole = torch.empty(self.flat.chunk, dtype=self._sum.dtype, device=self._sum.device)
         shards, item = self.flat.shards, self._sum.dtype.itemsize
         holders = [other % shards == self._rank // self._ways for other in range(self._ranks)]
+        progress = self._lanes.progress
         for stretch in self._stretches:
             received = [0] * self._ranks
             for way, part in enumerate(stretch.parts):
                 received[self._rank % shards * self._ways + way] = part * item
+            number = progress.enter(Axis.DP, fingerprint(item, stretch.start, stretch.stop))
             dist.all_to_all_single(
                 self._whole[stretch.start : stretch.stop].view(torch.uint8),
                 self._sum[stretch.at : stretch.at + stretch.mine].repeat(self._ways).view(torch.uint8),
@@ -142,6 +146,7 @@ class Fold:
                 [stretch.mine * item if holds else 0 for holds in holders],
                 group=self._group,
             )
+            progress.leave(Axis.DP, number)
         return self._whole
 
 

@@ -38,6 +38,7 @@ from elastic3d.parallel.reduction.flat import Flat
 from elastic3d.parallel.reduction.fold import Add, Fold
 from elastic3d.parallel.reduction.lanes import Lanes
 from elastic3d.parallel.reduction.units import flats_of, reduce_now
+from elastic3d.port import UNRECORDED, Progress
 
 
 class Ordered:
@@ -59,8 +60,9 @@ class Ordered:
         replicas: int,
         zero: int,
         splits: bool,
+        progress: Progress = UNRECORDED,
     ) -> None:
-        self._units, self._zero, self._lanes = units, zero, Lanes()
+        self._units, self._zero, self._lanes = units, zero, Lanes(progress)
         self._folds = [
             Fold(flat, self._lanes, group, add, ways=replicas, wire=_summed if splits else _computed)
             for flat in flats_of(model, units)

@@ -95,5 +95,6 @@ def assignment(
         credentials=credentials,
         device=options.device,
         expects_state=generation is not None and generation.reached > 0,
+        recorded=generation is not None and options.health is not None,
         device_free=device.memory - device.reserve if device is not None else 0,
     )

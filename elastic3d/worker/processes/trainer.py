@@ -21,8 +21,19 @@ from elastic3d.admission.devices import check_devices
 from elastic3d.devices import contract, device_at
 from elastic3d.devices.exhaustion import is_out_of_memory
 from elastic3d.errors import Elastic3dError
+from elastic3d.health import record, stacks
 from elastic3d.log import bind_process, process_log
-from elastic3d.port import Assignment, Flags, Go, LocalState, Port, StateRestored, StepRecord
+from elastic3d.port import (
+    UNRECORDED,
+    Assignment,
+    Flags,
+    Go,
+    LocalState,
+    Port,
+    Progress,
+    StateRestored,
+    StepRecord,
+)
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import Cadence
@@ -45,8 +56,14 @@ _CREDIT_SECONDS = 30.0
 class ChannelPort:
     """The port of a trainer with a keeper. Called from the main thread; one thread reads, one copies."""
 
-    def __init__(self, assignment: Assignment, end: socket.socket, buffers: Sequence[int]) -> None:
-        self.assignment = assignment
+    def __init__(
+        self,
+        assignment: Assignment,
+        end: socket.socket,
+        buffers: Sequence[int],
+        progress: Progress = UNRECORDED,
+    ) -> None:
+        self.assignment, self.progress = assignment, progress
         # A trainer that measures has its model on meta.
         self.device = device_at("cpu" if assignment.measuring else assignment.device, assignment.slot)
         self._end = TrainerEnd(end)
@@ -234,7 +251,10 @@ def _raised(error: BaseException) -> RaisedException:
 
 
 def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoReturn:
-    """Be a trainer in a fresh child: `descriptors` are the channel and then the home buffers. Ends the process."""
+    """Be a trainer in a fresh child, and end the process.
+
+    descriptors: the channel, the two of the progress record if the assignment says so, and the home buffers.
+    """
     assignment = from_json(Assignment, json.loads(spec))
     bind_process(
         run=assignment.run_id,
@@ -254,7 +274,14 @@ def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoRetu
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch exports it from a private module
     if assignment.threads:
         torch.set_num_threads(assignment.threads)
-    port = ChannelPort(assignment, end, descriptors[1:])
+    buffers = descriptors[1:]
+    progress = None
+    if assignment.recorded:
+        page, written, *buffers_after = buffers
+        buffers, progress = tuple(buffers_after), record.inherited(page)
+        if progress is not None:
+            stacks.write_stacks_to(written)
+    port = ChannelPort(assignment, end, buffers, progress or UNRECORDED)
     try:
         digest = entry(port)
     except SystemExit as error:
