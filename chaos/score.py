@@ -297,9 +297,9 @@ def _share(held: Sequence[Any]) -> float:
 
 
 def play_all(
-    given: Sequence[Trial], *, etcd: Etcd, workdir: Path, steps: int, told: Callable[[Result], None]
+    given: Sequence[Trial], *, etcd: Etcd, workdir: Path, steps: int, heard: Callable[[Result], None]
 ) -> tuple[Result, ...]:
-    """Play trials one after the other; `told` hears each result. The undisturbed job is played once for each world."""
+    """Play trials one after the other; `heard` is given each result. The quiet job is played once for a world."""
     quiet: dict[int, Outcome] = {}
     results = []
     for number, trial in enumerate(given):
@@ -308,7 +308,7 @@ def play_all(
             calm = setting(None, trial.layout, steps)
             quiet[world] = play(calm, etcd=etcd, workdir=workdir / f"quiet{world}", name="score-quiet")
         results.append(play_trial(trial, quiet[world], etcd=etcd, workdir=workdir / str(number), steps=steps))
-        told(results[-1])
+        heard(results[-1])
     return tuple(results)
 
 

@@ -64,7 +64,7 @@ def score(
             server = stack.enter_context(EtcdServer())
             workdir = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-score-")))
             results = play_all(
-                drawn, etcd=server, workdir=workdir, steps=steps, told=lambda result: console.print(line(result))
+                drawn, etcd=server, workdir=workdir, steps=steps, heard=lambda result: console.print(line(result))
             )
     except Elastic3dError as error:
         print(f"elastic3d: {error}", file=sys.stderr)

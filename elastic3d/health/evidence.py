@@ -19,12 +19,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from elastic3d.membership.stalls import RankStall, Stall, Verdict
+from elastic3d import threads
+from elastic3d.health.record import programs
+from elastic3d.health.watch import Taken
+from elastic3d.membership.stalls import Stall, Verdict
 from elastic3d.values import to_json
 
 FOLDER = "evidence"
@@ -40,10 +44,11 @@ _LARGEST = 64 << 10
 
 
 class EvidenceWriter:
-    """Writes one slot's part of a node's evidence. Any thread may call it, and it waits for nothing but the disk.
+    """Writes one slot's part of a node's evidence, on a thread of its own: a disk that hangs holds nobody up.
 
-    folder: the one of the event files, "" for none, where nothing is written. limit: bytes that this node's evidence
-    may take. failed: called once with what went wrong, and again after it has worked in between.
+    Any thread may call it, and waits for nothing; the thread is started when there is something to write. folder: the
+    one of the event files, "" for none, where nothing is written. limit: bytes that this node's evidence may take.
+    failed: called on that thread, once, with what went wrong, and again after it has worked in between.
     """
 
     def __init__(
@@ -52,48 +57,77 @@ class EvidenceWriter:
         self._folder = Path(folder) / FOLDER if folder else None
         self._node, self._slot, self._limit, self._failed = node, slot, limit, failed
         self._failing = False
-        self._lock = threading.Lock()
         self._taken: dict[int, Path] = {}
+        self._lock = threading.Lock()
+        self._work: queue.SimpleQueue[Callable[[], None]] | None = None
 
-    def take(
-        self, trainer: int, generation: str, pid: int, stall: RankStall, page: bytes, stacks: str, program: str = ""
-    ) -> None:
-        """Write what was taken of a rank, in the place of what was taken of it before. generation: its key."""
-        files: dict[str, bytes] = {
-            "stall.json": _json(to_json(stall)),
-            "record.bin": page,
-            "stacks.txt": stacks.encode(),
-            "program.txt": program.encode(),
-            "proc.txt": processes(pid).encode(),
-        }
-        with self._lock:
-            path = self._write(generation, stall.step, f"slot{self._slot}", files)
-            if path is not None:
-                self._taken[trainer] = path
+    def take(self, taken: Taken) -> None:
+        """Keep what was taken of a rank, in the place of what was taken of it before; look at its processes now."""
+        if self._folder is not None:
+            proc = processes(taken.pid)
+            self._post(lambda: self._take(taken, proc))
 
     def moved(self, trainer: int) -> None:
         """Remove what was taken of a trainer: it moves again."""
-        with self._lock:
-            path = self._taken.pop(trainer, None)
-            if path is not None:
-                shutil.rmtree(path, ignore_errors=True)
-                # Another slot, or a verdict, may have something there.
-                with contextlib.suppress(OSError):
-                    path.parent.rmdir()
+        if self._work is not None:
+            self._post(lambda: self._remove(trainer))
 
     def conclude(self, verdict: Verdict, stalls: Mapping[str, Stall]) -> None:
         """Write what was found, and from what. For the leader's node."""
+        if self._folder is not None:
+            self._post(lambda: self._conclude(verdict, stalls))
+
+    def flush(self, patience: float) -> bool:
+        """Wait until all is written, at most `patience` seconds; return whether it is."""
+        if self._work is None:
+            return True
+        written = threading.Event()
+        self._work.put(written.set)
+        return written.wait(patience)
+
+    def _post(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            if self._work is None:
+                self._work = queue.SimpleQueue()
+                threads.start(self._run, self._work, name=f"evidence-{self._slot}", edge=threads.Edge.AGAIN)
+            self._work.put(work)
+
+    # The thread's own.
+
+    def _run(self, work: queue.SimpleQueue[Callable[[], None]]) -> None:
+        while True:
+            work.get()()
+
+    def _take(self, taken: Taken, proc: str) -> None:
+        files: dict[str, bytes] = {
+            "stall.json": _json(to_json(taken.stall)),
+            "record.bin": taken.page,
+            "stacks.txt": taken.stacks.encode(),
+            "program.txt": _program(taken.page).encode(),
+            "proc.txt": proc.encode(),
+        }
+        path = self._write(taken.generation, taken.stall.step, f"slot{self._slot}", files)
+        if path is not None:
+            self._taken[taken.trainer] = path
+
+    def _remove(self, trainer: int) -> None:
+        path = self._taken.pop(trainer, None)
+        if path is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            # Another slot, or a verdict, may have something there.
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()
+
+    def _conclude(self, verdict: Verdict, stalls: Mapping[str, Stall]) -> None:
         files = {
             VERDICT: _json({"schema": SCHEMA, **to_json(verdict)}),
             STALLS: _json({"schema": SCHEMA, "stalls": to_json(dict(stalls))}),
             WAITS: "".join(f"{line}\n" for line in verdict.waits).encode(),
         }
-        with self._lock:
-            self._write(verdict.key, verdict.step, "", files)
+        self._write(verdict.key, verdict.step, "", files)
 
     def _write(self, key: str, step: int, part: str, files: Mapping[str, bytes]) -> Path | None:
-        if self._folder is None:
-            return None
+        assert self._folder is not None
         try:
             present = sorted(self._folder.glob(f"{key}-*-stuck-{self._node}"))
             path = (present[0] if present else self._folder / f"{key}-{step}-stuck-{self._node}") / part
@@ -114,6 +148,15 @@ class EvidenceWriter:
             return None
         self._failing = False
         return path
+
+
+def _program(page: bytes) -> str:
+    """Return the operations of the present step and of the one before, for people."""
+    said = []
+    for title, program in zip(("present step", "last step"), programs(page), strict=True):
+        said.append(f"{title}: {len(program)} operations\n")
+        said += [f"  {axis} {mark:x}\n" for axis, mark in program]
+    return "".join(said)
 
 
 def processes(pid: int) -> str:

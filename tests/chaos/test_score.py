@@ -31,7 +31,7 @@ def test_a_card_of_right_verdicts_passes() -> None:
     """And a control about which nothing was said."""
     rows = card([result("stop", Fault.STOPPED, after=3.0), result("stop", Fault.STOPPED), result("stall", None)])
     assert all(row.passed for row in rows)
-    assert [(row.kind, row.p50, row.p95) for row in rows][0] == ("stop", 3.0, 4.0)
+    assert next((row.kind, row.p50, row.p95) for row in rows) == ("stop", 3.0, 4.0)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,19 @@ import pytest
 
 from chaos.processes import wait_until
 from elastic3d.health.evidence import EvidenceWriter, processes
+from elastic3d.health.record import SIZE
 from elastic3d.health.stuck import judge
+from elastic3d.health.watch import Taken
 from elastic3d.membership.stalls import RankStall, RankState, Verdict
 from elastic3d.values import Layout, from_json
 from tests.health.standstill import STEPS, generation, program, stalls, standstill, with_rank
 
 LAYOUT = Layout(pp=2, dp=2)
-PAGE = bytes(64)
+PAGE = bytes(SIZE)
+
+
+def taken(rank: RankStall, pid: int, *, trainer: int = 7, key: str = "4.1", stacks: str = "") -> Taken:
+    return Taken(trainer=trainer, generation=key, pid=pid, stall=rank, page=PAGE, stacks=stacks)
 
 
 @pytest.fixture
@@ -53,8 +59,10 @@ def test_a_bundle_holds_what_each_slot_took_and_what_was_found(
     assert verdict is not None
     for slot in range(2):
         writer = EvidenceWriter(str(tmp_path), "n1", slot, limit=1 << 20)
-        writer.take(7, whole.key, stopped, ranks[slot], PAGE, "Thread 0x1\n", "world 21\n")
+        writer.take(taken(ranks[slot], stopped, stacks="Thread 0x1\n"))
+        assert writer.flush(30)
     writer.conclude(verdict, said)
+    assert writer.flush(30)
     (bundle,) = (tmp_path / "evidence").iterdir()
     assert bundle.name == f"4.1-{ranks[0].step}-stuck-n1"
     assert sorted(path.name for path in bundle.iterdir()) == [
@@ -69,29 +77,36 @@ def test_what_was_taken_of_a_rank_that_moves_again_is_removed(tmp_path: Path, ra
     """A long pause leaves nothing; what another slot took stays."""
     writers = [EvidenceWriter(str(tmp_path), "n1", slot, limit=1 << 20) for slot in range(2)]
     for writer in writers:
-        writer.take(7, "4.1", os.getpid(), ranks[0], PAGE, "")
+        writer.take(taken(ranks[0], os.getpid()))
+        assert writer.flush(30)
     writers[0].moved(7)
+    assert writers[0].flush(30)
     (bundle,) = (tmp_path / "evidence").iterdir()
     assert [path.name for path in bundle.iterdir()] == ["slot1"]
     writers[1].moved(7)
+    assert writers[1].flush(30)
     assert not list((tmp_path / "evidence").iterdir())
 
 
 def test_a_bound_and_a_folder_that_cannot_be_written_are_told_once(tmp_path: Path, ranks: dict[int, RankStall]) -> None:
     """Evidence is lost then, and nothing else."""
     errors: list[str] = []
-    writer = EvidenceWriter(str(tmp_path), "n1", 0, limit=8_000, failed=errors.append)
+    writer = EvidenceWriter(str(tmp_path), "n1", 0, limit=SIZE * 3 // 2, failed=errors.append)
     for number in range(3):
-        writer.take(number, f"{number}.0", 0, ranks[0], bytes(5_000), "")
+        writer.take(taken(ranks[0], 0, trainer=number, key=f"{number}.0"))
+    assert writer.flush(30)
     assert len(list((tmp_path / "evidence").iterdir())) == 1
     assert len(errors) == 1
-    assert "8000 bytes" in errors[0]
+    assert f"{SIZE * 3 // 2} bytes" in errors[0]
     blocked = tmp_path / "file"
     blocked.write_text("")
     lost: list[str] = []
-    writer = EvidenceWriter(str(blocked), "n1", 0, limit=8_000, failed=lost.append)
+    writer = EvidenceWriter(str(blocked), "n1", 0, limit=1 << 20, failed=lost.append)
     for _ in range(2):
-        writer.take(1, "4.1", 0, ranks[0], PAGE, "")
+        writer.take(taken(ranks[0], 0))
+    assert writer.flush(30)
     assert len(lost) == 1
-    EvidenceWriter("", "n1", 0, limit=8_000, failed=lost.append).take(1, "4.1", 0, ranks[0], PAGE, "")
+    nowhere = EvidenceWriter("", "n1", 0, limit=1 << 20, failed=lost.append)
+    nowhere.take(taken(ranks[0], 0))
+    assert nowhere.flush(30)
     assert len(lost) == 1

@@ -71,6 +71,7 @@ def test_the_command_reads_what_nodes_left(tmp_path: Path, said: dict[str, Stall
     """Long after the job, on any machine, from the folder of events alone."""
     writer = EvidenceWriter(str(tmp_path), "n0", 0, limit=1 << 20)
     writer.conclude(verdict, said)
+    assert writer.flush(30)
     sealed = {"event": "generation.sealed", "number": 5, "cause": "stuck", "nodes": ["n0", "n2"], "at": 1.0}
     (tmp_path / "n0-0.jsonl").write_text(json.dumps(sealed) + "\n" + '{"event": "gener')
     shown = run("--events", str(tmp_path))

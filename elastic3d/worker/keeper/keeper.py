@@ -20,6 +20,7 @@ from elastic3d.clock import SYSTEM
 from elastic3d.errors import JobEnded
 from elastic3d.etcd import EtcdClient
 from elastic3d.etcd_refs import EtcdRegister
+from elastic3d.health.evidence import EvidenceWriter
 from elastic3d.log import Level
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
@@ -78,10 +79,21 @@ class SealedMembership:
 
 
 class Keeper:
-    """One node's membership and its slots. `slots` in local order, all putting their events into `inbox`."""
+    """One node's membership and its slots.
 
-    def __init__(self, settings: Settings, options: RunOptions, slots: Sequence[SlotPort], inbox: Inbox) -> None:
+    slots: in local order, all putting their events into `inbox`. evidence: where the first one's is written.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        options: RunOptions,
+        slots: Sequence[SlotPort],
+        inbox: Inbox,
+        evidence: EvidenceWriter,
+    ) -> None:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
+        self._evidence = evidence
         self._costs = options.costs
         self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
         threads.report_to(self._journal.thread_failed)
