@@ -86,13 +86,15 @@ class WaitGraph:
     def lines(self, limit: int, names: Mapping[int, str]) -> tuple[str, ...]:
         """Return one line for each waiting rank, at most `limit`; names: of the node that has a rank."""
         said = []
-        for rank, operation in sorted(self.waits.items()):
+        for rank in sorted(self.waits)[:limit]:
+            operation = self.waits[rank]
             missing = self.behind[operation]
-            whom = (
-                _listed(missing, names) if missing else f"nobody: all of {_listed(operation.members, names)} posted it"
+            whom = _listed(missing or operation.members, names)
+            said.append(
+                f"rank {rank} of {names[rank]} waits in {operation} for "
+                + (whom if missing else f"nobody: all of {whom} posted it")
             )
-            said.append(f"rank {rank} of {names[rank]} waits in {operation} for {whom}")
-        return (*said[:limit], *([f"and {len(said) - limit} more"] if len(said) > limit else []))
+        return (*said, *([f"and {len(self.waits) - limit} more"] if len(self.waits) > limit else []))
 
 
 def members(axis: Axis, rank: int, layout: Layout) -> tuple[int, ...]:
