@@ -30,7 +30,7 @@ def write_stacks_to(descriptor: int) -> None:
 
 
 def caught_here() -> bool:
-    """Whether SIGUSR2 is left to `write_stacks_to`: a handler of the script's own shows, that of faulthandler does not."""
+    """Whether SIGUSR2 is left to `write_stacks_to`: a handler of the script's own shows, faulthandler's does not."""
     return signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
 
 

@@ -198,6 +198,7 @@ class Assembly:
             example_input=chain.frame.tensor(example).to("meta"),
             frame=chain.frame,
             boundary=boundary(chain.activation, self.scheme, layout.tp),
+            progress=self.mesh.progress,
         )
 
     def paper(self, micro_batches: int) -> Paper:

@@ -7,6 +7,7 @@ snapshots to files, and a later world restores from those files through the real
 from __future__ import annotations
 
 import contextlib
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -24,6 +25,7 @@ from checkpointing.errors import SourceError
 from checkpointing.format.tiles import digest
 from checkpointing.interchange.tensors import buffer_of
 from checkpointing.reading.resolver import Offered, TileSource
+from elastic3d.health.record import SIZE, ProgressWriter
 from elastic3d.port import Flags, Go, LocalState, NearMemory, StateRestored, StepRecord
 from elastic3d.training import Main, Run, train
 from elastic3d.training.restoring import Decision
@@ -75,6 +77,9 @@ class Host(StandalonePort):
 
     def __init__(self, orders: Orders, rank: int, store: tuple[str, int], prefix: str) -> None:
         super().__init__()
+        # It records as a trainer does, so that no bits of these worlds depend on that.
+        self.page = mmap.mmap(-1, SIZE)
+        self.progress = ProgressWriter(memoryview(self.page))
         self.orders = orders
         self.report = Report(rank=rank)
         self.records = self.report.records
