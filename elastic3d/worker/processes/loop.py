@@ -12,13 +12,14 @@ import json
 import os
 import queue
 import selectors
+import signal
 import socket
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastic3d.devices import device_at
-from elastic3d.health.record import ProgressPage
+from elastic3d.health.record import ProgressPage, parse
 from elastic3d.health.watch import SlotWatch
 from elastic3d.log import process_log
 from elastic3d.port import Assignment, Flags, Go, StateRestored
@@ -432,6 +433,10 @@ class SlotLoop:
             self._writer = None
             self._memory.trainer_gone()
         kind = kind or _kind(trainer, code)
+        if kind is ExitKind.CRASH and code == -signal.SIGABRT and _waited(trainer):
+            # gloo's own threads end the process where the sizes of a collective do not fit: that is no fault of the
+            # rank that they end, and what all recorded says whose it is.
+            kind = ExitKind.PEER_LOST
         if trainer.page is not None:
             if self._watch is not None:
                 self._watch.end(trainer.number, hurt=_hurt(kind))
@@ -467,6 +472,12 @@ class SlotLoop:
 
     def _tell(self, event: SlotEvent) -> None:
         self._events.put(event)
+
+
+def _waited(trainer: _Trainer) -> bool:
+    """Return whether a trainer was within a collective when it ended."""
+    record = parse(trainer.page.copy()) if trainer.page is not None else None
+    return record is not None and record.wait is not None
 
 
 def _hurt(kind: ExitKind) -> bool | None:
