@@ -164,6 +164,24 @@ def big(port: Port) -> None:
     port.done(None)
 
 
+def sharded(port: Port) -> None:
+    """Train a model of 4 MB with the other ranks, slowly, until all are asked to leave."""
+    from elastic3d.training import Run, train  # takes seconds, and no other entry needs it
+
+    def main(run: Run) -> None:
+        model = run.shard(lambda: torch.nn.Linear(1024, 1024))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        samples = [(torch.ones(1024) * n, torch.zeros(1024)) for n in range(8)]
+        batches = run.batches(samples, global_batch=2, micro_batch=1)  # type: ignore[arg-type]
+        run.restore(model=model, optimizer=optimizer, batches=batches)
+        for batch in batches.until(step=1_000_000):
+            loss = run.backward(model, batch, torch.nn.functional.mse_loss)
+            time.sleep(0.02)
+            run.step(optimizer, loss=loss)
+
+    train(main, port)
+
+
 def measure(port: Port) -> None:
     """Report a profile."""
     port.measured(ModelProfile(blocks=2, parameters=10, micro_batches=4, micro_batch=1, digest="d"))
@@ -251,6 +269,7 @@ ENTRIES: dict[str, Any] = {
         escapes,
         floods,
         waiting,
+        sharded,
     )
 }
 

@@ -168,14 +168,14 @@ class SlotLoop:
             )
         )
 
-    def replicated(self, mark: Mark, newer: bool) -> None:
-        """Take note that a snapshot was sent, or could not be sent."""
+    def replicated(self, mark: Mark, newer: bool, seconds: float) -> None:
+        """Take note that a snapshot was sent in so many seconds, or could not be sent."""
         self.grant()
         if not newer:
             return
         trainer = self._trainers.get(self._writer or 0)
         if trainer is not None and trainer.assignment.generation == mark.generation:
-            self._send(trainer, channel.SnapshotSafe(step=mark.step))
+            self._send(trainer, channel.SnapshotSafe(step=mark.step, seconds=seconds))
         self._tell(events.SnapshotHeld(slot=self._index, generation=mark.generation, step=mark.step))
 
     def unreachable(self, address: str, seconds: float, error: str) -> None:
@@ -345,6 +345,7 @@ class SlotLoop:
                         profile=message.profile,
                         checks=message.checks,
                         device=message.device,
+                        proven=message.proven,
                     )
                 )
             case StateRestored():
