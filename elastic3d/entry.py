@@ -24,6 +24,7 @@ from elastic3d.port import Port
 from elastic3d.quantities import seconds, size
 from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.settings import Settings, from_environment
+from elastic3d.snapshots.interval import AUTO
 from elastic3d.training import Run, run_alone, train
 from elastic3d.training.identity import script_digest
 from elastic3d.training.tiers import KeepersAndStore
@@ -31,7 +32,7 @@ from elastic3d.trust.listening import raise_file_limit
 from elastic3d.values import Layout
 from elastic3d.worker.keeper.keeper import Keeper
 from elastic3d.worker.keeper.warming import Inbox
-from elastic3d.worker.options import Checkpointing, RunOptions, refuse_moved, saving, store_at
+from elastic3d.worker.options import Checkpointing, RunOptions, refuse_moved, saving, snapshot_interval, store_at
 from elastic3d.worker.processes.failure import FLUSH_PATIENCE, guarded
 from elastic3d.worker.processes.process import ExitCode, die_with_agent
 from elastic3d.worker.processes.remote import RemoteSlot
@@ -54,7 +55,7 @@ def run(
     device: str = devices.AUTO,
     events: str | os.PathLike[str] | None = None,
     events_limit: int | str = "1GB",
-    snapshot_every: int = 1,
+    snapshot_every: int | str = AUTO,
     stale_after: float | str = MOST_SECONDS,
     stale_snapshots: int = MOST_SNAPSHOTS,
     threads: int = 1,
@@ -80,8 +81,9 @@ def run(
             accelerators of this host, the CPU where it has none. ELASTIC3D_DEVICE says what "auto" means on one host.
         events: Folder for one event file per node, and an older one beside it. None, the default, for none.
         events_limit: Most that these take on each node, in bytes or as "500MB"; 1 GB by default.
-        snapshot_every: In steps, 1 by default. 0 for never: after a failure, training then goes on from an older
-            checkpoint.
+        snapshot_every: In steps. "auto", the default: each step, and less often where taking them would take more than
+            3% of the time, or sending them to another node more than half of it. 0 for never: after a failure, training
+            then goes on from an older checkpoint.
         stale_after: Age of the newest step that all hold, in seconds or as "30s", the default, beyond which an event
             and status say so, and another node may be asked to take copies.
         stale_snapshots: How many snapshots behind the newest step that all hold may be before the same happens, 8 or
@@ -125,7 +127,7 @@ def run(
         layout=layout,
         events=_path(events) or None,
         events_limit=size(events_limit, "elastic3d.run: events_limit"),
-        snapshot_every=snapshot_every,
+        snapshot_every=snapshot_interval(snapshot_every),
         stale_after=seconds(stale_after, "elastic3d.run: stale_after"),
         stale_snapshots=stale_snapshots,
         threads=threads,

@@ -135,11 +135,15 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "trainer.exited": _debug("kind", "step", "error"),
         # `source` is "none", "memory" or "store"; `step` is the number of steps that led to the state. Events under
         # `generation` g are about the state from which that generation starts. `detail` is there if a person should
-        # know more: steps that are lost or repeated beyond the cost of a death, checkpoints that are damaged.
-        "state.restored": _debug("source", "step", "detail"),
+        # know more: steps that are lost or repeated beyond the cost of a death, checkpoints that are damaged. `parts`:
+        # where the time since the trainer's beginning went, in order: [name, seconds, seconds of processor time] each.
+        "state.restored": _debug("source", "step", "detail", "parts"),
         # Written only by the slot that holds rank 0. `step` counts the updates made, this one included. `samples` is
-        # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves.
-        "step.committed": _debug("step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum"),
+        # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves. `processor`:
+        # seconds of processor time that rank 0 has used for the step.
+        "step.committed": _debug(
+            "step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum", "processor"
+        ),
         # From the node that holds rank 0, every ten seconds: `left` is the time until step `until`, for people.
         "training.progress": _info("step", "until", "loss", "steps_per_second", "left"),
         # The first non-finite loss in a row; training goes on unless the script says `skip_nonfinite`.
@@ -153,6 +157,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # From the leader, while fewer nodes are there than the job may train with.
         "nodes.awaited": _warning("count", "detail"),
         "snapshot.held": _debug("step"),
+        # From the node that holds rank 0: snapshots are taken every so many steps from now on, by what they cost
+        # the rank where they cost most (-1: little). A node's death then costs at most `at_risk` steps.
+        "snapshot.interval": _info("step", "every", "former", "costliest", "at_risk"),
         # A death would cost more than it should: no step has been safe for long. `slots` of this node are the reason.
         "snapshot.stale": _warning("step", "safe_step", "age", "slots"),
         "snapshot.fresh": _info("step", "safe_step"),

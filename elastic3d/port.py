@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from checkpointing.format.grid import TILE_BYTES
 from elastic3d.devices import ComputeDevice
 from elastic3d.trust.credentials import Credentials
-from elastic3d.values import Layout, ModelProfile, StoreAt
+from elastic3d.values import Layout, ModelProfile, ProvenChain, StoreAt
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,8 @@ class Assignment:
     layout: None while measuring. interface: network interface for gloo, "" to leave the choice to gloo.
     store_host, store_port, store_prefix: the TCPStore in which this generation's process groups meet, and their part of
     it. store: where checkpoints are, None for nowhere. threads: CPU threads for tensor operations.
-    snapshot_every, checkpoint_every: in steps, 0 for never. checkpoint_seconds: least time between the beginnings of
+    snapshot_every, checkpoint_every: in steps, 0 for never; snapshots also None, for as often as their cost allows.
+    checkpoint_seconds: least time between the beginnings of
     two checkpoints, 0.0 if steps decide. seed_digest: the profile digest from which the leader planned, "" if nobody
     has planned. places: for a measuring trainer, how many device places of its node to check before it ends, 0 for
     none. restore: the checkpoint to go on from if nothing is in memory. fresh: beginning at step 0 is intended even if
@@ -38,6 +39,7 @@ class Assignment:
     the run; None while measuring. device: the kind of device it computes on; its slot says which one. device_free:
     bytes of the device's memory that are free while no trainer holds any, 0 if that was not measured. expects_state:
     there is most likely a state to go on from, so that initial weights would be made in vain; correct either way.
+    proven: what a measuring trainer of this node has proven of the model, so that it need not be proven again.
     recorded: the descriptors of its progress record come with it.
     """
 
@@ -56,7 +58,7 @@ class Assignment:
     interface: str
     store: StoreAt | None
     threads: int
-    snapshot_every: int
+    snapshot_every: int | None
     checkpoint_every: int
     seed_digest: str = ""
     places: int = 0
@@ -68,6 +70,7 @@ class Assignment:
     device: str = "cpu"
     device_free: int = 0
     expects_state: bool = False
+    proven: ProvenChain | None = None
     recorded: bool = False
 
 
@@ -121,7 +124,9 @@ class StepRecord:
     step: the number of optimizer updates made, this one included. gradient_norm: before clipping, None if no clip was
     asked for. safe_step: the newest step that every rank holds at home and at its buddy, -1 for none.
     samples: positions of the run that this step consumed, half-open. sample_sum: keyed sum of the consumed sample ids.
-    until: the step up to which the script trains, 0 if it did not say.
+    until: the step up to which the script trains, 0 if it did not say. snapshot_every: the steps from one snapshot to
+    the next from now on, 0 for none. snapshot_rank: the rank that needs the most, -1 if that does not matter.
+    processor: seconds of processor time that the trainer has used for it, in all its threads.
     """
 
     generation: int
@@ -134,13 +139,26 @@ class StepRecord:
     samples: tuple[int, int]
     sample_sum: int
     until: int = 0
+    snapshot_every: int = 1
+    snapshot_rank: int = -1
+    processor: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a trainer's beginning. seconds: how long it took. processor: seconds of processor time it used."""
+
+    name: str
+    seconds: float
+    processor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRestored:
     """A trainer has its state. source: "none", "memory" or "store"; step, generation: which state it is.
 
-    detail: what a person should know about it. damaged: checkpoints that were passed over.
+    detail: what a person should know about it. damaged: checkpoints that were passed over. parts: where the time since
+    the trainer's beginning went, in order.
     """
 
     source: str
@@ -148,6 +166,7 @@ class StateRestored:
     generation: int
     detail: str = ""
     damaged: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,8 +282,8 @@ class Port(Protocol):
     device: ComputeDevice
     progress: Progress
 
-    def measured(self, profile: ModelProfile) -> NoReturn:
-        """Report the profile of a measuring trainer and end it."""
+    def measured(self, profile: ModelProfile, proven: ProvenChain | None = None) -> NoReturn:
+        """Report the profile of a measuring trainer, and what it proved of the model, and end it."""
         ...
 
     def await_go(self) -> Go:
@@ -277,6 +296,10 @@ class Port(Protocol):
 
     def held(self) -> int:
         """Return the newest step held both at home and at the buddy, -1 for none."""
+        ...
+
+    def snapshot_needs(self) -> float:
+        """Return how many steps apart snapshots should be by what they cost here, 0.0 if that does not matter."""
         ...
 
     def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:

@@ -102,7 +102,8 @@ def _figures(status: Status) -> Text:
         text.append(f"\n  {_device(devices[0])}")
     if status.step >= 0:
         text.append(f"\n  step {status.step}, {spell(status.step_seconds)} a step")
-        text.append(f"\n  snapshot {_kept(status.snapshot)}\n  checkpoint {_kept(status.checkpoint)}")
+        seldom = f", one every {status.snapshot_every} steps" if status.snapshot_every > 1 else ""
+        text.append(f"\n  snapshot {_kept(status.snapshot)}{seldom}\n  checkpoint {_kept(status.checkpoint)}")
         if status.checkpoint is not None:
             text.append(f"\n  verified {_kept(status.verified)}")
     return text

@@ -1,8 +1,9 @@
 """The batches of a run: every rank's micro-batches of each step, as tensors.
 
 The state of the data is only the step and, for a stream, its cursor. Micro-batch j of a step belongs to dp rank j % dp,
-in round j // dp; if dp does not divide M the last round has places without a micro-batch. Their ranks run some other
-micro-batch for the sake of the collectives, marked `counts=False`, and the receiver drops its results.
+in round j // dp; with leaves of g micro-batches it is leaf j // g whose rank and turn are found so. If dp does not
+divide their number the last round has places without a micro-batch. Their ranks run some other micro-batch for the sake
+of the collectives, marked `counts=False`, and the receiver drops its results.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class Batches:
             changes=tuple(changes),
         )
         self.share = share or Share()
+        self.order.check_leaf(self.share.leaf)
         self.workers = workers
         self.device = device or torch.device("cpu")
         self.progress = progress

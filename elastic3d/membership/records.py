@@ -216,7 +216,8 @@ class GenerationHistory:
 class Pulse:
     """A member's figures for people, written every `every` seconds. Ages are in seconds when written; -1 for never.
 
-    state: active, spare, quarantined, draining, joining. step_seconds: the newest step's duration.
+    state: active, spare, quarantined, draining, joining. step_seconds: the newest step's duration. snapshot_every:
+    steps from one snapshot to the next, 0 for none.
     """
 
     state: str
@@ -226,6 +227,7 @@ class Pulse:
     step_seconds: float = 0.0
     snapshot_step: int = -1
     snapshot_age: float = -1.0
+    snapshot_every: int = 0
     checkpoint_step: int = -1
     checkpoint_age: float = -1.0
     verified_step: int = -1

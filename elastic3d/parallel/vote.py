@@ -20,7 +20,7 @@ from elastic3d.data.positions import fold_sums
 from elastic3d.errors import UsageError
 from elastic3d.parallel import norms
 
-FLAGS = 6
+FLAGS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,8 @@ class Ballot:
     """One rank's vote. losses: by number of micro-batch. rows: name -> (first row, sums of squares on the CPU).
 
     checkpoint: one is due. ready: this rank's host is done with the previous one. finite: its part of the gradient is
-    finite, or was not checked. tokens: by number of micro-batch, if losses are sums.
+    finite, or was not checked. tokens: by number of micro-batch, if losses are sums. snapshot_needs: the least number
+    of steps between snapshots that is right for this rank, 0.0 if any is.
     """
 
     leave: bool = False
@@ -37,6 +38,7 @@ class Ballot:
     ready: bool = True
     finite: bool = True
     held: int = -1
+    snapshot_needs: float = 0.0
     losses: Mapping[int, float] = field(default_factory=dict)
     tokens: Mapping[int, float] = field(default_factory=dict)
     samples: int = 0
@@ -52,13 +54,16 @@ class Outcome:
     leave, etcd_away: every rank said so. checkpoint: some rank said that one is due, and every rank that it is ready: a
     store slower than training delays checkpoints and tears none. safe_step: the least of the steps held. loss: mean
     over micro-batches, or over tokens. tokens: their number, None if losses are means. norm: of the gradient as it was
-    summed, None if rows were not voted on. absent: parameters that got no gradient anywhere.
+    summed, None if rows were not voted on. absent: parameters that got no gradient anywhere. snapshot_needs: the most
+    that any rank needs, which is `snapshot_rank`.
     """
 
     leave: bool
     etcd_away: bool
     checkpoint: bool
     safe_step: int
+    snapshot_needs: float
+    snapshot_rank: int
     loss: float
     tokens: float | None
     norm: float | None
@@ -94,7 +99,8 @@ class Paper:
     def fill(self, rank: int, ballot: Ballot, *, norm: bool) -> torch.Tensor:
         """Return this rank's vector, on the CPU. norm: with rows."""
         votes = torch.zeros(self._size if norm else self._rows_at, dtype=torch.float64)
-        flags = (ballot.leave, ballot.etcd_away, ballot.checkpoint, ballot.ready, ballot.held, ballot.finite)
+        asked = (ballot.leave, ballot.etcd_away, ballot.checkpoint, ballot.ready)
+        flags = (*asked, ballot.held, ballot.finite, ballot.snapshot_needs)
         votes[FLAGS * rank : FLAGS * (rank + 1)] = torch.tensor([float(flag) for flag in flags], dtype=torch.float64)
         for index, loss in ballot.losses.items():
             votes[self._losses_at + index] = loss
@@ -124,6 +130,8 @@ class Paper:
             etcd_away=bool((flags[:, 1] != 0).all()),
             checkpoint=bool((flags[:, 2] != 0).any() and (flags[:, 3] != 0).all()),
             safe_step=int(flags[:, 4].min()),
+            snapshot_needs=float(flags[:, 6].max()),
+            snapshot_rank=int(flags[:, 6].argmax()),
             loss=_mean(total, self.micro_batches if tokens is None else tokens),
             tokens=tokens,
             gradients_finite=bool((flags[:, 5] != 0).all()),

@@ -35,9 +35,9 @@ class Replicator:
     """Hashes and sends the snapshots in `memory`.
 
     digested: called once for each snapshot, when its digests are known. ended: called after each attempt, with whether
-    the snapshot is now the newest one held twice; buffers may have become free. unreachable: called with the buddy's
-    address, the seconds and the last error when nothing could be sent to it for `patience` seconds, and again after as
-    long. All are called on the replicator's thread.
+    the snapshot is now the newest one held twice, and with the seconds it took; buffers may have become free.
+    unreachable: called with the buddy's address, the seconds and the last error when nothing could be sent to it for
+    `patience` seconds, and again after as long. All are called on the replicator's thread.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Replicator:
         memory: SnapshotMemory,
         *,
         digested: Callable[[Mark], None],
-        ended: Callable[[Mark, bool], None],
+        ended: Callable[[Mark, bool, float], None],
         unreachable: Callable[[str, float, str], None] = lambda buddy, seconds, error: None,
         patience: float = PATIENCE,
         clock: Clock = SYSTEM,
@@ -112,6 +112,7 @@ class Replicator:
             buddy = self._buddy
         held = refused = newer = False
         error = ""
+        begun = self._clock.monotonic()
         try:
             held = self._replicate(work, buddy)
         except Stale as problem:
@@ -127,7 +128,7 @@ class Replicator:
                 # If the buddy was changed meanwhile, the node that holds it is no longer the buddy.
                 held = held and self._buddy == buddy
                 newer = self._memory.replicated(work.stored.mark, held=held, refused=refused)
-        self._ended(work.stored.mark, newer)
+        self._ended(work.stored.mark, newer, self._clock.monotonic() - begun)
         self._judge(buddy, error)
         return not error
 

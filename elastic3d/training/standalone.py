@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from elastic3d.devices import device_at
 from elastic3d.errors import CollectiveFailed
 from elastic3d.port import UNRECORDED, Assignment, Flags, Go, LocalState, Progress, StateRestored, StepRecord
-from elastic3d.values import Layout, ModelProfile
+from elastic3d.values import Layout, ModelProfile, ProvenChain
 
 if TYPE_CHECKING:
     pass
@@ -53,7 +53,7 @@ class StandalonePort:
             device=device,
         )
 
-    def measured(self, profile: ModelProfile) -> NoReturn:
+    def measured(self, profile: ModelProfile, proven: ProvenChain | None = None) -> NoReturn:
         """Pass the profile on."""
         assert self._measured is not None, "a script that trains does not measure"
         self._measured(profile)
@@ -69,6 +69,10 @@ class StandalonePort:
     def held(self) -> int:
         """Return -1: nothing is held."""
         return -1
+
+    def snapshot_needs(self) -> float:
+        """Return 0.0: nothing is taken."""
+        return 0.0
 
     def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:
         """Keep nothing."""

@@ -35,6 +35,7 @@ def vote(assembly: Assembly, loss: Loss, port: Port, *, checkpoint: bool, clip: 
         ready=flags.ready,
         finite=all(sound),
         held=port.held(),
+        snapshot_needs=port.snapshot_needs(),
         losses={index: numbers[0] for index, numbers in losses.items()},
         tokens={index: numbers[1] for index, numbers in losses.items() if len(numbers) > 1},
         samples=loss.batch.samples if counts else 0,

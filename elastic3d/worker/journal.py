@@ -155,7 +155,14 @@ class Journal:
             case w.Restored(state=state):
                 detail = state.detail or None
                 level = Level.WARNING if detail and rank == 0 else None
-                log.emit_at(level, "state.restored", source=state.source, step=state.step, detail=detail)
+                log.emit_at(
+                    level,
+                    "state.restored",
+                    source=state.source,
+                    step=state.step,
+                    detail=detail,
+                    parts=[[part.name, part.seconds, part.processor] for part in state.parts],
+                )
             case w.StepFinished() if rank == 0:
                 record = event.record
                 log.emit(
@@ -167,6 +174,7 @@ class Journal:
                     safe_step=record.safe_step,
                     samples=list(record.samples),
                     sample_sum=record.sample_sum,
+                    processor=record.processor,
                 )
             case w.TrainerExited():
                 error = None if event.kind in WELL else event.detail or None

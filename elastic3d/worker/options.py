@@ -21,6 +21,7 @@ from elastic3d.health.options import Watching
 from elastic3d.log import LIMIT
 from elastic3d.planner.costs import Costs
 from elastic3d.quantities import Every, every, rate, seconds, size
+from elastic3d.snapshots.interval import AUTO
 from elastic3d.values import Layout, StoreAt
 from elastic3d.worker.safety import LEAST_SNAPSHOTS, MOST_SECONDS, MOST_SNAPSHOTS
 
@@ -121,12 +122,12 @@ class RunOptions:
     """store: where checkpoints go, None for nowhere. layout: axes to fix. events: folder for event files, of which a
     node keeps `events_limit` bytes.
 
-    snapshot_every: in steps, 0 for never. stale_after, stale_snapshots: seconds and snapshots by which the safe step
-    may be behind before that is reported and acted upon. threads: CPU threads per trainer for tensor operations. costs:
-    what the planner predicts step times from when this node leads, None to choose layouts by shape alone. restore: the
-    checkpoint to go on from where no state is in memory. fresh: whether to begin at step 0 even though steps were made
-    before and are lost. device: the kind that trainers compute on. health: how ranks that stand still are found, None
-    for not at all.
+    snapshot_every: in steps, 0 for never, None for as often as their cost allows. stale_after, stale_snapshots: seconds
+    and snapshots by which the safe step may be behind before that is reported and acted upon. threads: CPU threads per
+    trainer for tensor operations. costs: what the planner predicts step times from when this node leads, None to choose
+    layouts by shape alone. restore: the checkpoint to go on from where no state is in memory. fresh: whether to begin
+    at step 0 even though steps were made before and are lost. device: the kind that trainers compute on. health: how
+    ranks that stand still are found, None for not at all.
     """
 
     store: StoreAt | None = None
@@ -134,7 +135,7 @@ class RunOptions:
     layout: Layout | None = None
     events: str | None = None
     events_limit: int = LIMIT
-    snapshot_every: int = 1
+    snapshot_every: int | None = None
     stale_after: float = MOST_SECONDS
     stale_snapshots: int = MOST_SNAPSHOTS
     threads: int = 1
@@ -145,7 +146,9 @@ class RunOptions:
     health: Watching | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("snapshot_every", 0), ("threads", 1), ("stale_snapshots", LEAST_SNAPSHOTS)):
+        if self.snapshot_every is not None:
+            _whole(self.snapshot_every, "snapshot_every", 0)
+        for name, least in (("threads", 1), ("stale_snapshots", LEAST_SNAPSHOTS)):
             _whole(getattr(self, name), name, least)
         if not self.stale_after > 0:
             raise UsageError(f"elastic3d.run(stale_after={self.stale_after!r}): give a time above 0, such as '30s'")
@@ -165,6 +168,18 @@ class RunOptions:
             )
         if self.layout is not None and not isinstance(self.layout, Layout):
             raise UsageError(f"elastic3d.run(layout={self.layout!r}): give an elastic3d.Layout, e.g. Layout(pp=2)")
+
+
+def snapshot_interval(value: int | str) -> int | None:
+    """Return the steps between snapshots that a user asks for, None for "auto"; UsageError for anything else."""
+    if value == AUTO:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise UsageError(
+            f"elastic3d.run(snapshot_every={value!r}): give a number of steps, 0 for never, or '{AUTO}' for as often "
+            "as their cost allows"
+        )
+    return value
 
 
 def store_at(url: str | os.PathLike[str] | None, given: Checkpointing | None = None) -> StoreAt | None:

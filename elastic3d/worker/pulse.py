@@ -20,6 +20,7 @@ class Figures:
         self._checkpoint: tuple[int, float] | None = None
         self._verified: tuple[int, float] | None = None
         self._health, self._failed = WELL, -1
+        self._snapshot_every = 0
         self._made: dict[int, float] = {}
         self._stale = self._training = self._store = ""
 
@@ -34,6 +35,7 @@ class Figures:
     def stepped(self, record: StepRecord, now: float) -> None:
         """Take note of a step. A snapshot is as old as its step, as far as this node saw it."""
         self._step = (record.step, record.seconds)
+        self._snapshot_every = record.snapshot_every
         self._made = {step: at for step, at in self._made.items() if record.safe_step <= step < record.step}
         self._made[record.step] = now
         if record.safe_step >= 0 and (self._snapshot is None or self._snapshot[0] != record.safe_step):
@@ -88,6 +90,7 @@ class Figures:
             step_seconds=seconds,
             snapshot_step=snapshot_step,
             snapshot_age=snapshot_age,
+            snapshot_every=self._snapshot_every,
             checkpoint_step=checkpoint_step,
             checkpoint_age=checkpoint_age,
             verified_step=verified_step,

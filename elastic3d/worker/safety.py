@@ -60,9 +60,10 @@ class SafeStep:
         self._step, self._safe, self._moved_at = start, -1, now
         self._stale = False
 
-    def stepped(self, step: int, safe_step: int, now: float) -> None:
-        """Take note of a step and its vote."""
+    def stepped(self, step: int, safe_step: int, now: float, *, every: int | None = None) -> None:
+        """Take note of a step and its vote. every: steps between snapshots from now on, None: as before."""
         self._step = step
+        self._every = self._every if every is None else every
         if safe_step > self._safe:
             self._safe, self._moved_at = safe_step, now
 

@@ -139,7 +139,7 @@ class Scene:
         self.generations.unreachable(unreachable, self.nodes[0])
         return self.slot.buddies[-1]
 
-    def step(self, step: int, safe: int) -> None:
+    def step(self, step: int, safe: int, every: int = 1) -> None:
         """Make a step in a second."""
         self.clock.now += 1.0
         record = StepRecord(
@@ -152,6 +152,8 @@ class Scene:
             etcd_away_everywhere=False,
             samples=(0, 1),
             sample_sum=0,
+            snapshot_every=every,
+            snapshot_rank=1,
         )
         self.generations.heard(w.StepFinished(slot=0, trainer=1, record=record))
         self.generations.look_after_snapshots(self.nodes[0])
@@ -224,6 +226,22 @@ def test_the_limits_of_a_stale_safe_step_can_be_set(
     assert [e["step"] for e in one.events("snapshot.stale")] == [step]
 
 
+def test_a_changed_interval_is_told_once_with_what_a_death_may_cost(scene: Callable[..., Scene]) -> None:
+    """A safe step is too old by the interval in force; the pulse has it for status."""
+    one = scene(2)
+    for step, every in enumerate((1, 1, 10, 10, 10, 2), start=1):
+        one.step(step, -1, every)
+    told_of = one.events("snapshot.interval")
+    assert [(e["step"], e["former"], e["every"], e["at_risk"], e["costliest"]) for e in told_of] == [
+        (3, 1, 10, 16, 1),
+        (6, 10, 2, 4, 1),
+    ]
+    assert one.figures.pulse("active", 1, one.clock.now).snapshot_every == 2
+    for step in range(7, 60):
+        one.step(step, -1, 10)
+    assert [e["step"] for e in one.events("snapshot.stale")] == [41]
+
+
 def test_a_stale_safe_step_is_reported_and_gets_another_buddy(scene: Callable[..., Scene]) -> None:
     """Once, in the event file and in the node's health; and once more when it has recovered."""
     one = scene(3)
@@ -256,7 +274,7 @@ def test_a_replicator_reports_a_buddy_that_takes_nothing() -> None:
     replicator = Replicator(
         home.memory,
         digested=home.digested.append,
-        ended=lambda mark, newer: newer and home.held.append(mark),
+        ended=lambda mark, newer, _: newer and home.held.append(mark),
         unreachable=lambda *args: reports.put(args),
         patience=0.2,
     )

@@ -202,6 +202,8 @@ class Status:
     """How long a step takes, 0 where that was not reported."""
     snapshot: StateAge | None
     """The newest one in memory that all hold twice."""
+    snapshot_every: int
+    """Steps from one to the next, 0 where there are none or that was not reported."""
     checkpoint: StateAge | None
     """The newest one committed."""
     verified: StateAge | None

@@ -118,11 +118,12 @@ class Spread:
             vars(module)["forward"] = Dispatch(run, experts=number_of(module), group=self._mesh.get_group())
         return {parameter for module in here for parameter in module.parameters()}
 
-    def check_step(self, layout: Layout, micro_batches: int) -> None:
+    def check_step(self, layout: Layout, micro_batches: int, leaf: int) -> None:
         """Refuse a step in which a rank would run a micro-batch that does not count: its tokens would reach experts."""
-        if self._layers and micro_batches % layout.dp:
+        if self._layers and micro_batches // leaf % layout.dp:
+            what = "micro-batches" if leaf == 1 else f"leaves of {leaf} micro-batches"
             raise LayoutError(
-                f"{layout}: with experts=, dp must divide the {micro_batches} micro-batches of a step; choose another "
+                f"{layout}: with experts=, dp must divide the {micro_batches // leaf} {what} of a step; choose another "
                 "micro_batch, or leave experts= out"
             )
 

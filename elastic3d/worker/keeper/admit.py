@@ -68,7 +68,7 @@ def admit(
 
 def _works(settings: Settings, options: RunOptions, profile: ModelProfile) -> list[Check]:
     works = [Check(name="clock", run=lambda: host.clock_goes(SYSTEM), limit=LIMIT)]
-    if options.snapshot_every:
+    if options.snapshot_every != 0:
         works.append(Check(name="memory", run=lambda: _memory(settings, options, profile), limit=LIMIT))
     # Python would quietly fall back from TMPDIR to another folder; other code in a trainer would not.
     works.append(

@@ -11,10 +11,11 @@ from typing import Any
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership import events as m
 from elastic3d.membership import topology
-from elastic3d.port import Go, NearMemory
+from elastic3d.port import Go, NearMemory, StepRecord
 from elastic3d.rendezvous.settings import Settings
+from elastic3d.snapshots.interval import at_risk
 from elastic3d.trust.credentials import Credentials
-from elastic3d.values import DeviceFacts, Generation, Node
+from elastic3d.values import DeviceFacts, Generation, Node, ProvenChain
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.keeper.silence import Silence
 from elastic3d.worker.keeper.trainer_group import TrainerGroup, assignment
@@ -68,8 +69,10 @@ class Generations:
         self.raised = ""
         self.credentials: Credentials | None = None
         self.device: DeviceFacts | None = None
+        self.proven: ProvenChain | None = None
         self._out_of_reach: dict[str, float] = {}
         self._safe_step: SafeStep | None = None
+        self._every = self._first_interval()
         self._stale_told: float | None = None
         self._held_at: dict[int, float] = {}
         # The step at which the newest generation that trained here began.
@@ -104,6 +107,7 @@ class Generations:
                 generation=generation,
                 credentials=self.credentials,
                 device=self.device,
+                proven=self.proven,
             )
             trainers[slot.index] = slot.prepare(trainer_assignment)
         self.worlds[generation.key] = TrainerGroup(generation=generation, first_rank=first, trainers=trainers)
@@ -119,6 +123,7 @@ class Generations:
         self.running = generation
         self.sealed(generation)
         self._safe_step = None
+        self._every = self._first_interval()
         self._fresh()
         for slot in self._slots:
             slot.set_generation(generation.number)
@@ -268,17 +273,19 @@ class Generations:
                 now = self._clock.monotonic()
                 self._figures.stepped(record, now)
                 if self._safe_step is not None:
-                    self._safe_step.stepped(record.step, record.safe_step, now)
+                    self._safe_step.stepped(record.step, record.safe_step, now, every=record.snapshot_every)
+                if world.first_rank == 0:
+                    self._tell_interval(record)
                 # Without snapshots nothing is ever held: every step counts then, since starting again would lose them
                 # all.
-                kept = self._options.snapshot_every > 0 or self._options.store is not None
+                kept = self._options.snapshot_every != 0 or self._options.store is not None
                 safe = record.safe_step if kept else record.step
                 self._tell(m.StepReported(step=record.step, etcd_away=record.etcd_away_everywhere, safe=safe))
             case w.Restored() if event.slot == 0:
                 self._began_at = event.state.step
                 now = self._clock.monotonic()
                 self._safe_step = SafeStep(
-                    every=self._options.snapshot_every,
+                    every=self._every,
                     start=event.state.step,
                     now=now,
                     most_seconds=self._options.stale_after,
@@ -289,6 +296,23 @@ class Generations:
             case _:
                 pass
         self._journal.trainer(event, world.generation.number, rank)
+
+    def _first_interval(self) -> int:
+        every = self._options.snapshot_every
+        return 1 if every is None else every
+
+    def _tell_interval(self, record: StepRecord) -> None:
+        """Say that snapshots are taken more or less often from now on, and what the death of a node may cost then."""
+        former, self._every = self._every, record.snapshot_every
+        if former != self._every:
+            self._journal.emit(
+                "snapshot.interval",
+                step=record.step,
+                every=self._every,
+                former=former,
+                costliest=record.snapshot_rank,
+                at_risk=at_risk(self._every),
+            )
 
     def _exited(self, event: w.TrainerExited, key: str, world: TrainerGroup, rank: int) -> None:
         world.ended[event.slot] = event.step

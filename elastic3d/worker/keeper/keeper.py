@@ -132,10 +132,10 @@ class Keeper:
         measuring = assignment(self._settings, self._options, slot=0, places=places)
         measured = measure(self._slots[0], measuring, self._inbox)
         self._profile = profile = measured.profile
-        self._generations.device = measured.device
+        self._generations.device, self._generations.proven = measured.device, measured.proven
         self._costs = planned_with(self._options.costs, measured.device, profile)
         # A model that no number of nodes could train is refused before the job waits for more of them.
-        self._plan(min(self._settings.policy.maximum, profile.blocks * profile.micro_batches), profile)
+        self._plan(min(self._settings.policy.maximum, profile.blocks * profile.leaves), profile)
         if not wait_at_gate(self._settings.gate, self._inbox):
             return
         if self._settings.admission:

@@ -12,7 +12,7 @@ from elastic3d.admission.check import CheckResult
 from elastic3d.membership.stalls import RankStall
 from elastic3d.port import StateRestored, StepRecord
 from elastic3d.trust.listening import Refusal
-from elastic3d.values import DeviceFacts, ModelProfile
+from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain
 
 
 class ExitKind(StrEnum):
@@ -56,6 +56,7 @@ class ProfileMeasured:
     profile: ModelProfile
     checks: tuple[CheckResult, ...] = ()
     device: DeviceFacts | None = None
+    proven: ProvenChain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,7 +197,7 @@ class LocalSlot:
         self._replicator = Replicator(
             self._memory,
             digested=lambda mark: loop.post(lambda: loop.digested(mark)),
-            ended=lambda mark, newer: loop.post(lambda: loop.replicated(mark, newer)),
+            ended=lambda mark, newer, seconds: loop.post(lambda: loop.replicated(mark, newer, seconds)),
             unreachable=lambda *unreached: loop.post(lambda: loop.unreachable(*unreached)),
             name=f"replicator-{index}",
         )

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from elastic3d import environment, threads
 from elastic3d.admission.check import CheckResult
 from elastic3d.admission.devices import check_devices
+from elastic3d.clock import SYSTEM, Clock
 from elastic3d.devices import contract, device_at
 from elastic3d.devices.exhaustion import is_out_of_memory
 from elastic3d.errors import Elastic3dError
@@ -37,8 +38,9 @@ from elastic3d.port import (
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import Cadence
+from elastic3d.snapshots.interval import Cost
 from elastic3d.snapshots.table import SnapshotTable
-from elastic3d.values import DeviceFacts, ModelProfile, from_json
+from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain, from_json
 from elastic3d.worker.processes import channel, copying, process
 from elastic3d.worker.processes.channel import FromKeeper, TrainerEnd
 from elastic3d.worker.processes.events import RaisedException
@@ -62,13 +64,17 @@ class ChannelPort:
         end: socket.socket,
         buffers: Sequence[int],
         progress: Progress = UNRECORDED,
+        *,
+        clock: Clock = SYSTEM,
     ) -> None:
-        self.assignment, self.progress = assignment, progress
+        self.assignment, self.progress, self._clock = assignment, progress, clock
         # A trainer that measures has its model on meta.
         self.device = device_at("cpu" if assignment.measuring else assignment.device, assignment.slot)
         self._end = TrainerEnd(end)
         self._copier = copying.Copier([Arena(descriptor) for descriptor in buffers], self.device)
         self._cadence = Cadence()
+        self._cost = Cost()
+        self._stalled: float | None = None  # of the snapshot that is being copied
         self._table: SnapshotTable | None = None
         self._last_taken = -1
         self._checkpoint_due = False
@@ -80,12 +86,12 @@ class ChannelPort:
         self._credits: list[int] = []
         threads.start(self._listen, name="keeper")
 
-    def measured(self, profile: ModelProfile) -> NoReturn:
+    def measured(self, profile: ModelProfile, proven: ProvenChain | None = None) -> NoReturn:
         """Report a measuring trainer's profile, and the node's devices if they are to be checked, and end it."""
         # Checked here, since this process ends: what it leaves on a device is gone with it.
         kind, places = self.assignment.device, self.assignment.places
         checks = check_devices(kind, places) if places else ()
-        self._say(channel.Profiled(profile=profile, checks=checks, device=self._facts(checks)))
+        self._say(channel.Profiled(profile=profile, checks=checks, device=self._facts(checks), proven=proven))
         process.leave(ExitCode.MEASURED)
 
     def _facts(self, checks: Sequence[CheckResult]) -> DeviceFacts | None:
@@ -113,6 +119,11 @@ class ChannelPort:
         """Return the newest step of this generation held at home and at the buddy, -1 for none."""
         return self._held
 
+    def snapshot_needs(self) -> float:
+        """Return how many steps apart snapshots should be by what they cost this rank."""
+        with self._changed:
+            return self._cost.needed()
+
     def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:
         """Start copying this rank's state in a thread; with `wait`, return when it is copied.
 
@@ -121,6 +132,7 @@ class ChannelPort:
         """
         step = state.step
         self.finish_copy()
+        begun = self._clock.monotonic()
         self._checkpoint_due |= checkpoint
         if step != self._last_taken and (wait or self._cadence.take()):
             checkpoint, self._checkpoint_due = self._checkpoint_due, False
@@ -144,16 +156,22 @@ class ChannelPort:
                 self._table = job.table
                 self._say(channel.Tabled(table=tables.to_wire(job.table)))
             self._copier.start(job)
+            self._stalled = self._clock.monotonic() - begun
         if wait:
             self.finish_copy()
 
     def finish_copy(self) -> None:
         """Block until no copy reads the state any more."""
+        begun = self._clock.monotonic()
         self._copier.finish()
+        if self._stalled is not None:
+            self._cost.stalled(self._stalled + self._clock.monotonic() - begun)
+            self._stalled = None
 
     def committed(self, record: StepRecord) -> None:
         """Tell the keeper of a step, and take note of the vote's safe step."""
         self._cadence.voted(record.safe_step)
+        self._cost.stepped(record.seconds)
         self._say(channel.StepTaken(record=record))
 
     def restored(self, state: StateRestored) -> None:
@@ -239,6 +257,7 @@ class ChannelPort:
                 self._credits.append(message.buffer)
             case channel.SnapshotSafe():
                 self._held = max(self._held, message.step)
+                self._cost.moved(message.seconds)
 
 
 def _raised(error: BaseException) -> RaisedException:

@@ -147,6 +147,7 @@ def test_figures_come_from_the_running_generation() -> None:
     assert shown.checkpoint is not None
     assert shown.checkpoint.step == 1200
     scene = scenes.training()
+    assert stands(scene.put("pulses/a@1", scenes.pulse(snapshot_every=9))).snapshot_every == 9
     for name in "abcd":
         scene.put(f"pulses/{name}@1", scenes.pulse(generation=3))
     assert (stands(scene).step, stands(scene).snapshot) == (-1, None)
@@ -224,7 +225,7 @@ def test_the_json_schema_is_stable() -> None:
         == {field.name for field in fields(Status)}
         == {
             *("run_id", "revision", "state", "detail", "leader", "generation", "preparing", "nodes", "step"),
-            *("step_seconds", "snapshot", "checkpoint", "verified", "suspects", "verdict"),
+            *("step_seconds", "snapshot", "snapshot_every", "checkpoint", "verified", "suspects", "verdict"),
             *("minimum", "maximum", "problems"),
         }
     )
