@@ -101,8 +101,11 @@ def _stop() -> None:
 
 
 def _hold() -> None:
-    # PyDLL keeps the interpreter's lock during the call.
-    ctypes.PyDLL(None).sleep(LONG)
+    # PyDLL keeps the interpreter's lock during the call. A mutex that is locked twice is waited for whatever signals
+    # arrive; a sleep would end with the first one.
+    native, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(128)
+    for _ in range(2):
+        native.pthread_mutex_lock(mutex)
 
 
 def _lock() -> None:
