@@ -59,3 +59,18 @@ def test_a_trainer_without_a_record_trains_as_before(nursery: Nursery) -> None:
     keeper.slot.ask_leave(trainer)
     assert keeper.wait(TrainerExited).kind is ExitKind.LEFT
     assert not [event for event in keeper.seen if isinstance(event, RankSilent | RankMoving)]
+
+
+def test_a_trainer_that_is_aborted_within_a_collective_has_lost_a_peer(nursery: Nursery) -> None:
+    """gloo aborts whoever receives what does not fit, and that is not who sent it; elsewhere an abort is its own."""
+    keeper = nursery.keeper("waiting", watched=True)
+    _, pid = trainer_of(keeper, recorded=True)
+    keeper.wait(RankSilent, where=lambda event: event.rank.wait == WAIT)
+    os.kill(pid, signal.SIGABRT)
+    last = keeper.wait(RankSilent, where=lambda event: event.rank.state is RankState.DEAD)
+    assert (last.over, last.rank.wait) == (True, WAIT)
+    assert keeper.wait(TrainerExited).kind is ExitKind.PEER_LOST
+    keeper = nursery.keeper("steps", watched=True)
+    _, pid = trainer_of(keeper, recorded=True)
+    os.kill(pid, signal.SIGABRT)
+    assert keeper.wait(TrainerExited).kind is ExitKind.CRASH
