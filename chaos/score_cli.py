@@ -14,7 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from chaos.cluster import started_by
 from chaos.etcd import EtcdServer
+from chaos.preloaded import PreloadedServer
 from chaos.score import KINDS, Result, Row, card, play_all, trials
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.values import to_json
@@ -62,6 +64,8 @@ def score(
         drawn = list(trials(list(kinds or KINDS), count, seed, steps=steps, most=nodes))
         with ExitStack() as stack:
             server = stack.enter_context(EtcdServer())
+            # Agents that import torch each would keep a small machine busy for longer than the trials themselves.
+            stack.enter_context(started_by(stack.enter_context(PreloadedServer())))
             workdir = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-score-")))
             results = play_all(
                 drawn, etcd=server, workdir=workdir, steps=steps, heard=lambda result: console.print(line(result))
