@@ -23,7 +23,7 @@ from chaos.follow import Event, Follower
 from chaos.oracle import compare, judge
 from chaos.play import Etcd, Outcome, Setting, play
 from chaos.processes import leashed
-from chaos.scripts.train_faulty import MARK
+from chaos.scripts import MARK
 from elastic3d.health.stuck import Fault
 from elastic3d.values import Layout
 

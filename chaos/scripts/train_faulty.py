@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 import elastic3d
-from chaos.scripts import train_gpt
+from chaos.scripts import MARK, train_gpt
 from chaos.scripts.train_gpt import GPT, Block, SourceFiles, cross_entropy, report
 from elastic3d.clock import SYSTEM
 from elastic3d.parallel.mesh import Mesh
@@ -43,7 +43,6 @@ from elastic3d.parallel.reduction.lanes import Lane
 
 LONG = 100_000
 STALL = 20.0
-MARK = "fault.json"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -71,7 +71,7 @@ def _from_etcd(options: JobOptions, generation: int) -> Explanation | None:
     if verdict is None:
         return None
     formed = [
-        Formed(number=one.number, cause=str(one.cause), active=one.active, left=one.left, at=one.at)
+        Formed(number=one.number, active=one.active, left=one.left)
         for one in sorted(run_keys.history.values(), key=lambda one: (one.number, one.attempt))
     ]
     ended = run_keys.end.detail if run_keys.end is not None and run_keys.end.failed else ""
@@ -119,15 +119,7 @@ def _formed(folder: Path) -> list[Formed]:
     before: set[str] = set()
     for number, line in sorted(sealed.items()):
         nodes = {*line["nodes"], *(line.get("spares") or ())}
-        formed.append(
-            Formed(
-                number=number,
-                cause=str(line["cause"]),
-                active=len(line["nodes"]),
-                left=tuple(sorted(before - nodes)),
-                at=float(line["at"]),
-            )
-        )
+        formed.append(Formed(number=number, active=len(line["nodes"]), left=tuple(sorted(before - nodes))))
         before = nodes
     return formed
 

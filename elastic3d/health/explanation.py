@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from elastic3d.health.stuck import Fault
 from elastic3d.membership.stalls import RankStall, Verdict
@@ -14,35 +14,41 @@ SHOWN = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formed:
-    """A generation that was sealed. left: names of nodes that the one before had. at: wall clock, for people."""
+    """A generation that was sealed."""
 
     number: int
-    cause: str
+    """Its number."""
     active: int
+    """How many nodes trained in it."""
     left: tuple[str, ...] = ()
-    at: float = 0.0
+    """Names of nodes that the one before had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilentRank:
-    """A rank as it was found. waits: the operation it waited for, "" for none. odd: how its step differs from its last
-    one, "" if it does not."""
+    """A rank as it was when its generation stood still."""
 
     rank: int
+    """Its number."""
     node: str
+    """The name of its node."""
     phase: str
+    """What it was at, such as "forward" or "data"."""
     state: str
+    """How its processes were: idle, busy, stopped, blocked, held or dead."""
     silent: float
-    """Seconds."""
+    """Seconds since its last sign of progress."""
     waits: str = ""
+    """The operation that it waited for, "" for none."""
     odd: str = ""
+    """How its step differed from its last one, "" if it did not."""
     at: str = ""
     """The code that its main thread was in, "" if that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a generation stood still: what `elastic3d explain --json` prints, with a `schema`."""
+    """Why a generation stood still; with a `schema`, what `elastic3d explain --json` prints."""
 
     generation: int
     """Its number."""
@@ -72,7 +78,7 @@ class Explanation:
     """Who waited for whom."""
     silent: tuple[SilentRank, ...] = ()
     """What all ranks were at, where an evidence bundle says so."""
-    evidence: tuple[str, ...] = field(default=())
+    evidence: tuple[str, ...] = ()
     """Folders of evidence."""
 
 

@@ -38,7 +38,7 @@ def verdict(said: dict[str, Stall]) -> Verdict:
 
 def test_one_page_says_who_why_what_was_done_and_what_to_do(said: dict[str, Stall], verdict: Verdict) -> None:
     """Everything a person asks first."""
-    after = [Formed(number=4, cause="start", active=4), Formed(number=5, cause="stuck", active=3, left=("n1",))]
+    after = [Formed(number=4, active=4), Formed(number=5, active=3, left=("n1",))]
     text = page(
         explain(verdict, formed=after, stalls={id: stall.ranks for id, stall in said.items()}, evidence=["/events/x"])
     )
