@@ -29,7 +29,7 @@ class Lane:
         self._progress, self._axis = progress, axis
         self._out = torch.empty(0, dtype=torch.uint8)
         self._in = torch.empty(0, dtype=torch.uint8)
-        self._pending: tuple[Any, torch.Tensor, Arrived, int] | None = None
+        self._pending: tuple[Any, torch.Tensor, Arrived, int, int] | None = None
 
     @property
     def held(self) -> int:
@@ -50,7 +50,8 @@ class Lane:
         self._in = _at_least(self._in, ranks * mine * item, out.device)
         pieces = self._in[: ranks * mine * item]
         # The same on all ranks, unlike what each receives.
-        number = self._progress.post(self._axis, fingerprint(item, out.numel()))
+        mark = fingerprint(item, out.numel())
+        number = self._progress.post(self._axis, mark)
         # As bytes: they are moved, not computed with, and gloo does not know every dtype.
         work = dist.all_to_all_single(
             pieces,
@@ -60,14 +61,14 @@ class Lane:
             group=group,
             async_op=True,
         )
-        self._pending = (work, pieces.view(out.dtype).view(ranks, mine), arrived, number)
+        self._pending = (work, pieces.view(out.dtype).view(ranks, mine), arrived, number, mark)
 
     def settle(self) -> None:
         """Wait for what is under way and hand it over."""
         if self._pending is not None:
-            work, pieces, arrived, number = self._pending
+            work, pieces, arrived, number, mark = self._pending
             self._pending = None
-            self._progress.wait(self._axis, number)
+            self._progress.wait(self._axis, number, mark)
             work.wait()
             self._progress.leave(self._axis, number)
             arrived(pieces)
