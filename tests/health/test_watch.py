@@ -15,8 +15,8 @@ from elastic3d.clock import SYSTEM
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.processes import ProcessSample, group_of, others_between, sample
 from elastic3d.health.record import SIZE, ProgressPage, ProgressRecord, ProgressWriter
-from elastic3d.health.watch import INTERVAL, SlotWatch, Taken, assess
-from elastic3d.membership.stalls import RankStall, RankState, Wait
+from elastic3d.health.watch import INTERVAL, SlotWatch, Taken, _Watched, _with_stacks, assess
+from elastic3d.membership.stalls import AxisCount, RankStall, RankState, Wait
 
 SECOND = 1_000_000_000
 
@@ -91,6 +91,26 @@ def test_who_waits_is_named_early_whatever_it_does() -> None:
     waits = record(wait=Wait(axis="dp", number=2), longest_wait=30.0)
     stall = seen(waits, samples(cpu=2000))
     assert (stall.over, stall.stall.allowed_idle) == (True, 120_000)
+
+
+@pytest.mark.parametrize("tensor", [True, False])
+def test_a_rank_within_a_collective_that_it_did_not_record_waits(tensor: bool, trainer: Trainer) -> None:
+    """Its stack shows it: such as those of tensor parallelism, and of the script."""
+    stack = (
+        'Thread 0x00000000000000aa (most recent call first):\n  File "/x/user.py", line 3 in other\n'
+        "Current thread 0x00000000000000ab (most recent call first):\n"
+        '  File "/x/torch/distributed/distributed_c10d.py", line 3009 in all_reduce\n'
+        '  File "/x/torch/distributed/c10d_logger.py", line 83 in wrapper\n  File "/x/user.py", line 7 in main\n'
+    )
+    watched = _Watched(
+        trainer=1, generation="1.0", rank=0, tensor=tensor, pid=trainer.pid, page=trainer.page, stacks=stack
+    )
+    stall = seen(record(thread=0xAB), samples()).stall
+    stuck = _with_stacks(stall, watched, record(thread=0xAB))
+    assert stuck.top_frame == "distributed_c10d.py:3009 in all_reduce"
+    assert stuck.wait == Wait(axis="tp" if tensor else "user", number=1)
+    assert stuck.axes == (AxisCount(axis="tp" if tensor else "user", posted=1, done=0),)
+    assert _with_stacks(stall, watched, record(thread=0xAA)).wait is None
 
 
 def test_processes_of_a_group_are_compared_one_by_one() -> None:

@@ -33,6 +33,7 @@ def of_axis(program: Program, axis: Axis) -> list[int]:
         pytest.param(recorded_mains.fast, Layout(pp=1, dp=2, zero=2), marks=pytest.mark.slow),
         pytest.param(recorded_mains.ordered, Layout(pp=3, dp=1), marks=pytest.mark.slow),
         pytest.param(recorded_mains.ordered, Layout(pp=1, dp=4, replicas=2), marks=pytest.mark.slow),
+        pytest.param(recorded_mains.compressed, Layout(pp=1, dp=4, replicas=2), marks=pytest.mark.slow),
         pytest.param(recorded_mains.ordered, V, marks=pytest.mark.slow),
         pytest.param(recorded_mains.ordered, Layout(pp=2, dp=2, schedule=Schedule.GPIPE), marks=pytest.mark.slow),
     ],
