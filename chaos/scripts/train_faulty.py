@@ -44,6 +44,9 @@ from elastic3d.parallel.reduction.lanes import Lane
 LONG = 100_000
 STALL = 20.0
 
+Waiting = Callable[[], Tensor]
+Begin = Callable[[Mesh, Tensor], Waiting]
+
 
 @dataclass(slots=True, kw_only=True)
 class Fault:
@@ -125,35 +128,44 @@ def _skip() -> None:
         return None
 
     Lane.exchange = nothing  # type: ignore[method-assign]
-    _instead_of_vote(lambda mesh, votes, vote: _and_then(vote(mesh, votes), Lane, "exchange", whole))
+
+    def last(mesh: Mesh, votes: Tensor, begin: Begin) -> Waiting:
+        wait = begin(mesh, votes)
+
+        def then_mend() -> Tensor:
+            Lane.exchange = whole  # type: ignore[method-assign]
+            return wait()
+
+        return then_mend
+
+    _instead_of_vote(last)
 
 
 def _order() -> None:
-    def first(mesh: Mesh, votes: Tensor, vote: Callable[[Mesh, Tensor], Tensor]) -> Tensor:
+    def first(mesh: Mesh, votes: Tensor, begin: Begin) -> Waiting:
         mesh.gather(b"something else")
-        return vote(mesh, votes)
+        return begin(mesh, votes)
 
     _instead_of_vote(first)
 
 
 def _shape() -> None:
-    _instead_of_vote(lambda mesh, votes, vote: vote(mesh, torch.cat([votes] * 3))[: votes.numel()])
+    def larger(mesh: Mesh, votes: Tensor, begin: Begin) -> Waiting:
+        wait = begin(mesh, torch.cat([votes] * 3))
+        return lambda: wait()[: votes.numel()]
+
+    _instead_of_vote(larger)
 
 
-def _instead_of_vote(other: Callable[[Mesh, Tensor, Callable[[Mesh, Tensor], Tensor]], Tensor]) -> None:
+def _instead_of_vote(other: Callable[[Mesh, Tensor, Begin], Waiting]) -> None:
     """Have `other` called in the place of the next vote only."""
-    vote = Mesh.sum
+    begin = Mesh.begin_sum
 
-    def once(mesh: Mesh, votes: Tensor) -> Tensor:
-        Mesh.sum = vote  # type: ignore[method-assign]
-        return other(mesh, votes, vote)
+    def once(mesh: Mesh, votes: Tensor) -> Waiting:
+        Mesh.begin_sum = begin  # type: ignore[method-assign]
+        return other(mesh, votes, begin)
 
-    Mesh.sum = once  # type: ignore[method-assign]
-
-
-def _and_then(result: Tensor, owner: Any, name: str, value: Any) -> Tensor:
-    setattr(owner, name, value)
-    return result
+    Mesh.begin_sum = once  # type: ignore[method-assign]
 
 
 KINDS: dict[str, Callable[[], None]] = {
