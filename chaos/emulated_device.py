@@ -17,7 +17,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch import nn
 
 from elastic3d.devices import CopyStream, DeviceLoad, Move, register
 from elastic3d.devices.cpu import CpuDevice
+from elastic3d.devices.reading import Reading
 from elastic3d.devices.ring import BounceRing, load
 from elastic3d.values import DeviceFacts
 
@@ -49,7 +50,7 @@ class WrongThread(AssertionError):
 
 
 class EmulatedDevice(CpuDevice):
-    """One slot's device. late: seconds by which its work is done after it was queued."""
+    """One slot's device. late: seconds by which its work is done after it was queued. waits: how often it was read."""
 
     kind = KIND
     exclusive = True
@@ -58,6 +59,7 @@ class EmulatedDevice(CpuDevice):
         self.index, self._late = index, late
         self._memory = _Memory(index, freed_after) if os.environ.get(FOLDER) else None
         self._taken = False
+        self.waits = 0
         self.loaded = False
         self.connected: list[dist.ProcessGroup] = []
         self.broken = ""
@@ -104,6 +106,23 @@ class EmulatedDevice(CpuDevice):
         room.reshape(-1).view(torch.uint8).fill_(POISON)
         self._queue(lambda: room.copy_(tensor))
         return room
+
+    def begin_reading(self, tensors: Sequence[torch.Tensor]) -> Reading:
+        """Queue a copy, into room that holds poison until the device gets there."""
+        return Reading(tensors, lambda tensor: False, self._begin_copy)
+
+    def _begin_copy(self, vector: torch.Tensor) -> Callable[[], torch.Tensor]:
+        room = torch.empty_like(vector)
+        room.view(torch.uint8).fill_(POISON)
+        self._queue(lambda: room.copy_(vector))
+        mark = self._queued
+
+        def wait() -> torch.Tensor:
+            self.waits += 1
+            self.await_mark(mark)
+            return room
+
+        return wait
 
     def mark(self) -> object:
         """Return how much work was queued so far."""

@@ -17,7 +17,9 @@ from elastic3d.admission.host import available_memory
 from elastic3d.calibration.record import load
 from elastic3d.calibration.script_question import answer_if_asked
 from elastic3d.errors import ConfigurationError, UsageError
-from elastic3d.log import bind_process
+from elastic3d.health.evidence import EvidenceWriter
+from elastic3d.health.options import Health, watching
+from elastic3d.log import bind_process, process_log
 from elastic3d.port import Port
 from elastic3d.quantities import seconds, size
 from elastic3d.rendezvous import agent
@@ -60,6 +62,7 @@ def run(
     calibration: str | os.PathLike[str] | None = None,
     restore: str = "latest",
     fresh: bool = False,
+    health: Health | str = "on",
     **moved: Never,
 ) -> None:
     """Train `main` on whatever nodes are there, and return when the job is over.
@@ -93,6 +96,8 @@ def run(
             this run begins, and no longer matters once the run has its own checkpoints.
         fresh: Begin at step 0 even if steps were made before and nothing is left of them, which is an error by
             default.
+        health: Whether ranks that stand still are found, by what every trainer records of its own progress: "on", the
+            default, "log" to report them and do nothing else, "off", or a `Health` with more to choose.
         moved: Takes nothing; says where options of checkpoints that used to be here are now.
 
     Raises:
@@ -129,6 +134,7 @@ def run(
         restore=restore,
         fresh=fresh,
         device=device,
+        health=watching(health),
         costs=load(_path(calibration), device=device).costs() if calibration is not None else None,
     )
     settings = from_environment()
@@ -168,6 +174,13 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions
     local_rank, slots = int(environment.LOCAL_RANK.need()), int(environment.LOCAL_WORLD_SIZE.need())
     bind_process(run=settings.run_id, node=settings.node, slot=local_rank)
     inbox: Inbox = queue.SimpleQueue()
+    evidence = EvidenceWriter(
+        options.events or "",
+        settings.node,
+        local_rank,
+        limit=options.health.evidence if options.health is not None else 0,
+        failed=lambda error: process_log().emit("evidence.lost", error=error),
+    )
     # The template is forked here, before this process has any thread.
     mine = LocalSlot(
         index=local_rank,
@@ -175,6 +188,9 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions
         entry=enter,
         events=inbox,
         replica_bytes=available_memory(lambda path: Path(path).read_text()) // slots,
+        health=options.health,
+        taken=evidence.take,
+        moved=evidence.moved,
     )
     output.unblock()
     if identity and agent.pid_of(identity) != os.getppid():
@@ -191,10 +207,11 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions
         others: list[SlotPort] = []
         try:
             others += [RemoteSlot(name(index), inbox, patience=COMPANION_PATIENCE) for index in range(1, slots)]
-            Keeper(settings, options, [mine, *others], inbox).run()
+            Keeper(settings, options, [mine, *others], inbox, evidence).run()
         finally:
             for slot in others:
                 slot.close()
     finally:
         mine.close()
+        evidence.flush(FLUSH_PATIENCE)
         output.flush(FLUSH_PATIENCE)

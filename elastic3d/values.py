@@ -139,6 +139,11 @@ class KeptActivations:
     again: float = 0.0
 
 
+def rounds(micro_batches: int, dp: int, leaf: int = 1) -> int:
+    """Return how many micro-batches each of `dp` ranks runs in a step, whole leaves of them; some may not count."""
+    return -(-micro_batches // (leaf * dp)) * leaf
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPart:
     """The costs of a part of the model: the one before the blocks, one block, or the one after them.
@@ -155,6 +160,26 @@ class ModelPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenChain:
+    """A proof that a model can be cut into pipeline stages, for other processes that run the same code.
+
+    shape, dtype: of the tensor between blocks. links: modules of the chain outside the blocks. entry: key of the
+    chain's tensor in the input, None where that is the input; entries: how many an input has. path: keys, positions and
+    names that lead to it in the output. image: names the code that was running, which forked processes share. forward:
+    digest of the modules' forward.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    links: tuple[str, ...]
+    entry: str | None
+    entries: int
+    path: tuple[Any, ...]
+    image: str
+    forward: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """What the planner needs to know about a model and its batches, measured before the first generation.
 
@@ -167,7 +192,8 @@ class ModelProfile:
     parameter. held_bytes, compute_bytes, gradient_bytes, optimizer_bytes: per parameter, as it is held sharded, as
     forward and backward use it, of the gradients' sum, of the optimizer's state. recompute: the kind the run uses.
     counts: all numbers of micro-batches that a step may have, the smallest of which is micro_batches; () for that one.
-    experts: a number that dp must divide if experts are spread over it; 0 if none are. compress: as in `run.shard`.
+    experts: a number that dp must divide if experts are spread over it; 0 if none are. compress, leaf: as in
+    `run.shard`; the latter divides all numbers of micro-batches.
     script, schedule: digests of the script's own file, and of its optimizer and schedule; "" if not known.
     """
 
@@ -194,6 +220,16 @@ class ModelProfile:
     compress: str = ""
     script: str = ""
     schedule: str = ""
+    leaf: int = 1
+
+    @property
+    def leaves(self) -> int:
+        """Return the smallest number of leaves of any step, each of `leaf` micro-batches of one rank."""
+        return self.micro_batches // self.leaf
+
+    def rounds(self, dp: int) -> int:
+        """Return how many micro-batches each of `dp` ranks runs in such a step."""
+        return rounds(self.micro_batches, dp, self.leaf)
 
     @property
     def job(self) -> str:
@@ -282,6 +318,7 @@ class Cause(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     DRAIN = "drain"
     QUARANTINE = "quarantine"
+    STUCK = "stuck"
 
     @property
     def of_script(self) -> bool:
@@ -318,8 +355,9 @@ class Generation:
 
     Rank r of the world is slot r % slots of active node r // slots. `attempt` tells proposals of one number apart.
     `job` must be the same on all nodes: `ModelProfile.job`. `tries` counts generations in a row that ended with the
-    user's error or a dying trainer without a step of progress beyond `tried_at`; `raised` are the ids of the nodes
-    whose code raised in them. `spent` is how much of the budget of re-formings is used, which decreases with time.
+    user's error, a dying trainer or a rank that stood still, without a step of progress beyond `tried_at`; `raised` are
+    the ids of the nodes whose code raised in them, and `hung` counts those in which the script itself was found to
+    stand still. `spent` is how much of the budget of re-formings is used, which decreases with time.
     `storm` counts generations in a row that a loss ended soon. `reached` is a step that was safe in memory, 0 while
     none was: not the newest one, but never below the first.
     """
@@ -336,6 +374,7 @@ class Generation:
     tries: int = 0
     tried_at: int = -1
     raised: tuple[str, ...] = ()
+    hung: int = 0
     spent: float = 0.0
     storm: int = 0
     reached: int = 0

@@ -205,20 +205,20 @@ class Network:
             self.loop.later(self.random.uniform(0.001, 0.01), self._tell_refused, me, other)
 
     def _refused(self, me: str, other: str) -> bool:
-        return other in self._dials[me] and self._tried(me, other) is witness.Verdict.REFUSED
+        return other in self._dials[me] and self._tried(me, other) is witness.TryResult.REFUSED
 
-    def _tried(self, me: str, other: str) -> witness.Verdict:
+    def _tried(self, me: str, other: str) -> witness.TryResult:
         """Return what comes of a try of one process to connect to another."""
         here, there = self._processes[me], self._processes.get(other)
         if there is None or here.state is not State.RUNNING:
-            return witness.Verdict.UNKNOWN
+            return witness.TryResult.UNKNOWN
         if there.state is State.VANISHED or not (
             self.passes(here.host, there.host) and self.passes(there.host, here.host)
         ):
-            return witness.Verdict.UNKNOWN
+            return witness.TryResult.UNKNOWN
         if there.state is State.ENDED or self._resets.get((here.host, there.host)):
-            return witness.Verdict.REFUSED
-        return witness.Verdict.REACHED if there.state is State.RUNNING else witness.Verdict.UNKNOWN
+            return witness.TryResult.REFUSED
+        return witness.TryResult.REACHED if there.state is State.RUNNING else witness.TryResult.UNKNOWN
 
     def _tell_refused(self, me: str, other: str) -> None:
         if not self._refused(me, other):
@@ -236,7 +236,7 @@ class Network:
             return True
         asked = [id for id in neighbours if self._flows(id, me) and self._flows(me, id)]
         verdicts = [
-            self._tried(id, other) if other in self._ends[id] else witness.Verdict.UNKNOWN for id in sorted(asked)
+            self._tried(id, other) if other in self._ends[id] else witness.TryResult.UNKNOWN for id in sorted(asked)
         ]
         match witness.conclude(verdicts, over=True):
             case witness.Conclusion.DEAD:

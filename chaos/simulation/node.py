@@ -49,12 +49,12 @@ class Member:
         self.id = record.node.id
         self.name = record.node.name
         self.state = State.RUNNING
-        self.core = Core(record, world.policy, world.planner)
+        self.core = Core(record, world.policy, world.planner, world.setting.judge)
         self.client = Client(server=host)
         self.started = world.loop.now
         self.etcd_lost = False
         self.exit: acts.Exit | None = None
-        self.deaf = self.noticed = self.raises = False
+        self.deaf = self.noticed = self.raises = self.sticks = False
         self.cuts = 0
         self._inbox: list[e.Event] = []
         self._turning = False
@@ -168,7 +168,7 @@ class Member:
             case acts.Commit():
                 world.checkpoints.commit(action.number, action.saved.step)
                 self.tell(e.Settled(saved=action.saved))
-            case acts.Draining() | acts.Awaiting() | acts.Unreachable():
+            case acts.Draining() | acts.Awaiting() | acts.Unreachable() | acts.Concluded():
                 pass
             case acts.LetGo():
                 # Nobody renews it from here on: it expires, and the member's next write gets another.
@@ -265,7 +265,7 @@ class Member:
 
     def _queue(self, write: acts.Write) -> None:
         waiting = self._writes[-1] if len(self._writes) > (1 if self._busy else 0) else None
-        if isinstance(write, acts.PutReport) and isinstance(waiting, acts.PutReport):
+        if waiting is not None and acts.replaces(write, waiting):
             self._writes.pop()
         self._writes.append(write)
         self._pump()

@@ -23,7 +23,7 @@ from checkpointing.errors import ForeignFormat
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.interchange import dcp_metadata, objects, safetensors_files, torch_files
 from checkpointing.interchange.contents import Contents
-from checkpointing.interchange.foreign import Foreign, Progress, Stored, read_range, ties
+from checkpointing.interchange.foreign import Foreign, Progress, Stored, read_range
 from checkpointing.interchange.tensors import DTYPES, dtype_name, tensor_of
 
 METADATA = ".metadata"
@@ -53,13 +53,7 @@ def read(source: Path) -> Foreign:
                 tensors.extend(_chunks(key, entry, places, files, name))
             else:
                 raise ForeignFormat(f"{name}: {key} is neither a tensor nor an object")
-    paths = _paths(metadata.paths)
-    if paths:
-        held[objects.PATHS] = objects.to_json(paths)
-    tied = ties(tensors)
-    if tied:
-        held[objects.TIES] = objects.to_json(tied)
-    return Foreign(tensors=tuple(tensors), objects=held)
+    return Foreign.of(tensors, held, _paths(metadata.paths))
 
 
 def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, progress: Progress) -> None:

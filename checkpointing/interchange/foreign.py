@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from checkpointing.errors import ForeignFormat
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.interchange.contents import slab_boxes
+from checkpointing.interchange.objects import PATHS, TIES, to_json
 
 Progress = Callable[[int, int], None]
 """Called with the bytes done and the total."""
@@ -41,6 +42,16 @@ class Foreign:
     tensors: tuple[Stored, ...]
     objects: dict[str, bytes] = field(default_factory=dict)
     facts: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, tensors: Sequence[Stored], held: dict[str, bytes], paths: Mapping[str, object]) -> Self:
+        """Return the contents of a state dict: its tensors, its objects, and where its entries belong."""
+        if paths:
+            held[PATHS] = to_json(paths)
+        tied = ties(tensors)
+        if tied:
+            held[TIES] = to_json(tied)
+        return cls(tensors=tuple(tensors), objects=held)
 
 
 def ties(tensors: Iterable[Stored]) -> list[list[str]]:

@@ -24,7 +24,7 @@ from checkpointing.format.tiles import TensorSpec
 from checkpointing.interchange import objects
 from checkpointing.interchange.checksums import mend
 from checkpointing.interchange.contents import Contents
-from checkpointing.interchange.foreign import Foreign, Progress, Stored, ties
+from checkpointing.interchange.foreign import Foreign, Progress, Stored
 from checkpointing.interchange.tensors import DTYPES, dtype_name
 
 
@@ -80,12 +80,7 @@ def read(source: Path) -> Foreign:
         else:
             key, data = objects.wrap(name, value)
             held[key] = data
-    if paths:
-        held[objects.PATHS] = objects.to_json(paths)
-    tied = ties(tensors)
-    if tied:
-        held[objects.TIES] = objects.to_json(tied)
-    return Foreign(tensors=tuple(tensors), objects=held)
+    return Foreign.of(tensors, held, paths)
 
 
 def load_without_data(file: Any, name: str, *, fake: bool = False, ours: bool = False) -> Any:

@@ -1,8 +1,9 @@
 """The batches of a run: every rank's micro-batches of each step, as tensors.
 
 The state of the data is only the step and, for a stream, its cursor. Micro-batch j of a step belongs to dp rank j % dp,
-in round j // dp; if dp does not divide M the last round has places without a micro-batch. Their ranks run some other
-micro-batch for the sake of the collectives, marked `counts=False`, and the receiver drops its results.
+in round j // dp; with leaves of g micro-batches it is leaf j // g whose rank and turn are found so. If dp does not
+divide their number the last round has places without a micro-batch. Their ranks run some other micro-batch for the sake
+of the collectives, marked `counts=False`, and the receiver drops its results.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from elastic3d.data.sizes import Growing
 from elastic3d.data.sources import Loaded, Numbered, SampleSource, Share, Streamed
 from elastic3d.data.streams import Cursor, check_stream
 from elastic3d.errors import UsageError
+from elastic3d.port import UNRECORDED, Progress
 
 
 class Dataset(Protocol):
@@ -91,6 +93,7 @@ class Batches:
         share: Share | None = None,
         workers: int = 0,
         device: torch.device | None = None,
+        progress: Progress = UNRECORDED,
     ) -> None:
         if not isinstance(workers, int) or workers < 0:
             raise UsageError(f"workers must be a number of processes, 0 for a thread; it is {workers!r}")
@@ -107,8 +110,10 @@ class Batches:
             changes=tuple(changes),
         )
         self.share = share or Share()
+        self.order.check_leaf(self.share.leaf)
         self.workers = workers
         self.device = device or torch.device("cpu")
+        self.progress = progress
         self.step = 0
         self.goal = 0
         # What nodes, and runs over one state, must have in common besides the length, if the data set has it.
@@ -136,11 +141,14 @@ class Batches:
         try:
             while self.step < step:
                 before = self.step
+                self.progress.loading()
                 part = next(loaded)
                 if part.cursor is not None:
                     present = self._cursors.get(before, Cursor())
                     self._cursors = {before: present, before + 1: part.cursor}
-                yield self._batch(before, part)
+                batch = self._batch(before, part)
+                self.progress.in_script()
+                yield batch
                 if self.step != before + 1:
                     raise UsageError(
                         f"run.step was not called once for the batch of step {before}: each batch is one optimizer step"

@@ -67,6 +67,19 @@ class Order:
         """Every number M of micro-batches that some step has, smallest first."""
         return tuple(sorted({batch // self.micro_batch for _, batch in self.parts}))
 
+    def check_leaf(self, leaf: int) -> None:
+        """Raise ConfigurationError unless every step has a whole number of leaves of this many micro-batches."""
+        for step, batch in self.parts:
+            count = batch // self.micro_batch
+            if count % leaf:
+                since = f" (from step {step} on)" if self.changes else ""
+                below = max(b for b in range(1, leaf + 1) if not any(one % b for one in self.counts))
+                above = self.micro_batch * leaf * -(-count // leaf)
+                raise ConfigurationError(
+                    f"leaf={leaf} does not divide the {count} micro-batches of a step{since}; leaf={below} or "
+                    f"global_batch={above} would"
+                )
+
     def taken(self, step: int) -> int | sizes.Growing:
         """Return the global batch of the steps before `step`; that of later ones may still be changed."""
         parts = [part for part in self.parts if part[0] < max(step, 1)]

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from elastic3d.data.making import Draws, Keyed, collate, naming
 from elastic3d.data.positions import Order
 from elastic3d.data.streams import Cursor, StreamReader
+from elastic3d.values import rounds
 
 Pair = tuple[Any, Any]
 
@@ -21,11 +22,13 @@ Pair = tuple[Any, Any]
 class Share:
     """The part of each step's micro-batches that one rank computes.
 
-    dp, index: of the data-parallel axis. inputs, targets: whether this rank's pipeline stage needs them at all.
+    dp, index: of the data-parallel axis. leaf: how many micro-batches in a row one rank computes. inputs, targets:
+    whether this rank's pipeline stage needs them at all.
     """
 
     dp: int = 1
     index: int = 0
+    leaf: int = 1
     inputs: bool = True
     targets: bool = True
 
@@ -36,11 +39,13 @@ class Share:
 
     def rounds(self, micro_batches: int) -> int:
         """Return how many micro-batches each dp rank runs in a step."""
-        return -(-micro_batches // self.dp)
+        return rounds(micro_batches, self.dp, self.leaf)
 
     def micro_batches(self, micro_batches: int) -> list[int]:
         """Return the numbers of this rank's micro-batches by round; M and more mark places that do not count."""
-        return [round_ * self.dp + self.index for round_ in range(self.rounds(micro_batches))]
+        turns = self.rounds(micro_batches) // self.leaf
+        leaves = [turn * self.dp + self.index for turn in range(turns)]
+        return [leaf * self.leaf + number for leaf in leaves for number in range(self.leaf)]
 
     def wanted(self, micro_batches: int) -> list[int]:
         """Return the micro-batch whose samples each round loads; one that does not count takes another's."""
@@ -90,12 +95,12 @@ class Numbered:
     def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
         """Load in processes forked from the trainer; together they load at least a step ahead."""
         counts = [self._order.micro_batches_at(step) for step in range(first, stop)]
-        rounds = max((self._share.rounds(count) for count in counts), default=1)
+        most = max((self._share.rounds(count) for count in counts), default=1)
         loader: DataLoader[Any] = DataLoader(
             _Sampled(self._dataset, self._order),
             batch_sampler=_Given(self._places(first, stop)),
             num_workers=workers,
-            prefetch_factor=max(2, -(-rounds // workers)),
+            prefetch_factor=max(2, -(-most // workers)),
             collate_fn=_collated,
             pin_memory=pin,
             # A separate generator: the loader draws a seed, and must not draw it from the model's random numbers.

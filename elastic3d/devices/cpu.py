@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from elastic3d.devices.device import CopyStream, DeviceLoad, Move
+from elastic3d.devices.reading import Reading
 from elastic3d.values import DeviceFacts
 
 if TYPE_CHECKING:
@@ -87,6 +88,10 @@ class CpuDevice:
     def add_rows(self, total: torch.Tensor, rows: torch.Tensor, begins: bool) -> None:
         """Add them, in one call where there are several."""
         add_rows(total, rows, begins)
+
+    def begin_reading(self, tensors: Sequence[torch.Tensor]) -> Reading:
+        """Read them at once."""
+        return Reading(tensors, lambda tensor: True, lambda vector: lambda: vector)
 
     def mark(self) -> object:
         """Return None: nothing is queued."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from torch import nn
 from elastic3d.devices.cpu import copy_from_host
 from elastic3d.devices.device import PINNED, CopyStream, DeviceLoad, Move
 from elastic3d.devices.exhaustion import DeviceUse, describe, holders
+from elastic3d.devices.reading import Reading
 from elastic3d.devices.ring import BounceRing, load
 from elastic3d.errors import ConfigurationError
 from elastic3d.log import process_log
@@ -125,6 +126,21 @@ class CudaDevice:
         """Queue the additions: one kernel for all rows where there is Triton to make it, else one for each."""
         kernel = _row_kernel(self.index) if total.dtype == torch.float32 else add_rows
         kernel(total, rows, begins)
+
+    def begin_reading(self, tensors: Sequence[torch.Tensor]) -> Reading:
+        """Queue one copy to pinned memory."""
+        return Reading(tensors, lambda tensor: tensor.device.type == "cpu", self._begin_copy)
+
+    def _begin_copy(self, vector: torch.Tensor) -> Callable[[], torch.Tensor]:
+        room = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+        room.copy_(vector, non_blocking=True)
+        copied = torch.cuda.current_stream(self.index).record_event()
+
+        def wait() -> torch.Tensor:
+            copied.synchronize()
+            return room
+
+        return wait
 
     def mark(self) -> object:
         """Return an event at the end of what the current stream has been given so far."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch import nn
 
+    from elastic3d.devices.reading import Reading
     from elastic3d.values import DeviceFacts
 
 
@@ -122,6 +123,13 @@ class ComputeDevice(Protocol):
 
         begins: the vector has no value yet; it begins with the first row. The matrix has a row, and a dtype of which
         each number is one of the vector's dtype.
+        """
+        ...
+
+    def begin_reading(self, tensors: Sequence[torch.Tensor]) -> Reading:
+        """Begin to read numbers after the device's work so far: all by one copy, which is waited for once.
+
+        They are of dtypes that float64 holds, on the device or on the host. Until then they are not to be written to.
         """
         ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,15 +30,16 @@ from elastic3d.parallel.numerics.precision import as_computed, cast, check_maste
 from elastic3d.parallel.numerics.recompute import recompute
 from elastic3d.parallel.numerics.ties import check_ties, parts_ends, tie_again, ties
 from elastic3d.parallel.pipeline import stages
-from elastic3d.parallel.pipeline.chain import Chain, prove
+from elastic3d.parallel.pipeline.chain import Chain, check_runs, prove
+from elastic3d.parallel.pipeline.handed_on import hand_on, taken_over
 from elastic3d.parallel.pipeline.passes import Loop, Passes
 from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.profiles import with_costs
 from elastic3d.parallel.randomness import Randomness, keyed_seed
+from elastic3d.parallel.recorded import record
 from elastic3d.parallel.reduction import choice
 from elastic3d.parallel.reduction.joint import Joint
 from elastic3d.parallel.reduction.protocol import Reduction
-from elastic3d.parallel.reduction.single_replica import SingleReplica
 from elastic3d.parallel.reduction.units import shard_unit
 from elastic3d.parallel.refusals import look_at_kernels, look_at_model
 from elastic3d.parallel.scope import Scope
@@ -47,7 +49,7 @@ from elastic3d.parallel.tensor.proof import prove as prove_parts
 from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Paper
 from elastic3d.planner import schedules
-from elastic3d.values import ModelProfile
+from elastic3d.values import ModelProfile, ProvenChain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +63,12 @@ class ShardRequest:
     whole_below: int
     numerics: Numerics = field(default_factory=Numerics)
     compress: str | None = None
+    leaf: int = 1
     tensor: Tensor = None
     experts: str | None = None
 
     def __post_init__(self) -> None:
-        choice.check(self.reduction, self.compress)
+        choice.check(self.reduction, self.compress, self.leaf)
 
 
 class Assembly:
@@ -75,13 +78,16 @@ class Assembly:
     that a device never holds more than its shards, one whole block and what is in no block.
 
     expects_state: leave the weights without values, which a state is going to bring. `deferred` then makes them where
-    it does not; None where they have values.
+    it does not; None where they have values. proven: what another process of this node has proven of the model.
     """
 
-    def __init__(self, plan: ShardRequest, mesh: Mesh, *, expects_state: bool = False) -> None:
+    def __init__(
+        self, plan: ShardRequest, mesh: Mesh, *, expects_state: bool = False, proven: ProvenChain | None = None
+    ) -> None:
         self.plan, self.mesh = plan, mesh
         layout, place = mesh.layout, mesh.place
         outline = initial.outline(plan.build)
+        self._chain = taken_over(proven, outline) if layout.pp > 1 else None
         self.scheme = take(outline, plan.tensor, layout.tp)
         self._large = initial.nbytes(outline) > plan.whole_below
         model = self._begun(outline, expects_state)
@@ -91,10 +97,11 @@ class Assembly:
         stages.check_recompute(layout, plan.numerics.recompute)
         self._tied = ties(model)
         self.parts = stages.cut(model, plan.blocks, layout, place.pp)
-        self.experts = experts.Spread(model, named, mesh.dp)
+        self.experts = experts.Spread(model, named, mesh.dp, mesh.progress)
         self.randomness = Randomness(plan.seed, mesh.computes_on)
         self._sharded = mesh.shard or (mesh.alone() if plan.numerics.precision.dtype else None)
         self.model = model
+        self._recorded = 0
         self.units = self._take_up()
         # What a script draws before its first pass does not depend on whether the weights were drawn.
         mesh.computes_on.seed(keyed_seed(plan.seed, "built"))
@@ -150,7 +157,10 @@ class Assembly:
         if self._sharded is None:
             return []
         policy = self.plan.numerics.precision.policy
-        return [shard_unit(module, self._sharded, zero=self.mesh.layout.zero, policy=policy, ignored=ignored)]
+        unit = shard_unit(module, self._sharded, zero=self.mesh.layout.zero, policy=policy, ignored=ignored)
+        record(unit, self.mesh.progress, self._recorded)
+        self._recorded += 1
+        return [unit]
 
     def stop_watching(self) -> None:
         """Let the state come, or `initialise`. To be called once, before either."""
@@ -165,20 +175,20 @@ class Assembly:
 
     def prepare(self, batches: Batches) -> None:
         """Make the reduction, the passes and the vote for batches of this size."""
-        layout = self.mesh.layout
+        layout, leaf = self.mesh.layout, self.plan.leaf
         for count in batches.order.counts:
-            schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count)
-            self.experts.check_step(layout, count)
+            schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count, leaf=leaf)
+            self.experts.check_step(layout, count, leaf)
         reductions = [self._reduction(part, units) for part, units in zip(self.parts, self.units, strict=True)]
         self.reduction = Joint(reductions)
         self.passes: Passes
         if layout.pp == 1:
-            self.passes = Loop(self.model, reductions[0], self.randomness)
+            self.passes = Loop(self.model, reductions[0], self.randomness, self.mesh.progress)
             return
         assert self.plan.blocks is not None
         assert self.mesh.pp is not None
         example = batches.example()[0]
-        chain = prove_plan(self.plan, example)
+        chain = self._chain or prove_plan(self.plan, example)
         stages.cut_links(self.model, self.plan.blocks, chain.links, self.parts)
         for part in self.parts:
             stages.dress(part.module, chain.templates)
@@ -193,6 +203,7 @@ class Assembly:
             example_input=chain.frame.tensor(example).to("meta"),
             frame=chain.frame,
             boundary=boundary(chain.activation, self.scheme, layout.tp),
+            progress=self.mesh.progress,
         )
 
     def paper(self, micro_batches: int) -> Paper:
@@ -217,9 +228,7 @@ class Assembly:
         return profile_digest(self.plan, self.specs, batches)
 
     def _reduction(self, part: stages.Stage, units: list[FSDPModule]) -> Reduction:
-        if not units:
-            return SingleReplica(part.module)
-        return choice.make(self.plan.reduction, self.plan.compress, part.module, units, self.mesh)
+        return choice.make(self.plan.reduction, self.plan.compress, self.plan.leaf, part.module, units, self.mesh)
 
 
 def prove_plan(plan: ShardRequest, example: Any) -> Chain:
@@ -233,15 +242,24 @@ def prove_plan(plan: ShardRequest, example: Any) -> Chain:
 
 
 def _prove(plan: ShardRequest, model: nn.Module, example: Any) -> Chain:
+    return prove(*_computed(plan, model, example))
+
+
+def _computed(plan: ShardRequest, model: nn.Module, example: Any) -> tuple[nn.Module, str, Any]:
+    """Return a model, the path of its blocks and an example of its input beside it, as they are computed with."""
     assert plan.blocks is not None
     device, precision = next(model.parameters()).device, plan.numerics.precision
     model = as_computed(model, stages.find_blocks(model, plan.blocks), precision)
     beside = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, example)
-    return prove(model, plan.blocks, cast(beside, precision))
+    return model, plan.blocks, cast(beside, precision)
 
 
-def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> ModelProfile:
-    """Return the profile of an outline of the whole model; refuse by name whatever no layout could train."""
+def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[ModelProfile, ProvenChain | None]:
+    """Return the profile of an outline of the whole model, and what was proven of it for this node's trainers.
+
+    Refuses by name whatever no layout could train.
+    """
+    proven = None
     blocks, tied = 1, False
     _sized(model, plan)
     layers = experts.find(model, plan.experts).values() if plan.experts is not None else ()
@@ -253,7 +271,11 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> ModelProf
         blocks = len(stages.find_blocks(model, plan.blocks))
         tied = parts_ends(ties(model), *stages.ends(model, plan.blocks))
         if not tied:
-            prove_plan(plan, example)
+            proven = hand_on(prove_plan(plan, example), model)
+        elif plan.reduction == "ordered":
+            # What does not run on meta is refused where it trains.
+            with suppress(RuntimeError, NotImplementedError):
+                check_runs(*_computed(plan, initial.outline(plan.build), example))
     profile = ModelProfile(
         blocks=blocks,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -268,8 +290,9 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> ModelProf
         counts=tuple(batches.order.counts),
         experts=math.gcd(*map(experts.number_of, layers)),
         compress=plan.compress or "",
+        leaf=plan.leaf,
     )
-    return with_costs(profile, model, plan.blocks, example, scheme)
+    return with_costs(profile, model, plan.blocks, example, scheme), proven
 
 
 def profile_digest(plan: ShardRequest, specs: Iterable[TensorSpec], batches: Batches) -> str:
@@ -280,6 +303,7 @@ def profile_digest(plan: ShardRequest, specs: Iterable[TensorSpec], batches: Bat
         repr((plan.seed, plan.reduction, plan.blocks, plan.numerics, plan.compress, plan.experts)),
     ]
     lines += [repr(plan.tensor)] if plan.tensor is not None else []
+    lines += [f"leaf {plan.leaf}"] if plan.leaf > 1 else []
     return blake3("\n".join(lines).encode()).hexdigest()
 
 

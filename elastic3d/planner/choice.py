@@ -149,9 +149,10 @@ def _nothing(
 ) -> str:
     axes = [f"{axis}={getattr(request, axis)}" for axis in ("pp", "dp") if getattr(request, axis)]
     asked = ", ".join([*axes, f"tp={request.tp}"] if request.tp > 1 else axes) or "none"
+    leaves = f" in leaves of {profile.leaf}" if profile.leaf > 1 else ""
     head = (
         f"no layout fits {nodes} node(s) x {slots} slot(s) with {profile.blocks} blocks and {profile.micro_batches} "
-        f"micro-batches per step (asked for: {asked})"
+        f"micro-batches per step{leaves} (asked for: {asked})"
     )
     several = list(dict.fromkeys(reasons))
     if several and not more_nodes_help:

@@ -64,18 +64,18 @@ def _meshes(cluster: Cluster, profile: ModelProfile, request: Layout) -> list[tu
         for pp in [request.pp] if request.pp else range(1, most + 1):
             slowest = -(-profile.blocks // pp) / tp
             for dp in _replications(pp, tp, cluster, profile, request):
-                meshes.append((-(-profile.micro_batches // dp) * slowest, (pp, dp, tp)))
+                meshes.append((profile.rounds(dp) * slowest, (pp, dp, tp)))
     if cluster.nodes > MANY:
-        meshes = [one for one in meshes if -(-profile.micro_batches // one[1][1]) >= one[1][0]]
+        meshes = [one for one in meshes if profile.rounds(one[1][1]) >= one[1][0]]
         best = min(meshes, default=(0.0,))[0]
         meshes = [one for one in meshes if one[0] <= 2 * best]
     return [mesh for _, mesh in meshes]
 
 
 def _replications(pp: int, tp: int, cluster: Cluster, profile: ModelProfile, request: Layout) -> list[int]:
-    """Return the sizes of dp that use whole nodes and leave no rank without a micro-batch, the largest first."""
+    """Return the sizes of dp that use whole nodes and leave no rank without a leaf, the largest first."""
     step = cluster.slots // math.gcd(cluster.slots, pp * tp)
-    most = min(profile.micro_batches, cluster.devices // (pp * tp))
+    most = min(profile.leaves, cluster.devices // (pp * tp))
     if request.dp:
         return [request.dp] if request.dp % step == 0 and request.dp <= most else []
     sizes = range(most // step * step, 0, -step)
@@ -83,7 +83,7 @@ def _replications(pp: int, tp: int, cluster: Cluster, profile: ModelProfile, req
         return list(sizes)
     chosen: dict[int, int] = {}
     for dp in sizes:
-        rounds = -(-profile.micro_batches // dp)
+        rounds = profile.rounds(dp)
         if rounds not in chosen and len(chosen) == 3:
             break
         # Of equal rounds the fewest nodes, but the largest dp of all is kept for the sake of memory.

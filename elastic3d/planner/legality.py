@@ -15,8 +15,9 @@ def unfit(layout: Layout, profile: ModelProfile) -> str | None:
         return f"tp={layout.tp} needs a model with a tensor-parallel plan; pass one as tensor="
     if layout.tp > 1 and profile.heads % layout.tp:
         return f"tp={layout.tp} does not divide the model's {profile.heads} heads"
-    if layout.dp > profile.micro_batches:
-        return f"dp={layout.dp} leaves ranks without one of the {profile.micro_batches} micro-batches"
+    if layout.dp > profile.leaves:
+        whole = f" leaves of {profile.leaf} micro-batches" if profile.leaf > 1 else " micro-batches"
+        return f"dp={layout.dp} leaves ranks without one of the {profile.leaves}{whole}"
     if profile.recompute == "selective" and layout.schedule is not None and layout.schedule.splits_backward:
         return f'schedule={layout.schedule.value} splits the backward pass, which recompute="selective" cannot follow'
     if profile.tied and layout.pp > 1:
@@ -26,7 +27,7 @@ def unfit(layout: Layout, profile: ModelProfile) -> str | None:
     if profile.compress == "powersgd" and layout.dp > 1 and layout.replicas == 1:
         return f'dp={layout.dp} has one replica, and compress="powersgd" compresses what replicas exchange'
     counts = profile.counts or (profile.micro_batches,)
-    problems = (problem(layout, blocks=profile.blocks, micro_batches=count) for count in counts)
+    problems = (problem(layout, blocks=profile.blocks, micro_batches=count, leaf=profile.leaf) for count in counts)
     return next(filter(None, problems), None) or _experts(layout, profile, counts)
 
 
@@ -37,7 +38,8 @@ def _experts(layout: Layout, profile: ModelProfile, counts: tuple[int, ...]) -> 
         return f"experts= needs tp=1 and replicas=1; {layout} has {layout.tp} and {layout.replicas}"
     if layout.schedule not in (None, Schedule.GPIPE, Schedule.ONE_F_ONE_B):
         return f"schedule={layout.schedule.value} does not go with experts=; gpipe and 1f1b do"
-    for number, what in [(profile.experts, "experts"), *((count, "micro-batches") for count in counts)]:
+    shared = "micro-batches" if profile.leaf == 1 else f"leaves of {profile.leaf} micro-batches"
+    for number, what in [(profile.experts, "experts"), *((count // profile.leaf, shared) for count in counts)]:
         if number % layout.dp:
             return f"dp={layout.dp} does not divide the {number} {what}, which experts= needs"
     return None

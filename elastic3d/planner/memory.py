@@ -26,7 +26,7 @@ def memory(layout: Layout, profile: ModelProfile, reserve: int = 0) -> dict[str,
 
 def memory_of(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, float]:
     """Return the bytes of one pipeline rank by contributor."""
-    rounds = -(-profile.micro_batches // layout.dp)
+    rounds = profile.rounds(layout.dp)
     return _states(load, layout, profile) | _activations(load, layout, profile, rounds)
 
 
@@ -37,12 +37,14 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
     of the next one, and of everything outside the blocks. The ordered reduction adds to the gradient's own shard each
     round (with replicas, to a part of it that is exchanged at the end). Beside the whole gradient of the unit at work
     there are two pairs of buffers, for that gradient laid flat and as the pieces of the others: as large as the largest
-    unit in the dtype that is sent, and at most BUCKET each. Only `fast` keeps whole gradients for a step, under ZeRO-1.
+    unit in the dtype that is sent, and at most BUCKET each. Whole gradients are kept by `fast` under ZeRO-1, for
+    a step, and by the ordered reduction with leaves of several micro-batches, for a leaf; one replica has a second
+    gradient then, of the leaves before.
     """
     own, shards = held(load, profile, layout), layout.shards
     states = {"parameters": own * profile.held_bytes / shards, "optimizer": own * profile.optimizer_bytes / shards}
     if layout.dp == 1:
-        states["gradients"] = own * profile.gradient_bytes
+        states["gradients"] = own * profile.gradient_bytes * (2 if 1 < profile.leaf < profile.micro_batches else 1)
         states["gathered"] = own * profile.compute_bytes if profile.compute_bytes != profile.held_bytes else 0.0
         return states
     block = parameters_of(profile.block, layout.tp)
@@ -55,11 +57,18 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
     if not ordered:
         states["reduction"] = 2 * largest * profile.gradient_bytes
         return states
-    splits = layout.schedule is not None and layout.schedule.splits_backward
-    sent = profile.gradient_bytes if splits else min(profile.gradient_bytes, profile.compute_bytes)
+    if profile.leaf > 1:
+        states["gradients"] += own * profile.gradient_bytes
+    sent = sent_bytes(layout, profile)
     sums = own * profile.gradient_bytes / layout.dp if layout.replicas > 1 else 0.0
     states["reduction"] = sums + largest * sent + 4 * min(largest * sent, BUCKET)
     return states
+
+
+def sent_bytes(layout: Layout, profile: ModelProfile) -> int:
+    """Return the bytes of each number that the ordered reduction sends: as it was computed, or as it was added up."""
+    added = profile.leaf > 1 or (layout.schedule is not None and layout.schedule.splits_backward)
+    return profile.gradient_bytes if added else min(profile.gradient_bytes, profile.compute_bytes)
 
 
 def _activations(load: Load, layout: Layout, profile: ModelProfile, rounds: int) -> dict[str, float]:

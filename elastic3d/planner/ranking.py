@@ -70,7 +70,7 @@ def judge(
         layout=layout,
         nodes=used,
         spares=cluster.nodes - used,
-        micro_batches=-(-profile.micro_batches // layout.dp),
+        micro_batches=profile.rounds(layout.dp),
         seconds=sum(time.values()),
         memory_bytes=total,
         memory=needed,

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from elastic3d import values
 from elastic3d.errors import LayoutError
 from elastic3d.planner.shares import stage_of_block
 from elastic3d.values import Layout, Schedule
@@ -39,22 +40,22 @@ def schedule_of(layout: Layout) -> Schedule | None:
     return layout.schedule or Schedule.ONE_F_ONE_B
 
 
-def problem(layout: Layout, *, blocks: int, micro_batches: int) -> str | None:
+def problem(layout: Layout, *, blocks: int, micro_batches: int, leaf: int = 1) -> str | None:
     """Return why a layout cannot run `micro_batches` per step over a model of `blocks`, and what would; None if it can.
 
-    The layout's axes are all chosen.
+    The layout's axes are all chosen. leaf: how many micro-batches in a row one rank runs.
     """
     schedule = schedule_of(layout)
     if schedule is None:
         if layout.schedule or layout.virtual != 1 or layout.cuts:
             return f"{layout} has no pipeline to schedule or to cut: leave schedule, virtual and cuts out, or use pp=2"
         return None
-    return stages_problem(layout, blocks) or _rounds(layout, schedule, micro_batches)
+    return stages_problem(layout, blocks) or _rounds(layout, schedule, micro_batches, leaf)
 
 
-def check(layout: Layout, *, blocks: int, micro_batches: int) -> None:
+def check(layout: Layout, *, blocks: int, micro_batches: int, leaf: int = 1) -> None:
     """Raise LayoutError if there is a `problem`."""
-    reason = problem(layout, blocks=blocks, micro_batches=micro_batches)
+    reason = problem(layout, blocks=blocks, micro_batches=micro_batches, leaf=leaf)
     if reason:
         raise LayoutError(reason)
 
@@ -86,8 +87,8 @@ def stages_problem(layout: Layout, blocks: int) -> str | None:
     return None
 
 
-def _rounds(layout: Layout, schedule: Schedule, micro_batches: int) -> str | None:
-    rounds = -(-micro_batches // layout.dp)
+def _rounds(layout: Layout, schedule: Schedule, micro_batches: int, leaf: int) -> str | None:
+    rounds = values.rounds(micro_batches, layout.dp, leaf)
     least = layout.stages if schedule is Schedule.DUALPIPE_V else layout.pp
     if rounds < least:
         unit = "stages" if schedule is Schedule.DUALPIPE_V else "pipeline ranks"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from elastic3d.planner.costs import Costs, Link
 from elastic3d.planner.loads import Load, held, loads, telling
-from elastic3d.planner.memory import kept_by
+from elastic3d.planner.memory import kept_by, sent_bytes
 from elastic3d.planner.schedules import schedule_of
 from elastic3d.planner.timeline import StageCost
 from elastic3d.values import Layout, ModelProfile, Schedule
@@ -47,7 +47,7 @@ def seconds(
     layout: Layout, profile: ModelProfile, costs: Costs, slots: int, speeds: Sequence[float] = ()
 ) -> dict[str, float]:
     """Return the seconds of one step by contributor, none of them 0. speeds: of each pipeline rank, () if equal."""
-    rounds = -(-profile.micro_batches // layout.dp)
+    rounds = profile.rounds(layout.dp)
     timed = [
         (load, one_round(load, layout, profile, costs, slots, speeds[load.rank] if speeds else 1.0))
         for load in (loads if speeds else telling)(layout, profile)
@@ -86,7 +86,7 @@ def one_round(load: Load, layout: Layout, profile: ModelProfile, costs: Costs, s
     reduce = _reduction(own, load, layout, profile, costs, slots)
     # Each exchange can hide behind a third of the computation: that of the pass to which it belongs.
     shown_gathers = 2 * _shown(gather, forward, costs.overlap)
-    shown_reduce = _shown(reduce, forward, costs.overlap)
+    shown_reduce = _shown(reduce, forward, costs.overlap) / profile.leaf + _adding(own, profile, costs)
     stage = StageCost(
         forward=forward + fixed + tensor + shown_gathers / 2,
         input=forward + again + fixed + tensor * (1 + repeated) + shown_gathers / 2,
@@ -148,25 +148,30 @@ def fill(layout: Layout, slowest: StageCost) -> float:
 
 
 def _reduction(own: float, load: Load, layout: Layout, profile: ModelProfile, costs: Costs, slots: int) -> float:
-    """Return the seconds of reducing one round's gradients; what is done once a step counts with its share of a round.
+    """Return the seconds of reducing one leaf's gradients; what is done once a step counts with its share of a leaf.
 
     Ordered: an all-to-all among all data-parallel ranks, whose pieces are then added in place, and with replicas once a
     step an exchange of the parts of each shard (`parallel/reduction/ordered.py` counts the bytes). Pieces are sent as
-    they were computed or, where the weights have a pass of their own, as they were added up. The backend's own is done
-    once a step: a reduce-scatter among the shards, and between replicas an all-reduce of a shard.
+    they were computed or, where the weights have a pass of their own or a leaf has several micro-batches, as they were
+    added up. The backend's own is done once a step: a reduce-scatter among the shards, and between replicas an
+    all-reduce of a shard.
     """
     if layout.dp == 1:
         return 0.0
-    rounds = -(-profile.micro_batches // layout.dp)
+    rounds = profile.rounds(layout.dp) // profile.leaf
     nbytes = own * profile.gradient_bytes
     apart = _group_link(layout.replicas, layout.tp * layout.shards, costs, slots)
     between = _exchange(nbytes / layout.shards, layout.replicas, apart, units(load))
     if profile.reduction != "ordered":
         return (_exchange(nbytes, layout.shards, shard_link(layout, costs, slots), units(load)) + 2 * between) / rounds
-    splits = layout.schedule is not None and layout.schedule.splits_backward
-    sent = own * (profile.gradient_bytes if splits else min(profile.gradient_bytes, profile.compute_bytes))
-    exchange = _all_to_all(sent, layout.dp, layout.tp, units(load), costs, slots)
+    exchange = _all_to_all(own * sent_bytes(layout, profile), layout.dp, layout.tp, units(load), costs, slots)
     return exchange + between / rounds + nbytes * (2 + 1 / layout.shards) / costs.device.memory_bandwidth
+
+
+def _adding(own: float, profile: ModelProfile, costs: Costs) -> float:
+    """Return the seconds, for each micro-batch, of adding those of a leaf up where they are computed."""
+    each = 2 * profile.gradient_bytes + profile.compute_bytes
+    return (1 - 1 / profile.leaf) * own * each / costs.device.memory_bandwidth
 
 
 def _once(load: Load, layout: Layout, profile: ModelProfile, costs: Costs, slots: int) -> float:

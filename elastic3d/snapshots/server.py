@@ -163,7 +163,7 @@ class TileServer:
             agree(encrypted)
         except (OSError, ValueError) as error:
             if credentials.certificate:
-                raise HandshakeRejected(f"could not be agreed with on encryption: {error}") from error
+                raise HandshakeRejected(f"did not agree on encryption: {error}") from error
             raise WireError(str(error)) from error
         return answer(guest.socket, credentials, PortRole.TILES, binding=binding, deadline=deadline)
 

@@ -65,7 +65,7 @@ def _connect(server: str, credentials: Credentials) -> Channel:
         return dial(connection, credentials, PortRole.TILES, binding=binding, seconds=ANSWER_SECONDS)
     except HandshakeRejected as error:
         connection.close()
-        raise WireError(f"{server}: who answers there {error}") from error
+        raise WireError(f"{server}: the process at this address {error}") from error
     except WireError as error:
         connection.close()
         kind = HandshakeInterrupted if isinstance(error.__cause__, ConnectionError) else WireError

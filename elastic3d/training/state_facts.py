@@ -29,6 +29,8 @@ class AskedState:
     """Hyperparameters of each parameter group, as `parallel.facts` encodes them."""
     schedule_state: Any
     """The schedule's state, encoded likewise; None without one."""
+    leaf: int = 1
+    """Micro-batches of a leaf; states of versions without leaves are of 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,8 @@ class StateLoader:
 
     def _changes(self, decision: restoring.Decision) -> list[str]:
         """Return in words where the script differs from the one that saved the state; older states do not say."""
-        saved = None
-        if decision.source != restoring.NONE and not starting.is_foreign(decision):
-            saved = state_facts.parse(decision.facts, decision.step).asked
+        if decision.source == restoring.NONE or starting.is_foreign(decision):
+            return []
+        saved = state_facts.parse(decision.facts, decision.step).asked
+        identity.check_leaf(saved, self.asked)
         return [] if saved is None else identity.changes(saved, self.asked)

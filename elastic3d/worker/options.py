@@ -17,6 +17,7 @@ from checkpointing.retention.collection import GRACE
 from checkpointing.stores.address import redacted
 from checkpointing.stores.retrying import PATIENCE
 from elastic3d.errors import UsageError
+from elastic3d.health.options import Watching
 from elastic3d.log import LIMIT
 from elastic3d.planner.costs import Costs
 from elastic3d.quantities import Every, every, rate, seconds, size
@@ -125,7 +126,8 @@ class RunOptions:
     and snapshots by which the safe step may be behind before that is reported and acted upon. threads: CPU threads per
     trainer for tensor operations. costs: what the planner predicts step times from when this node leads, None to choose
     layouts by shape alone. restore: the checkpoint to go on from where no state is in memory. fresh: whether to begin
-    at step 0 even though steps were made before and are lost. device: the kind that trainers compute on.
+    at step 0 even though steps were made before and are lost. device: the kind that trainers compute on. health: how
+    ranks that stand still are found, None for not at all.
     """
 
     store: StoreAt | None = None
@@ -141,6 +143,7 @@ class RunOptions:
     restore: str = "latest"
     fresh: bool = False
     device: str = "cpu"
+    health: Watching | None = None
 
     def __post_init__(self) -> None:
         if self.snapshot_every is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,29 @@ from tests.paths import ROOT
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(180)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "bad_input.py"
+
+
+def launch_of(
+    etcd: EtcdServer,
+    run_id: str,
+    script_args: tuple[str, ...],
+    *,
+    script: Path = SCRIPT,
+    most: int = 1,
+    environment: Mapping[str, str] | None = None,
+    **conf: str,
+) -> Launch:
+    """Return the launch of a job that a single node may begin."""
+    return Launch(
+        run_id=run_id,
+        endpoint=etcd.endpoint,
+        script=script,
+        script_args=script_args,
+        min_nodes=1,
+        max_nodes=most,
+        conf={"mode": "resident", **conf},
+        environment=environment or {},
+    )
 
 
 def start(
@@ -116,16 +139,7 @@ def test_a_trainers_log_reaches_torchruns_output_once(job_etcd: EtcdServer, tmp_
 @pytest.mark.long
 def test_without_snapshots_a_failed_evaluation_is_repeated(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """The state is a checkpoint from before the evaluation, whether the initial or an older one."""
-    launch = Launch(
-        run_id="flaky",
-        endpoint=job_etcd.endpoint,
-        script=SCRIPT,
-        script_args=("flaky", "9"),
-        min_nodes=1,
-        max_nodes=1,
-        conf={"mode": "resident", "last_call": "0"},
-        environment={"TRIED": str(tmp_path)},
-    )
+    launch = launch_of(job_etcd, "flaky", ("flaky", "9"), environment={"TRIED": str(tmp_path)}, last_call="0")
     with Cluster(launch, tmp_path / "cluster") as cluster:
         node = cluster.start_node("node0")
         codes = cluster.wait(150)
@@ -139,28 +153,13 @@ def test_without_snapshots_a_failed_evaluation_is_repeated(job_etcd: EtcdServer,
 @pytest.mark.long
 def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """A node whose model or batches differ is told why; the running job continues to its end."""
-    launch = Launch(
-        run_id="shared-id",
-        endpoint=job_etcd.endpoint,
-        script=SCRIPT,
-        script_args=("good", "1000000"),
-        min_nodes=1,
-        max_nodes=2,
-        conf={"mode": "resident", "last_call": "0"},
-    )
+    launch = launch_of(job_etcd, "shared-id", ("good", "1000000"), most=2, last_call="0")
     stranger = ROOT / "chaos" / "scripts" / "train_gpt.py"
     with Cluster(launch, tmp_path / "a") as first:
         node = first.start_node("node0")
         assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 60)
-        other = Launch(
-            run_id="shared-id",
-            endpoint=job_etcd.endpoint,
-            script=stranger,
-            script_args=("--width=16", "--context=16", "--blocks=2"),
-            min_nodes=1,
-            max_nodes=2,
-            conf={"mode": "resident"},
-        )
+        arguments = ("--width=16", "--context=16", "--blocks=2")
+        other = launch_of(job_etcd, "shared-id", arguments, script=stranger, most=2)
         with Cluster(other, tmp_path / "b") as second:
             second.start_node("node1")
             assert second.wait(60) == {"node1": 1}
@@ -172,16 +171,8 @@ def test_a_newcomer_whose_code_raises_is_evicted(job_etcd: EtcdServer, tmp_path:
     """A file missing on one node ends that node, at its first try and with the traceback; the job goes on."""
 
     def launch(**environment: str) -> Launch:
-        return Launch(
-            run_id="lacking",
-            endpoint=job_etcd.endpoint,
-            script=SCRIPT,
-            script_args=("good", "1000000"),
-            min_nodes=1,
-            max_nodes=2,
-            conf={"mode": "resident", "last_call": "0"},
-            environment=environment,
-        )
+        arguments = ("good", "1000000")
+        return launch_of(job_etcd, "lacking", arguments, most=2, environment=environment, last_call="0")
 
     with Cluster(launch(), tmp_path / "a") as first:
         node = first.start_node("node0")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from elastic3d.data import Growing, Packed, check
+from elastic3d.parallel.reduction.ordered import Ordered
 from elastic3d.training import Run
 from tests.data.streams import Stateful, sentence
 from tests.parallel.models import Model, Plain, Recomputing, Sentences, loss_fn
@@ -16,9 +19,9 @@ from tests.parallel.models import Model, Plain, Recomputing, Sentences, loss_fn
 STEPS = 4
 
 
-def train(run: Run, *, steps: int = STEPS, dtype: torch.dtype | None = None) -> str:
+def train(run: Run, *, steps: int = STEPS, dtype: torch.dtype | None = None, leaf: int = 1) -> str:
     """Train the small model with dropout, clipping, a schedule and 7 micro-batches a step; return the digest."""
-    model = run.shard(lambda: Model(dtype=dtype), blocks="blocks", seed=3)
+    model = run.shard(lambda: Model(dtype=dtype), blocks="blocks", seed=3, leaf=leaf)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
     batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
@@ -27,6 +30,69 @@ def train(run: Run, *, steps: int = STEPS, dtype: torch.dtype | None = None) -> 
         loss = run.backward(model, batch, loss_fn)
         run.step(optimizer, schedule, loss=loss, clip=0.5)
     return run.digest()
+
+
+class Twice(Model):
+    """The model with its blocks run twice over."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        for block in [*self.blocks, *self.blocks]:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+class TiedTwice(Plain):
+    """A model that runs on meta, with tied ends, which is no chain, and blocks that are run twice over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        for block in [*self.blocks, *self.blocks]:
+            x = block(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def train_twice(
+    run: Run, *, blocks: str | None = "blocks", precision: str = "fp32", build: type[nn.Module] = Twice
+) -> str:
+    """Train a model whose blocks run twice."""
+    model = run.shard(build, blocks=blocks, seed=3, precision=precision)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=2):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
+    return run.digest()
+
+
+def train_noted(run: Run, *, clip: float | None = None, skip: bool = False) -> list[str]:
+    """Make one step; return in which order it sent the vote, finished its sums and updated."""
+    noted: list[str] = []
+    model = run.shard(lambda: Model(dropout=0.0), blocks="blocks", seed=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    optimizer.register_step_pre_hook(lambda *_: noted.append("update"))
+    sent, finished = dist.all_reduce, Ordered.finish
+
+    def send(*args: Any, **options: Any) -> Any:
+        noted.append("vote")
+        return sent(*args, **options)
+
+    def finish(reduction: Ordered) -> None:
+        finished(reduction)
+        noted.append("sums")
+
+    dist.all_reduce, Ordered.finish = send, finish  # type: ignore[method-assign]
+    for batch in batches.until(step=1):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=clip, skip_nonfinite=skip)
+    return noted
 
 
 def train_checkpointed(run: Run) -> str:
@@ -116,6 +182,27 @@ def measured_on_meta(run: Run) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)
+
+
+class Observed(Plain):
+    """Notes on which device its forward runs."""
+
+    devices: ClassVar[list[str]] = []
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.devices.append(tokens.device.type)
+        return super().forward(tokens)
+
+
+def observed(run: Run) -> list[str]:
+    """Make a step; return where forward ran."""
+    model = run.shard(lambda: Observed(), blocks="blocks")
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=1):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+    return Observed.devices
 
 
 def dies(run: Run) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from elastic3d.data import Growing
 from elastic3d.parallel.reduction.lanes import Lane, Lanes
 from elastic3d.training import Run
 from tests.parallel.models import Model, Plain, PlainBlock, Sentences, loss_fn
@@ -37,16 +38,17 @@ def train(
     steps: int = 3,
     clip: float | None = 0.5,
     loss: Any = loss_fn,
+    size: int | Growing = 14,
     **choices: Any,
 ) -> Trained:
-    """Train a small model with AdamW and 7 micro-batches a step."""
+    """Train a small model with AdamW and, unless `size` says otherwise, 7 micro-batches a step."""
     model = run.shard(build, blocks="blocks", seed=3, **choices)
     seen: list[str] = []
     for block in model.get_submodule("blocks").children():
         if any(True for _ in block.parameters()):
             block.register_forward_hook(lambda module, args, output: seen.append(str(output.dtype)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    batches = run.batches(data or Sentences(), global_batch=14, micro_batch=2, seed=11)
+    batches = run.batches(data or Sentences(), global_batch=size, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     losses, skipped = [], []
     for batch in batches.until(step=steps):
@@ -230,14 +232,14 @@ class Sent:
     buffers: int
 
 
-def train_sent(run: Run, *, precision: str = "fp32", bound: int | None = None) -> Sent:
+def train_sent(run: Run, *, bound: int | None = None, **choices: Any) -> Sent:
     """Train with a bound of the buffers of pieces, and count what is sent through them."""
     exchanges: list[int] = []
     lanes: list[Lane] = []
     made, exchange = Lane.__init__, Lane.exchange
 
-    def noted(lane: Lane) -> None:
-        made(lane)
+    def noted(lane: Lane, *given: Any) -> None:
+        made(lane, *given)
         lanes.append(lane)
 
     def counted(lane: Lane, out: torch.Tensor, *rest: Any) -> None:
@@ -246,5 +248,5 @@ def train_sent(run: Run, *, precision: str = "fp32", bound: int | None = None) -
 
     Lane.__init__, Lane.exchange = noted, counted  # type: ignore[method-assign]
     Lanes.bound = bound or Lanes.bound
-    trained = train(run, precision=precision)
-    return Sent(trained=trained, exchanges=tuple(exchanges), buffers=max(lane.held for lane in lanes))
+    trained = train(run, **choices)
+    return Sent(trained=trained, exchanges=tuple(exchanges), buffers=max((lane.held for lane in lanes), default=0))

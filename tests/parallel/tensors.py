@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import torch
@@ -171,9 +172,12 @@ DEEP, ROUNDS = 8, 8
 """Blocks of the deep decoder, and micro-batches of its steps."""
 
 
-def train_deep(run: Run, *, dropout: float = 0.0, steps: int = 3) -> tuple[str, list[float], list[float]]:
+def train_deep(
+    run: Run, *, dropout: float = 0.0, steps: int = 3, leaf: int = 1
+) -> tuple[str, list[float], list[float]]:
     """Train a deep, narrow decoder that can have many stages; return digest, losses and norms."""
-    model = run.shard(lambda: Decoder(dropout, depth=DEEP, width=8, heads=2), blocks="blocks", tensor=SEQUENCE, seed=3)
+    build = functools.partial(Decoder, dropout, depth=DEEP, width=8, heads=2)
+    model = run.shard(build, blocks="blocks", tensor=SEQUENCE, seed=3, leaf=leaf)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = run.batches(Sentences(VOCABULARY, LENGTH), global_batch=2 * ROUNDS, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)
@@ -188,3 +192,13 @@ def train_deep(run: Run, *, dropout: float = 0.0, steps: int = 3) -> tuple[str, 
 def train_drawn(run: Run) -> tuple[str, list[float], list[float]]:
     """The same with dropout, for longer."""
     return train_deep(run, dropout=0.1, steps=6)
+
+
+def train_leaves(run: Run) -> tuple[str, list[float], list[float]]:
+    """The same with leaves of two micro-batches."""
+    return train_deep(run, leaf=2)
+
+
+def train_drawn_leaves(run: Run) -> tuple[str, list[float], list[float]]:
+    """The same with dropout, for longer."""
+    return train_deep(run, dropout=0.1, steps=6, leaf=2)

@@ -62,10 +62,12 @@ def test_the_state_of_another_model_is_refused() -> None:
     assert StateUnfit.final
 
 
-def asked(lr: float = 0.1, *, optimizer: type[Any] = torch.optim.SGD, steps: int = 9, micro_batch: int = 2) -> Any:
+def asked(
+    lr: float = 0.1, *, optimizer: type[Any] = torch.optim.SGD, steps: int = 9, micro_batch: int = 2, leaf: int = 1
+) -> Any:
     made = optimizer(nn.Linear(2, 2).parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made, T_max=steps)
-    plain = json.dumps(to_json(identity.asked(made, schedule, micro_batch)))
+    plain = json.dumps(to_json(identity.asked(made, schedule, micro_batch, leaf)))
     return from_json(AskedState, json.loads(plain))
 
 
@@ -80,3 +82,17 @@ def test_a_changed_script_resumes_where_possible() -> None:
     assert "micro_batch was 2 and is 4" in identity.changes(asked(), asked(micro_batch=4))[0]
     with pytest.raises(StateUnfit, match=r"SGD as its optimizer, and this script has .*AdamW"):
         identity.changes(asked(), asked(optimizer=torch.optim.AdamW))
+
+
+def test_leaves_stay_the_same_for_the_whole_run() -> None:
+    """Other leaves would be another order of sums; states of versions without leaves were trained with 1."""
+    identity.check_leaf(asked(leaf=4), asked(leaf=4))
+    identity.check_leaf(None, asked())
+    plain = to_json(asked())
+    del plain["leaf"]
+    identity.check_leaf(from_json(AskedState, plain), asked())
+    with pytest.raises(StateUnfit, match=r"trained with leaf=4, and this script has leaf=2: .* go back to .*leaf=4\)"):
+        identity.check_leaf(asked(leaf=4), asked(leaf=2))
+    for saved in (None, asked()):
+        with pytest.raises(StateUnfit, match=r"trained with leaf=1, and this script has leaf=2: "):
+            identity.check_leaf(saved, asked(leaf=2))

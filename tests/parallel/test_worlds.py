@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +61,17 @@ def test_measuring_reports_the_profile_and_ends_in_restore(main: object) -> None
     assert report.profile.parameters == sum(p.numel() for p in model.parameters())
 
 
+def test_a_trainer_proves_nothing_that_the_measuring_one_has_proven() -> None:
+    """Two passes over the whole model on meta, in each generation; without their outcome they are made."""
+    (measured,) = run_world(mains.observed, Orders(layout=Layout(pp=1, dp=1), measuring=True))
+    assert measured.proven is not None, measured.error
+    for proven in (measured.proven, None):
+        reports = run_world(mains.observed, Orders(layout=Layout(pp=2, dp=1), proven=proven))
+        for report in reports:
+            assert report.ended == "done", report.error
+            assert set(report.result) == ({"cpu"} if proven else {"meta", "cpu"})
+
+
 def test_all_ranks_leave_at_the_same_step(tmp_path: Path) -> None:
     """Ranks told at different steps leave together, after a snapshot that was waited for."""
     orders = Orders(layout=Layout(pp=2, dp=1), leave_at={0: 1, 1: 2}, keep=tmp_path, snapshot_every=2)
@@ -85,3 +98,18 @@ def test_an_error_in_the_users_code_is_not_a_lost_peer() -> None:
         last = run_world(mains.fails, Orders(layout=layout))[-1]
         assert last.ended == "raised"
         assert "a bug of the user's" in last.error
+
+
+@pytest.mark.parametrize(
+    ("choices", "order"),
+    [
+        ({}, ["vote", "sums", "update"]),
+        ({"clip": 0.5}, ["sums", "vote", "update"]),
+        pytest.param({"skip": True}, ["sums", "vote", "update"], marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_the_vote_goes_beside_the_last_pieces_of_the_gradient(choices: dict[str, Any], order: list[str]) -> None:
+    """Where it says nothing of the gradient; no rank updates before it has both."""
+    reports = run_world(partial(mains.train_noted, **choices), Orders(layout=Layout(pp=1, dp=2)))
+    assert [report.result for report in reports] == [order, order], reports[0].error

@@ -51,3 +51,17 @@ def test_a_profile_records_what_rules_layouts_out() -> None:
     """It is sent in members' records."""
     profile = replace(MODEL, counts=(8, 16), experts=4, compress="bf16")
     assert from_json(ModelProfile, to_json(profile)) == profile
+
+
+def test_leaves_bound_dp_and_fill_the_rounds_of_a_pipeline() -> None:
+    """8 micro-batches in leaves of 4 are two ranks' work, and one rank runs 4 in a row."""
+    leaves = replace(MODEL, leaf=4)
+    assert unfit(Layout(pp=1, dp=2), leaves) is None
+    assert unfit(Layout(pp=1, dp=4), leaves) == "dp=4 leaves ranks without one of the 2 leaves of 4 micro-batches"
+    assert unfit(Layout(pp=4, dp=2), MODEL) is None
+    assert (leaves.rounds(1), leaves.rounds(2), replace(MODEL, leaf=2).rounds(3)) == (8, 4, 4)
+    assert "leaves 4 of 8" in (unfit(Layout(pp=8, dp=2), leaves) or "")
+    experts = replace(leaves, experts=8, micro_batches=12)
+    assert unfit(Layout(pp=1, dp=2), experts) == (
+        "dp=2 does not divide the 3 leaves of 4 micro-batches, which experts= needs"
+    )

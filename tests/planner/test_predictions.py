@@ -132,3 +132,16 @@ def test_an_ordered_round_between_nodes_uses_each_ranks_own_link() -> None:
     assert seconds(wide, half, sheet, 8)["reduction"] == pytest.approx(ordered / 2, rel=0.05)
     inside = seconds(Layout(pp=7, dp=8, zero=1), model, sheet, 8)["reduction"]
     assert inside < ordered / 2
+    leaves = seconds(wide, replace(half, leaf=9), sheet, 8)["reduction"]
+    assert leaves == pytest.approx(ordered / 9, rel=0.3), "nine micro-batches are one exchange of fp32"
+
+
+def test_leaves_hold_a_whole_gradient() -> None:
+    """For as long as a leaf is not complete, whatever the ZeRO stage; sums and pieces are fp32 then."""
+    half = replace(profile(), compute_bytes=2)
+    layout, one = Layout(pp=1, dp=4), Layout(pp=1, dp=1)
+    alone, leaves = memory(layout, half), memory(layout, replace(half, leaf=2))
+    assert leaves["gradients"] == alone["gradients"] + 4 * half.parameters
+    assert leaves["reduction"] == 2 * alone["reduction"]
+    assert memory(one, replace(half, leaf=2))["gradients"] == 2 * memory(one, half)["gradients"]
+    assert memory(one, replace(half, leaf=half.micro_batches))["gradients"] == memory(one, half)["gradients"]

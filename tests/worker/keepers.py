@@ -80,9 +80,13 @@ def children(pid: int) -> list[int]:
     return pids
 
 
-def _started(pid: int) -> int:
-    """Return when a process was started, in clock ticks; the pid decides between equal ticks."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]) * 10_000_000 + pid
+def _leads_session_since(pid: int) -> int | None:
+    """Return when a process that leads a session was started, in clock ticks; None if it leads none, or is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(fields[19]) if int(fields[3]) == pid and fields[0] != "Z" else None
 
 
 @dataclass
@@ -104,7 +108,8 @@ class Keeper:
     @property
     def templates(self) -> list[int]:
         """The pids of its templates, which are its children: first the one that forks trainers, then the reserve."""
-        return sorted((child for child in children(self.pid) if os.getsid(child) == child), key=_started)
+        since = {child: _leads_session_since(child) for child in children(self.pid)}
+        return [pid for _, pid in sorted((start, child) for child, start in since.items() if start is not None)]
 
     @property
     def template(self) -> int:
@@ -156,10 +161,12 @@ class Nursery:
         index: int = 0,
         threads_before: bool = False,
         broken_again: bool = False,
+        watched: bool = False,
     ) -> Keeper:
         """Fork a keeper whose trainers run an entry of nursery.py.
 
         threads_before: it has a thread before it has a slot. broken_again: its script fails when it is run again.
+        watched: it looks at its trainers' progress records.
         """
         number = next(self._numbers)
         name = f"elastic3d-test-{os.getpid()}-{number}"
@@ -171,6 +178,7 @@ class Nursery:
             "output": str(output),
             "threads_before": threads_before,
             "broken_again": broken_again,
+            "watched": watched,
         }
         template.send(self._control, template.Fork(trainer=number, spec=json.dumps(spec)))
         while not isinstance(packet := self._packet(), template.Forked):

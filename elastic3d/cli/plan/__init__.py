@@ -144,6 +144,11 @@ def _changed(profile: ModelProfile, global_batch: int | None, recompute: str) ->
                 f"--global-batch {global_batch} is not a whole number of the script's micro-batches of "
                 f"{profile.micro_batch} samples"
             )
+        if global_batch % (profile.micro_batch * profile.leaf):
+            raise UsageError(
+                f"--global-batch {global_batch} is not a whole number of the script's leaves of {profile.leaf} "
+                f"micro-batches of {profile.micro_batch} samples"
+            )
         profile = dataclasses.replace(profile, micro_batches=global_batch // profile.micro_batch)
     if recompute:
         if recompute not in profile.block.kept:

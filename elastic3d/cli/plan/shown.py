@@ -74,6 +74,8 @@ def _head(question: Question) -> Text:
     text.append(f"\n{question.nodes} nodes x {question.slots} slots, {question.device}")
     text.append(f" of {spell_bytes(question.costs.device.memory)}")
     text.append(f"\na step is {profile.micro_batches} micro-batches of {profile.micro_batch} samples")
+    if profile.leaf > 1:
+        text.append(f", in leaves of {profile.leaf}")
     if profile.recompute != "none":
         text.append(f", recompute {profile.recompute}")
     return text

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from elastic3d.membership.actions import RingPeer
 from elastic3d.membership.driver.messages import Answer, Ask
 from elastic3d.membership.driver.wire import Dial, Guest
-from elastic3d.membership.driver.witness import Conclusion, Inquiries, Tries, Verdict
+from elastic3d.membership.driver.witness import Conclusion, Inquiries, Tries, TryResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +94,13 @@ class Trying:
         self._near = {peer.id: peer for peer in near}
         over = [dial for id, dial in self._dials.items() if self._near.get(id) != dial.peer]
         for dial in over:
-            self.conclude(dial, Verdict.UNKNOWN, now)
+            self.conclude(dial, TryResult.UNKNOWN, now)
         return over
 
     def asked(self, by: Dial | Guest, ask: Ask, now: float, *, neighbour: bool) -> Dial | None:
         """Answer, or note that the asker waits; return the try to begin, if any. neighbour: the asker is one."""
         peer = self._near.get(ask.id)
-        verdict: Verdict | None = Verdict.UNKNOWN
+        verdict: TryResult | None = TryResult.UNKNOWN
         begins = False
         if neighbour and peer is not None:
             verdict, begins = self._tries.asked(ask.id, by, ask.number, now)
@@ -115,7 +115,7 @@ class Trying:
         """Return whether this is one of the tries."""
         return self._dials.get(dial.peer.id) is dial
 
-    def conclude(self, dial: Dial, verdict: Verdict, now: float) -> None:
+    def conclude(self, dial: Dial, verdict: TryResult, now: float) -> None:
         """End a try, and answer those who asked for it."""
         del self._dials[dial.peer.id]
         for end, number in self._tries.conclude(dial.peer.id, verdict, now):
@@ -129,7 +129,7 @@ class Trying:
         """End the tries that take too long, and return them."""
         over = [self._dials[id] for id in self._tries.overdue(now)]
         for dial in over:
-            self.conclude(dial, Verdict.UNKNOWN, now)
+            self.conclude(dial, TryResult.UNKNOWN, now)
         return over
 
 

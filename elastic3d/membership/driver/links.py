@@ -37,7 +37,7 @@ from elastic3d.membership.driver.asking import Asking, Trying, id_of
 from elastic3d.membership.driver.messages import Answer, Message
 from elastic3d.membership.driver.neighbour import Neighbour
 from elastic3d.membership.driver.wire import Dial, Guest, ReadResult
-from elastic3d.membership.driver.witness import Verdict
+from elastic3d.membership.driver.witness import TryResult
 from elastic3d.trust import handshake
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption
@@ -353,7 +353,7 @@ class Links:
             if result is ReadResult.ENDED:
                 self._ended(end, now)
             elif result is not ReadResult.NOTHING:
-                self._trying.conclude(end, Verdict.REACHED if result is ReadResult.HEARD else Verdict.REFUSED, now)
+                self._trying.conclude(end, TryResult.REACHED if result is ReadResult.HEARD else TryResult.REFUSED, now)
                 self._drop(end)
         elif result is ReadResult.HEARD:
             self._heard(end.id if isinstance(end, Guest) else end.peer.id, now)

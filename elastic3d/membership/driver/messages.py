@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from elastic3d.membership.driver.witness import Verdict
+from elastic3d.membership.driver.witness import TryResult
 from elastic3d.trust.frames import Frames, FrameShape, FrameTooLong
 from elastic3d.trust.handshake import LIMIT, Keys
 from elastic3d.trust.stream import Stream
@@ -52,7 +52,7 @@ class Answer:
     """The outcome of the try that the question of this number asked for."""
 
     number: int
-    verdict: Verdict
+    verdict: TryResult
 
 
 Message = Ask | Answer
@@ -116,6 +116,6 @@ def _read(kind: int, body: bytes) -> Message | None:
         return None
     if kind == Kind.ASK and len(body) > 4:
         return Ask(number=number, id=body[4:].decode(errors="surrogateescape"))
-    if kind == Kind.ANSWER and len(body) == 5 and body[4] in list(Verdict):
-        return Answer(number=number, verdict=Verdict(body[4]))
+    if kind == Kind.ANSWER and len(body) == 5 and body[4] in list(TryResult):
+        return Answer(number=number, verdict=TryResult(body[4]))
     raise Garbled(f"sent something that is no message: {len(body)} bytes of kind {kind}")

@@ -44,7 +44,7 @@ MOST_WAITING = 8
 K = TypeVar("K", bound=Hashable)
 
 
-class Verdict(IntEnum):
+class TryResult(IntEnum):
     """The result of a neighbour's try. It goes over the wire as its number."""
 
     UNKNOWN = 0
@@ -61,13 +61,13 @@ class Conclusion(StrEnum):
     UNWITNESSED = "unwitnessed"
 
 
-def conclude(verdicts: Collection[Verdict | None], *, over: bool) -> Conclusion:
+def conclude(verdicts: Collection[TryResult | None], *, over: bool) -> Conclusion:
     """Return what follows from these answers, None for those still missing. over: the time to wait for them is over."""
-    if Verdict.REFUSED in verdicts:
+    if TryResult.REFUSED in verdicts:
         return Conclusion.DEAD
     if None in verdicts and not over:
         return Conclusion.OPEN
-    return Conclusion.LIVES if Verdict.REACHED in verdicts else Conclusion.UNWITNESSED
+    return Conclusion.LIVES if TryResult.REACHED in verdicts else Conclusion.UNWITNESSED
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class _Inquiry(Generic[K]):
     number: int
     evidence: str
     until: float
-    verdicts: dict[K, Verdict | None]
+    verdicts: dict[K, TryResult | None]
 
 
 class Inquiries(Generic[K]):
@@ -99,7 +99,7 @@ class Inquiries(Generic[K]):
         self._open[id] = _Inquiry(self._count, evidence, now + ASKED, dict.fromkeys(asked))
         return self._count
 
-    def answered(self, by: K, number: int, verdict: Verdict) -> None:
+    def answered(self, by: K, number: int, verdict: TryResult) -> None:
         """Take in an answer. One to another question, or from a node that was not asked, counts for nothing."""
         for one in self._open.values():
             if one.number == number and by in one.verdicts:
@@ -109,7 +109,7 @@ class Inquiries(Generic[K]):
         """Take note that no answer will come over this connection."""
         for one in self._open.values():
             if by in one.verdicts and one.verdicts[by] is None:
-                one.verdicts[by] = Verdict.UNKNOWN
+                one.verdicts[by] = TryResult.UNKNOWN
 
     def forget(self, id: str) -> None:
         """Ask about this id no more."""
@@ -122,7 +122,7 @@ class Inquiries(Generic[K]):
             conclusion = conclude(one.verdicts.values(), over=now >= one.until)
             if conclusion is not Conclusion.OPEN:
                 del self._open[id]
-                witness = next((by for by, verdict in one.verdicts.items() if verdict is Verdict.REFUSED), None)
+                witness = next((by for by, verdict in one.verdicts.items() if verdict is TryResult.REFUSED), None)
                 ended.append((id, one.evidence, conclusion, witness))
         return ended
 
@@ -138,26 +138,26 @@ class Tries(Generic[K]):
 
     def __init__(self) -> None:
         self._open: dict[str, _Try[K]] = {}
-        self._verdicts: dict[str, tuple[Verdict, float]] = {}
+        self._verdicts: dict[str, tuple[TryResult, float]] = {}
 
     @property
     def due(self) -> float | None:
         """When the first of them is over at the latest, None for none."""
         return min((one.until for one in self._open.values()), default=None)
 
-    def asked(self, id: str, by: K, number: int, now: float) -> tuple[Verdict | None, bool]:
+    def asked(self, id: str, by: K, number: int, now: float) -> tuple[TryResult | None, bool]:
         """Return the answer, None if a try has to show it, and whether that try is to begin now."""
-        verdict, at = self._verdicts.get(id, (Verdict.UNKNOWN, -FRESH))
+        verdict, at = self._verdicts.get(id, (TryResult.UNKNOWN, -FRESH))
         if now - at < FRESH:
             return verdict, False
         begins = id not in self._open
         one = self._open.setdefault(id, _Try(now + TRIED))
         if by not in one.waiting and len(one.waiting) >= MOST_WAITING:
-            return Verdict.UNKNOWN, False
+            return TryResult.UNKNOWN, False
         one.waiting[by] = number
         return None, begins
 
-    def conclude(self, id: str, verdict: Verdict, now: float) -> list[tuple[K, int]]:
+    def conclude(self, id: str, verdict: TryResult, now: float) -> list[tuple[K, int]]:
         """End a try; return who asked for it, each with the number of its question."""
         one = self._open.pop(id, None)
         self._verdicts = {each: kept for each, kept in self._verdicts.items() if now - kept[1] < FRESH}

@@ -36,13 +36,16 @@ from elastic3d.membership.machine.generation_index import index_of
 from elastic3d.membership.machine.leader import decide
 from elastic3d.membership.machine.leader_state import LeaderState
 from elastic3d.membership.machine.neighbours import Neighbours
+from elastic3d.membership.machine.own_stall import OwnStall
 from elastic3d.membership.machine.reach import Reach
 from elastic3d.membership.machine.situation import Planner, Situation
+from elastic3d.membership.machine.standstill import conclude
 from elastic3d.membership.machine.suspicions import Suspicions
-from elastic3d.membership.machine.trainers import Phase, Trainers
+from elastic3d.membership.machine.trainers import Trainers, TrainersPhase
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Out, Report, Tomb
+from elastic3d.membership.stalls import Judge
 from elastic3d.values import Cause, Generation
 
 ALONE = 0.8
@@ -58,9 +61,13 @@ RETRY = 0.1
 
 
 class Core:
-    """One member of one job. All times are the member's own monotonic seconds."""
+    """One member of one job. All times are the member's own monotonic seconds.
 
-    def __init__(self, record: MemberRecord, policy: Policy, planner: Planner) -> None:
+    planner: finds layouts while this member leads; it must be the same for all. stuck: finds out, while this member
+    leads, why nothing moves; None where nobody does.
+    """
+
+    def __init__(self, record: MemberRecord, policy: Policy, planner: Planner, stuck: Judge | None = None) -> None:
         self.record = record
         self.policy = policy
         self.view = View(record)
@@ -68,6 +75,8 @@ class Core:
         self.exited = False
         self._id = record.node.id
         self._planner = planner
+        self._stuck = stuck
+        self._stall = OwnStall()
         self._trainers = Trainers(self._id)
         self._neighbours = Neighbours(self._id)
         self._reach = Reach(self._id)
@@ -97,7 +106,11 @@ class Core:
     def running(self) -> Generation | None:
         """The sealed generation whose trainers run here, if any."""
         generation = self.view.generation
-        return generation if generation and self._trainers.phase(generation.key) is Phase.RUNNING else None
+        return generation if generation and self._trainers.phase(generation.key) is TrainersPhase.RUNNING else None
+
+    @property
+    def _sealed(self) -> str:
+        return self.view.generation.key if self.view.generation is not None else ""
 
     def alarm(self, now: float) -> float | None:
         """Return the latest time to call `handle`, with a `Tick` if nothing else came; None for never."""
@@ -117,6 +130,7 @@ class Core:
                     # This member's keys may be older ones now, or gone although their lease is kept.
                     self._registered = self._registering = False
                     self._registered_at = 0
+                    self._stall.rolled_back()
                     # The tombs this member put up may be lost with the rest: the dead are buried again.
                     self._buried.clear()
             self._hear(event, actions, now)
@@ -125,8 +139,9 @@ class Core:
         self._suspicions.follow(self.view, now)
         if self.leads and self._led != self.view.token:
             self._led = self.view.token
-            # A rolled back etcd counts its revisions anew, and attempts never repeat.
-            attempt = max(self.view.token, self.view.forgotten)
+            # A rolled back etcd counts its revisions anew, and attempts never repeat: neither those from before, nor
+            # those of other leaders since.
+            attempt = self.view.token + self.view.forgotten
             self._leader_state = LeaderState(
                 buried=self._buried, leading=now, attempt=attempt, suspicions=self._suspicions
             )
@@ -151,6 +166,7 @@ class Core:
         if first or replace(self.report, step=last.step, safe=last.safe) != last:
             self._last_report = self.report
             actions.append(acts.PutReport(report=self.report))
+        self._stall.follow(self.view, actions, now)
         return actions
 
     def _await(self, actions: list[acts.Action]) -> None:
@@ -205,7 +221,7 @@ class Core:
                 self._reach.probed(event, now)
             case e.PeerRefused():
                 self._bury(event.id, event.evidence, actions)
-            case e.TrainersPrepared() if trainers.phase(event.key) is Phase.PREPARING:
+            case e.TrainersPrepared() if trainers.phase(event.key) is TrainersPhase.PREPARING:
                 trainers.prepared(event.key)
                 self.report = replace(self.report, prepared=event.key)
             case e.Left():
@@ -243,6 +259,10 @@ class Core:
                     self.report = replace(self.report, step=event.step)
                 if event.safe > self.report.safe:
                     self.report = replace(self.report, safe=event.safe)
+            case e.RanksSilent() if self.policy.beside and self._sealed == event.stall.key:
+                self._stall.silent(event.stall, now)
+            case e.RanksMoving():
+                self._stall.moving(event.key)
             case e.Saved():
                 self.report = replace(self.report, saved=event.saved)
             case e.Settled():
@@ -323,6 +343,7 @@ class Core:
         if not self._registered and not self._registering:
             self._registering = True
             self._last_report = self.report
+            self._stall.write_again()
             actions.append(acts.PutMember(record=self.record))
             actions.append(acts.PutReport(report=self.report))
 
@@ -373,6 +394,7 @@ class Core:
             planner=self._planner,
             leader_state=self._leader_state,
             alarm=self._alarm,
+            judge=self._stuck,
         )
         if contends:
             leader = self.view.leader_id
@@ -386,6 +408,7 @@ class Core:
                 self._bury(leader, dead[leader], actions)
             return
         self._commits.follow(self.view, self._leader_state, actions)
+        actions += conclude(situation, hindered=self._hindered)
         writes = decide(situation, ready=ready, hindered=self._hindered)
         if writes and isinstance(writes[-1], acts.Fenced):
             self._busy = writes[-1]

@@ -21,7 +21,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.generation_index import index_of
-from elastic3d.membership.machine.trainers import Phase, Trainers
+from elastic3d.membership.machine.trainers import Trainers, TrainersPhase
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.values import Generation, Node
@@ -70,7 +70,7 @@ class _Unreachable:
 class _Stand:
     """This node's trainers of one generation: in `phase` since `since`, or since their last step. longest: a step's."""
 
-    phase: Phase
+    phase: TrainersPhase
     since: float
     longest: float = 0.0
     stepped: bool = False
@@ -179,7 +179,7 @@ class Reach:
                 stand = self._stands[generation.key] = _Stand(phase, alarm.now)
             if generation.key == lost:
                 patience = 0.0
-            elif phase in (Phase.PREPARING, Phase.PREPARED):
+            elif phase in (TrainersPhase.PREPARING, TrainersPhase.PREPARED):
                 patience = MEETING
             else:
                 patience = max(STANDING, STEPS * stand.longest)

@@ -13,7 +13,7 @@ from elastic3d.membership.machine.view import View
 from elastic3d.values import Generation
 
 
-class Phase(StrEnum):
+class TrainersPhase(StrEnum):
     """How far this node's trainers of one generation are."""
 
     PREPARING = "preparing"
@@ -27,26 +27,26 @@ class Trainers:
 
     def __init__(self, id: str) -> None:
         self._id = id
-        self._phase: dict[str, Phase] = {}
+        self._phase: dict[str, TrainersPhase] = {}
         self._asked = ""
 
-    def phase(self, key: str) -> Phase | None:
+    def phase(self, key: str) -> TrainersPhase | None:
         """Return how far the trainers of a generation are, None if there are none."""
         return self._phase.get(key)
 
     def prepared(self, key: str) -> None:
         """Take in that all are built."""
-        self._phase[key] = Phase.PREPARED
+        self._phase[key] = TrainersPhase.PREPARED
 
     def over(self, key: str) -> None:
         """Take in that they ended by themselves."""
         if key in self._phase:
-            self._phase[key] = Phase.OVER
+            self._phase[key] = TrainersPhase.OVER
 
     def stop(self, actions: list[acts.Action], key: str, why: str) -> None:
         """Stop those of one generation, if any live."""
-        if self._phase.get(key, Phase.OVER) is not Phase.OVER:
-            self._phase[key] = Phase.OVER
+        if self._phase.get(key, TrainersPhase.OVER) is not TrainersPhase.OVER:
+            self._phase[key] = TrainersPhase.OVER
             actions.append(acts.Stop(key=key, why=why))
 
     def stop_all(self, actions: list[acts.Action], why: str) -> None:
@@ -73,13 +73,13 @@ class Trainers:
             if generation is current and view.outs:
                 continue
             if generation.key not in self._phase:
-                self._phase[generation.key] = Phase.PREPARING
+                self._phase[generation.key] = TrainersPhase.PREPARING
                 actions.append(acts.Prepare(generation=generation))
-            elif generation is current and self._phase[generation.key] is Phase.PREPARED:
-                self._phase[generation.key] = Phase.RUNNING
+            elif generation is current and self._phase[generation.key] is TrainersPhase.PREPARED:
+                self._phase[generation.key] = TrainersPhase.RUNNING
                 actions.append(acts.StartTrainers(generation=generation))
         # After `StartTrainers`: trainers that are ready only once the switch is wanted start, and then leave.
-        running = current is not None and self._phase.get(current.key) is Phase.RUNNING
+        running = current is not None and self._phase.get(current.key) is TrainersPhase.RUNNING
         switch = formed is not None and proposal is not None and proposal.switch
         if switch and current is not None and running and self._asked != current.key:
             self._asked = current.key

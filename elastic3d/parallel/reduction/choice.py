@@ -14,14 +14,22 @@ from elastic3d.parallel.reduction.compressed import POWERSGD, WIRES, Compressed
 from elastic3d.parallel.reduction.fast import Fast
 from elastic3d.parallel.reduction.ordered import Ordered
 from elastic3d.parallel.reduction.protocol import Reduction
+from elastic3d.parallel.reduction.single_replica import SingleReplica
 
 COMPRESSIONS = (*WIRES, POWERSGD)
 
 
-def check(reduction: str, compress: str | None) -> None:
+def check(reduction: str, compress: str | None, leaf: int) -> None:
     """Refuse a choice that no layout could carry out."""
     if reduction not in ("ordered", "fast"):
         raise UsageError(f'run.shard: reduction must be "ordered" or "fast"; it is {reduction!r}')
+    if isinstance(leaf, bool) or not isinstance(leaf, int) or leaf < 1:
+        raise UsageError(f"run.shard: leaf must be a number of micro-batches, 1 or more; it is {leaf!r}")
+    if leaf > 1 and reduction != "ordered":
+        raise UsageError(
+            f'run.shard: leaf={leaf} is a part of the order of sums, which reduction="{reduction}" leaves to the '
+            'backend; choose reduction="ordered" with it, or leave leaf out'
+        )
     if compress is None:
         return
     if compress not in COMPRESSIONS:
@@ -34,16 +42,28 @@ def check(reduction: str, compress: str | None) -> None:
         )
 
 
-def make(reduction: str, compress: str | None, model: nn.Module, units: Sequence[FSDPModule], mesh: Mesh) -> Reduction:
-    """Return the reduction of one stage of this rank. units: its FSDP units, the root last.
+def make(
+    reduction: str, compress: str | None, leaf: int, model: nn.Module, units: Sequence[FSDPModule], mesh: Mesh
+) -> Reduction:
+    """Return the reduction of one stage of this rank. units: its FSDP units, the root last; none for one replica.
 
     LayoutError for a compression that has nothing to compress under this layout.
     """
     layout, add = mesh.layout, mesh.computes_on.add_rows
+    if not units:
+        return SingleReplica(model, leaf=leaf)
     if reduction == "ordered":
-        group = mesh.dp.get_group() if mesh.dp else None
-        splits = layout.schedule is not None and layout.schedule.splits_backward
-        return Ordered(model, units, group=group, add=add, replicas=layout.replicas, zero=layout.zero, splits=splits)
+        return Ordered(
+            model,
+            units,
+            group=mesh.dp.get_group() if mesh.dp else None,
+            add=add,
+            replicas=layout.replicas,
+            zero=layout.zero,
+            splits=layout.schedule is not None and layout.schedule.splits_backward,
+            leaf=leaf,
+            progress=mesh.progress,
+        )
     if compress is None or mesh.shard is None:
         return Fast(model, units, zero=layout.zero)
     if compress == POWERSGD and layout.replicas == 1:
@@ -59,6 +79,7 @@ def make(reduction: str, compress: str | None, model: nn.Module, units: Sequence
         shard=_group(mesh, "shard" if layout.replicas > 1 else "dp", layout.shards),
         replica=_group(mesh, "replica", layout.replicas),
         zero=layout.zero,
+        progress=mesh.progress,
     )
 
 

@@ -15,14 +15,19 @@ plain autograd:
 - Every micro-batch reduces; without that torch would add up locally, in an order that depends on dp. So ZeRO-1 is here
   what ZeRO-2 is: traffic each round, and whole gradients live for one unit's backward pass, not for the step.
 
+With leaves of g micro-batches the sum is a tree of two levels that no layout changes. Leaf l, the micro-batches from
+g * l on, belongs to dp rank l % dp, which adds it up in order, as autograd does for one replica; the leaves are then
+sent and added like micro-batches above, once in g of them. Whole gradients live for a leaf, in the dtype of the sum,
+which is also what is sent: against bf16 pieces a leaf of 2 sends as much, and of g a g/2-th.
+
 With replicas (HSDP) the sum of a shard is spread over the replicas' holders of it: rounds cost what they cost without
 replicas, and one exchange at the step's end brings each holder all parts. With G bytes of gradients as they are sent
-(a unit's or all), d dp ranks in R replicas of S = d / R, each a node, and r rounds, each rank sends in a step
+(a unit's or all), d dp ranks in R replicas of S = d / R, each a node, and r rounds of leaves, each rank sends in a step
 
     to ranks of its node    r * G * (S - 1) / d          to other nodes    r * G * (d - S) / d + at most G / S
 
 where the backend's own HSDP (`fast`) sends r * G * (S - 1) / S within the node and 2 * G / S * (R - 1) / R across. Sums
-in a fixed order cannot be formed per node first: addition is not associative.
+in a fixed order cannot be formed per node first: addition is not associative. Leaves are what can be said beforehand.
 """
 
 from __future__ import annotations
@@ -38,6 +43,7 @@ from elastic3d.parallel.reduction.flat import Flat
 from elastic3d.parallel.reduction.fold import Add, Fold
 from elastic3d.parallel.reduction.lanes import Lanes
 from elastic3d.parallel.reduction.units import flats_of, reduce_now
+from elastic3d.port import UNRECORDED, Progress
 
 
 class Ordered:
@@ -45,6 +51,7 @@ class Ordered:
 
     add: adds rows in order, as a device does.
     splits: the schedule computes gradients of inputs and of weights apart, so that they add up before they are sent.
+    leaf: how many micro-batches in a row a rank adds up before it sends them.
     """
 
     scales_fillers = False
@@ -59,23 +66,25 @@ class Ordered:
         replicas: int,
         zero: int,
         splits: bool,
+        leaf: int = 1,
+        progress: Progress = UNRECORDED,
     ) -> None:
-        self._units, self._zero, self._lanes = units, zero, Lanes()
-        self._folds = [
-            Fold(flat, self._lanes, group, add, ways=replicas, wire=_summed if splits else _computed)
-            for flat in flats_of(model, units)
-        ]
+        self._units, self._zero, self._leaf, self._lanes = units, zero, leaf, Lanes(progress)
+        wire = _summed if splits or leaf > 1 else _computed
+        self._folds = [Fold(flat, self._lanes, group, add, ways=replicas, wire=wire) for flat in flats_of(model, units)]
 
     def begin_step(self, micro_batches: int) -> None:
         """Tell every fold how many pieces count in the step."""
         for fold in self._folds:
-            fold.pieces = micro_batches
+            fold.pieces = micro_batches // self._leaf
 
     def begin(self, round_: int, *, last: bool) -> None:
-        """Tell every fold which round's pieces come next."""
+        """Tell every fold which piece comes next, or that a leaf is not complete with this round."""
+        turn, number = divmod(round_, self._leaf)
+        complete = number == self._leaf - 1
         for fold in self._folds:
-            fold.begin(round_)
-        prepare(self._units, last=last, zero=self._zero)
+            fold.begin(turn) if complete else fold.rest()
+        prepare(self._units, last=last, zero=self._zero, reduces=complete)
 
     def hold(self) -> None:
         """Leave the next pass's gradients where they are, and parameters whole for the pass over the weights."""
@@ -84,7 +93,7 @@ class Ordered:
         prepare(self._units, last=False, zero=2, reduces=False)
 
     def reduce(self, round_: int, *, last: bool) -> None:
-        """Send what the pass over the weights has left."""
+        """Send what the pass over the weights has left, if a leaf is complete with it."""
         self.begin(round_, last=last)
         reduce_now(self._units)
 

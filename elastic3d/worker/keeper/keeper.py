@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import secrets
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from checkpointing import Store
@@ -20,12 +20,16 @@ from elastic3d.clock import SYSTEM
 from elastic3d.errors import JobEnded
 from elastic3d.etcd import EtcdClient
 from elastic3d.etcd_refs import EtcdRegister
+from elastic3d.health import stuck
+from elastic3d.health.evidence import EvidenceWriter
+from elastic3d.health.options import Watching
 from elastic3d.log import Level
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
 from elastic3d.membership.records import MemberRecord, Notice, Pulse
+from elastic3d.membership.stalls import Judge, Stall, Verdict
 from elastic3d.planner import Plan, plan
 from elastic3d.rendezvous.connect import connect, encryption
 from elastic3d.rendezvous.settings import Settings
@@ -78,10 +82,21 @@ class SealedMembership:
 
 
 class Keeper:
-    """One node's membership and its slots. `slots` in local order, all putting their events into `inbox`."""
+    """One node's membership and its slots.
 
-    def __init__(self, settings: Settings, options: RunOptions, slots: Sequence[SlotPort], inbox: Inbox) -> None:
+    slots: in local order, all putting their events into `inbox`. evidence: where the first one's is written.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        options: RunOptions,
+        slots: Sequence[SlotPort],
+        inbox: Inbox,
+        evidence: EvidenceWriter,
+    ) -> None:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
+        self._evidence = evidence
         self._costs = options.costs
         self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
         threads.report_to(self._journal.thread_failed)
@@ -117,10 +132,10 @@ class Keeper:
         measuring = assignment(self._settings, self._options, slot=0, places=places)
         measured = measure(self._slots[0], measuring, self._inbox)
         self._profile = profile = measured.profile
-        self._generations.device = measured.device
+        self._generations.device, self._generations.proven = measured.device, measured.proven
         self._costs = planned_with(self._options.costs, measured.device, profile)
         # A model that no number of nodes could train is refused before the job waits for more of them.
-        self._plan(min(self._settings.policy.maximum, profile.blocks * profile.micro_batches), profile)
+        self._plan(min(self._settings.policy.maximum, profile.blocks * profile.leaves), profile)
         if not wait_at_gate(self._settings.gate, self._inbox):
             return
         if self._settings.admission:
@@ -233,6 +248,7 @@ class Keeper:
             noted=self._noted,
             secret=self._generations.credentials.secret,
             trusted=self._inbox.put,
+            judge=_judge(self._options.health),
         )
         if self._member.start(links, again=again, end_seen=self._settings.end_seen):
             self._journal.emit("member.joined", incarnation=record.node.incarnation)
@@ -277,7 +293,8 @@ class Keeper:
     def _next(self) -> object:
         """Return the next event; None when none came in time while this node or its trainers leave."""
         try:
-            pauses = [pause for pause in (self._leaving.pause, self._ending.pause) if pause is not None]
+            parts = (self._leaving, self._ending, self._generations.silence)
+            pauses = [part.pause for part in parts if part.pause is not None]
             return self._inbox.get(timeout=min([*pauses, LOOKS]))
         except queue.Empty:
             return None
@@ -306,6 +323,9 @@ class Keeper:
                 self._exit = self._leaving.ended(event)
             case acts.Unreachable():
                 self._journal.unreachable(event.ids)
+            case acts.Concluded():
+                self._journal.concluded(event.verdict)
+                self._evidence.conclude(event.verdict, event.stalls)
             case acts.Awaiting():
                 self._progress.awaiting(event.nodes)
             case acts.Draining():
@@ -339,6 +359,7 @@ class Keeper:
                 self._handle_slot(event)
         self._leaving.look()
         self._ending.look()
+        self._generations.silence.look()
         running = self._generations.running
         if running is None or not self._generations.trainers(running.key):
             self._progress.over()
@@ -364,6 +385,8 @@ class Keeper:
                     self._slots[event.slot].unpin(event.step)
             case w.SnapshotHeld():
                 self._generations.held(event)
+            case w.RankSilent() | w.RankMoving():
+                self._generations.silence.heard(event)
             case w.BuddyUnreachable():
                 self._generations.unreachable(event, self._node)
             case w.Started() | w.TrainerReady() | w.Restored() | w.StepFinished() | w.TrainerExited():
@@ -416,3 +439,15 @@ class Keeper:
             self._journal.emit("peer.lost", peer=event.id.partition("@")[0], evidence=event.evidence)
         if self._member is not None:
             self._member.tell(event)
+
+
+def _judge(health: Watching | None) -> Judge | None:
+    """Return what finds out, while this node leads, why nothing moves; None where the script wants none of it."""
+    if health is None:
+        return None
+
+    def judge(generation: Generation, stalls: Mapping[str, Stall], since: float) -> Verdict | None:
+        verdict = stuck.judge(generation, stalls, since)
+        return verdict if verdict is None or health.act else replace(verdict, act=False)
+
+    return judge

@@ -12,12 +12,14 @@ import json
 import os
 import queue
 import selectors
+import signal
 import socket
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastic3d.devices import device_at
+from elastic3d.health.watch import SlotWatch
 from elastic3d.log import process_log
 from elastic3d.port import Assignment, Flags, Go, StateRestored
 from elastic3d.snapshots import table as tables
@@ -29,6 +31,7 @@ from elastic3d.worker.processes.channel import FromKeeper, FromTrainer, KeeperEn
 from elastic3d.worker.processes.events import ExitKind, SlotEvent
 from elastic3d.worker.processes.process import ExitCode
 from elastic3d.worker.processes.supervisor import TemplateLost, TemplateSupervisor, describe_exit
+from elastic3d.worker.processes.watching import Watchers
 
 _CLEAN_SECONDS = 0.02
 _WATCH_SECONDS = 1.0
@@ -62,7 +65,9 @@ class SlotLoop:
         supervisor: TemplateSupervisor,
         memory: SnapshotMemory,
         events: queue.SimpleQueue[SlotEvent],
+        watch: SlotWatch | None = None,
     ) -> None:
+        self._watchers = Watchers(watch)
         self._index = index
         self._supervisor = supervisor
         self._memory = memory
@@ -91,6 +96,7 @@ class SlotLoop:
     def prepare(self, number: int, assignment: Assignment) -> None:
         """Ask the template for a trainer."""
         ours, theirs = channel.pair()
+        assignment = self._watchers.prepare(number, assignment)
         trainer = _Trainer(number=number, assignment=assignment, end=KeeperEnd(ours), theirs=theirs)
         self._trainers[number] = trainer
         self._selector.register(trainer.end, selectors.EVENT_READ, lambda: self._hear(trainer))
@@ -113,6 +119,8 @@ class SlotLoop:
                 continue
             self._send(trainer, channel.Start(go=dataclasses.replace(trainer.go, newest=self._newest)))
             trainer.go, trainer.gone = None, True
+            if trainer.pid is not None:
+                self._watchers.begin(trainer.number, trainer.pid, trainer.assignment)
 
     def ask_leave(self, number: int) -> None:
         """Raise a trainer's leave flag."""
@@ -227,7 +235,7 @@ class SlotLoop:
     def _fork(self, trainer: _Trainer) -> None:
         assert trainer.theirs is not None
         trainer.early.clear()
-        descriptors = [trainer.theirs.fileno()]
+        descriptors = [trainer.theirs.fileno(), *self._watchers.descriptors(trainer.number)]
         if not trainer.assignment.measuring:
             descriptors.extend(self._memory.descriptors())
         spec = json.dumps(to_json(trainer.assignment))
@@ -243,6 +251,8 @@ class SlotLoop:
                 case template.Forked():
                     trainer = self._trainers[packet.trainer]
                     trainer.pid = packet.pid
+                    if trainer.gone:
+                        self._watchers.begin(trainer.number, packet.pid, trainer.assignment)
                     self._close_theirs(trainer)
                     self._tell(events.Started(slot=self._index, trainer=trainer.number, pid=packet.pid))
                     early, trainer.early = trainer.early, []
@@ -336,6 +346,7 @@ class SlotLoop:
                         profile=message.profile,
                         checks=message.checks,
                         device=message.device,
+                        proven=message.proven,
                     )
                 )
             case StateRestored():
@@ -399,6 +410,11 @@ class SlotLoop:
             self._writer = None
             self._memory.trainer_gone()
         kind = kind or _kind(trainer, code)
+        if kind is ExitKind.CRASH and code == -signal.SIGABRT and self._watchers.waited(trainer.number):
+            # gloo's own threads end the process where the sizes of a collective do not fit: that is no fault of the
+            # rank that they end, and what all recorded says whose it is.
+            kind = ExitKind.PEER_LOST
+        self._watchers.ended(trainer.number, kind)
         self._tell(
             events.TrainerExited(
                 slot=self._index,

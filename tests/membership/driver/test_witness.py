@@ -15,7 +15,16 @@ from chaos.certificates import Certificates
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.messages import MOST_TAKEN, SHAPE, Answer, Ask, Garbled, Message, Messages
-from elastic3d.membership.driver.witness import ASKED, FRESH, MOST_WAITING, TRIED, Conclusion, Inquiries, Tries, Verdict
+from elastic3d.membership.driver.witness import (
+    ASKED,
+    FRESH,
+    MOST_WAITING,
+    TRIED,
+    Conclusion,
+    Inquiries,
+    Tries,
+    TryResult,
+)
 from elastic3d.trust.channel import dial
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption, load
@@ -34,7 +43,7 @@ def test_the_conclusion_follows_from_the_answers() -> None:
     """One refusal is enough for a death; reached by all who know is a life; without an answer it is neither."""
     asks: Inquiries[str] = Inquiries()
 
-    def after(*said: tuple[str, Verdict], at: float = 0.0) -> list[tuple[Conclusion, str | None]]:
+    def after(*said: tuple[str, TryResult], at: float = 0.0) -> list[tuple[Conclusion, str | None]]:
         number = asks.begin("c@1", "refuses", ("b", "d"), 0.0)
         for by, verdict in said:
             asks.answered(by, number, verdict)
@@ -42,7 +51,7 @@ def test_the_conclusion_follows_from_the_answers() -> None:
         assert ("c@1" in asks) is (not conclusions)
         return conclusions
 
-    reached, refused, unknown = Verdict.REACHED, Verdict.REFUSED, Verdict.UNKNOWN
+    reached, refused, unknown = TryResult.REACHED, TryResult.REFUSED, TryResult.UNKNOWN
     assert after(("b", refused)) == [(Conclusion.DEAD, "b")]
     assert after(("b", reached), ("d", refused)) == [(Conclusion.DEAD, "d")]
     assert after(("b", reached), ("d", reached)) == [(Conclusion.LIVES, None)]
@@ -60,11 +69,11 @@ def test_an_answer_to_another_question_counts_for_nothing() -> None:
     asks: Inquiries[str] = Inquiries()
     old = asks.begin("c@1", "refuses", ("b",), 0.0)
     new = asks.begin("c@1", "refuses", ("b",), 1.0)
-    asks.answered("b", old, Verdict.REFUSED)
+    asks.answered("b", old, TryResult.REFUSED)
     assert asks.concluded(1.0) == []
     asks.lost("b")
     assert asks.concluded(1.0) == [("c@1", "refuses", Conclusion.UNWITNESSED, None)]
-    asks.answered("b", new, Verdict.REFUSED)
+    asks.answered("b", new, TryResult.REFUSED)
     assert asks.concluded(9.0) == []
 
 
@@ -75,13 +84,13 @@ def test_one_try_answers_all_who_ask() -> None:
     assert tries.asked("c@1", "b", 7, 0.1) == (None, False)
     assert tries.asked("d@1", "b", 8, 0.1) == (None, True)
     tries.lost("b")
-    assert tries.conclude("c@1", Verdict.REFUSED, 0.2) == [("a", 1)]
-    assert tries.asked("c@1", "b", 9, 0.2 + FRESH / 2) == (Verdict.REFUSED, False)
+    assert tries.conclude("c@1", TryResult.REFUSED, 0.2) == [("a", 1)]
+    assert tries.asked("c@1", "b", 9, 0.2 + FRESH / 2) == (TryResult.REFUSED, False)
     assert tries.asked("c@1", "b", 9, 0.2 + 2 * FRESH) == (None, True)
     assert tries.overdue(0.1 + TRIED) == ["d@1"]
     for at_once in range(MOST_WAITING - 1):
         assert tries.asked("c@1", f"more{at_once}", 1, 0.4) == (None, False)
-    assert tries.asked("c@1", "one too many", 1, 0.4) == (Verdict.UNKNOWN, False)
+    assert tries.asked("c@1", "one too many", 1, 0.4) == (TryResult.UNKNOWN, False)
 
 
 # Messages of the connection.
@@ -113,7 +122,7 @@ def pair() -> Iterator[Pair]:
 
 def test_messages_survive_any_fragmentation(pair: Pair) -> None:
     """Byte by byte, with beats between questions and answers; each is read once."""
-    ask, answer = Ask(number=7, id="n\u00f8de@1\udc80"), Answer(number=7, verdict=Verdict.REFUSED)
+    ask, answer = Ask(number=7, id="n\u00f8de@1\udc80"), Answer(number=7, verdict=TryResult.REFUSED)
     assert pair.ours.beat(pair.stream)
     assert pair.ours.say(pair.stream, ask)
     assert pair.ours.say(pair.stream, answer)
@@ -334,6 +343,6 @@ def test_only_neighbours_are_tried(watcher: Watcher) -> None:
                 while not answers:
                     theirs.take(connection.recv(1024))
                     answers = theirs.taken()
-                assert answers == [Answer(number=5, verdict=Verdict.UNKNOWN)]
+                assert answers == [Answer(number=5, verdict=TryResult.UNKNOWN)]
     finally:
         other.links.close()

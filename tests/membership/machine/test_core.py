@@ -11,7 +11,7 @@ from elastic3d.membership import events as e
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.leader import COMMIT_LIMIT
 from elastic3d.membership.machine.reach import STANDING
-from elastic3d.membership.machine.trainers import Phase
+from elastic3d.membership.machine.trainers import TrainersPhase
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Claim, End, MemberRecord, Out, Report, SavedStep, Tomb, decode
 from elastic3d.membership.transactions import transaction
@@ -192,7 +192,7 @@ def finishing(core: Core, now: float, saved: SavedStep | None) -> list[acts.Acti
         for node in NODES[1:]
     ]
     own: list[e.Event] = [e.Saved(saved=saved)] if saved is not None else []
-    core._trainers._phase["1.1"] = Phase.RUNNING
+    core._trainers._phase["1.1"] = TrainersPhase.RUNNING
     return core.handle([*own, e.MainFinished(key="1.1"), *reports], now)
 
 

@@ -13,7 +13,7 @@ from elastic3d.membership.driver.probing import probe
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.apart import apart
 from elastic3d.membership.machine.reach import EVERY, MEETING, MOST, SELDOM, STANDING, STEPS, TWICE, Reach
-from elastic3d.membership.machine.trainers import Phase, Trainers
+from elastic3d.membership.machine.trainers import Trainers, TrainersPhase
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord
@@ -91,7 +91,7 @@ class Member:
     def runs(self) -> None:
         self.trainers.prepared(self.formed.key)
         self.trainers.follow(self.view, [])
-        assert self.trainers.phase(self.formed.key) is Phase.RUNNING
+        assert self.trainers.phase(self.formed.key) is TrainersPhase.RUNNING
 
     def until(self, now: float, failing: tuple[str, ...] = (), lost: str = "") -> list[tuple[float, acts.Action]]:
         """Let time pass, answering each probe; return the actions by time."""

@@ -150,11 +150,18 @@ def test_a_stopped_template_is_replaced(nursery: Nursery) -> None:
 def test_a_new_template_dies_with_its_keeper_while_it_still_imports(nursery: Nursery) -> None:
     """The parent-death signal is set before the imports, which take seconds."""
     keeper = nursery.keeper("idle")
-    for template in keeper.templates:
+    killed = keeper.templates
+    for template in killed:
         os.kill(template, signal.SIGKILL)
     keeper.wait(TemplateDied)
-    assert eventually(lambda: bool(keeper.templates), 60)
-    successor = keeper.template
+    successors: list[int] = []
+
+    def replaced() -> bool:
+        successors[:] = [template for template in keeper.templates if template not in killed]
+        return bool(successors)
+
+    assert eventually(replaced, 60)
+    successor = successors[0]
     os.kill(keeper.pid, signal.SIGKILL)
     assert eventually(lambda: gone(keeper.pid) and gone(successor), seconds=2.0)
 

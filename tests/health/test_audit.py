@@ -1,0 +1,109 @@
+"""Audits come as often as their budget allows, everybody is audited by everybody, and no step's own work changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic3d.health import audit
+from elastic3d.health.audit import AuditPlan, audit_at, extra_rounds, plan, shifts
+from elastic3d.values import Layout, Schedule
+
+
+def nodes_of(layout: Layout, slots: int) -> list[int]:
+    return [rank // slots for rank in range(layout.world)]
+
+
+def test_the_budget_sets_how_often() -> None:
+    """One extra round of four rounds costs a quarter of a step: at 1 %, one step in 25."""
+    layout = Layout(pp=1, dp=4)
+    made = plan(layout, budget=0.01, blocks=8, counts=[16], nodes=nodes_of(layout, 1))
+    assert (made.every, made.extra, made.shifts) == (25, 1, (1, 2, 3))
+    assert plan(layout, budget=1.0, blocks=8, counts=[16], nodes=nodes_of(layout, 1)).every == 1
+
+
+def test_what_keeps_a_run_from_being_audited_is_said() -> None:
+    """Nobody is to believe that a run is watched which is not."""
+    alone = Layout(pp=2, dp=1)
+    assert "dp=1" in plan(alone, budget=0.01, blocks=8, counts=[16], nodes=[0, 1]).why
+    pair = Layout(pp=1, dp=2)
+    off = plan(pair, budget=0.0, blocks=8, counts=[16], nodes=[0, 1])
+    assert off.why == "audits are off"
+    assert audit_at(off, 3, seed=1, dp=2, micro_batches=16) is None
+
+
+def test_a_schedule_in_turns_takes_as_many_rounds_as_fill_them() -> None:
+    """Zero bubble over two ranks goes on with 4 + 2 rounds, and not with 4 + 1."""
+    layout = Layout(pp=2, dp=2, zero=2, schedule=Schedule.ZERO_BUBBLE, virtual=2)
+    assert extra_rounds(layout, blocks=8, counts=[8]) == 2
+    assert extra_rounds(Layout(pp=2, dp=2), blocks=8, counts=[8]) == 1
+
+
+def test_columns_of_other_nodes_are_preferred() -> None:
+    """Two slots a node, dp 4 over two nodes: a shift of 2 never stays on a node."""
+    layout = Layout(pp=1, dp=4)
+    assert shifts(layout, nodes_of(layout, 2)) == (2,)
+    assert shifts(layout, nodes_of(layout, 4)) == (1, 2, 3)
+    assert shifts(layout, nodes_of(layout, 1)) == (1, 2, 3)
+
+
+@given(
+    every=st.integers(1, 40),
+    dp=st.integers(2, 9),
+    micro_batches=st.integers(9, 40),
+    extra=st.integers(1, 3),
+    seed=st.integers(0, 1 << 30),
+    window=st.integers(0, 1000),
+)
+@settings(max_examples=200, deadline=None)
+def test_one_step_of_each_window_is_audited(
+    every: int, dp: int, micro_batches: int, extra: int, seed: int, window: int
+) -> None:
+    """And in it each column replays a micro-batch that really counts, and that it did not run itself."""
+    made = AuditPlan(every=every, extra=extra, shifts=tuple(range(1, dp)))
+    steps = range(window * every, (window + 1) * every)
+    audits = [audit_at(made, step, seed=seed, dp=dp, micro_batches=micro_batches) for step in steps]
+    (one,) = [audit for audit in audits if audit is not None]
+    for column in range(dp):
+        replayed = one.replays(column, dp, micro_batches)
+        assert len(replayed) == extra
+        for number in replayed:
+            assert 0 <= number < micro_batches
+            assert number % dp == (column + one.shift) % dp != column
+            assert (micro_batches * audit.PASSED_OVER + number) % micro_batches == number
+
+
+def test_over_time_every_column_is_audited_by_every_other() -> None:
+    """Two that agree on a wrong result by chance do not stay a pair."""
+    made = AuditPlan(every=5, extra=1, shifts=(1, 2, 3))
+    pairs: Counter[tuple[int, int]] = Counter()
+    for step in range(1000):
+        one = audit_at(made, step, seed=7, dp=4, micro_batches=16)
+        if one is not None:
+            pairs.update((column, (column + one.shift) % 4) for column in range(4))
+    assert set(pairs) == {(a, b) for a in range(4) for b in range(4) if a != b}
+    assert max(pairs.values()) < 2 * min(pairs.values())
+
+
+def test_every_round_is_replayed_sooner_or_later() -> None:
+    """A fault in one round only is no place to hide."""
+    made = AuditPlan(every=2, extra=1, shifts=(1,))
+    audits = [audit_at(made, step, seed=3, dp=2, micro_batches=8) for step in range(200)]
+    assert {round_ for one in audits if one is not None for round_ in one.rounds} == {0, 1, 2, 3}
+
+
+def test_a_change_of_layout_changes_no_other_layouts_audits() -> None:
+    """What is audited follows from seed, step and layout alone: a node that has just joined knows it too."""
+    made = AuditPlan(every=10, extra=1, shifts=(1, 2))
+    first = [audit_at(made, step, seed=5, dp=3, micro_batches=12) for step in range(50)]
+    assert first == [audit_at(made, step, seed=5, dp=3, micro_batches=12) for step in range(50)]
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_zero_does_not_matter(zero: int) -> None:
+    """An audit is a round like any other."""
+    layout = Layout(pp=2, dp=2, zero=zero)
+    assert extra_rounds(layout, blocks=4, counts=[4, 8]) == 1
