@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -91,7 +92,12 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 def main(run: elastic3d.Run) -> None:
     """Train; entered once per generation."""
     options = arguments()
-    model = run.shard(lambda: GPT(width=options.width, blocks=options.blocks, context=options.context), blocks="blocks")
+    model = run.shard(
+        lambda: GPT(width=options.width, blocks=options.blocks, context=options.context),
+        blocks="blocks",
+        reduction=options.reduction,
+        leaf=options.leaf,
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
     data = SourceFiles(options.context)
@@ -112,8 +118,8 @@ def report(run: elastic3d.Run, out: Path | None) -> None:
         os.replace(unfinished, out / "result.json")
 
 
-def arguments() -> argparse.Namespace:
-    """Return the options of the command line."""
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command line, or of `given` in its place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=17)
@@ -123,6 +129,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=208)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--reduction", choices=("ordered", "fast"), default="ordered")
+    parser.add_argument("--leaf", type=int, default=1, help="micro-batches that are added up where they are run")
     parser.add_argument("--snapshot-every", type=int, default=1, help="steps between snapshots in memory; 0 for none")
     parser.add_argument(
         "--checkpoint-every", type=every, default=10, help="steps between checkpoints, 0 for none; 30s; continuous"
@@ -133,7 +140,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--store", default=None, help="where checkpoints go: any fsspec URL")
     parser.add_argument("--events", default=None, help="folder for event files")
     parser.add_argument("--out", type=Path, default=None, help="folder for the result")
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 def every(text: str) -> int | str:

@@ -6,6 +6,8 @@ axes: dp index = replica * shards + shard.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -22,7 +24,7 @@ from elastic3d.values import Layout
 
 GROUP_TIMEOUT = timedelta(minutes=10)
 
-_SUM, _HIGHEST, _GATHER, _BROADCAST = range(1, 5)
+_SUM, _HIGHEST, _GATHER, _BROADCAST, _DEVICE = range(1, 6)
 """Kinds of operations on the world, for their fingerprints; 0 is that of making it."""
 
 
@@ -70,13 +72,34 @@ class Mesh:
             self._axes = init_device_mesh(self.device.type, (1,), mesh_dim_names=("dp",))
         return self._axes["dp"]
 
-    def sum(self, votes: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a CPU vector over the world."""
-        if self.layout.world > 1:
-            number = self.progress.enter(Axis.WORLD, fingerprint(_SUM, votes.numel()))
-            dist.all_reduce(votes)
+    def begin_sum(self, votes: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin the sum of a CPU vector over the world; return what waits for it and returns it."""
+        if self.layout.world == 1:
+            return lambda: votes
+        mark = fingerprint(_SUM, votes.numel())
+        number = self.progress.post(Axis.WORLD, mark)
+        work = dist.all_reduce(votes, async_op=True)
+
+        def wait() -> torch.Tensor:
+            self.progress.wait(Axis.WORLD, number, mark)
+            work.wait()
             self.progress.leave(Axis.WORLD, number)
-        return votes
+            return votes
+
+        return wait
+
+    @contextmanager
+    def device_awaited(self) -> Iterator[None]:
+        """Note that this rank waits for its device, on which operations of the step wait for other ranks' devices.
+
+        On the CPU every operation is waited for where it is made, and noted there.
+        """
+        if self.layout.world == 1 or self.device.type == "cpu":
+            yield
+            return
+        number = self.progress.enter(Axis.WORLD, fingerprint(_DEVICE))
+        yield
+        self.progress.leave(Axis.WORLD, number)
 
     def highest(self, number: int) -> int:
         """Return the highest of all ranks' numbers, on every rank."""
