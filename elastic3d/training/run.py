@@ -58,6 +58,7 @@ from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
 from elastic3d.training import identity, loading, parts, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
+from elastic3d.training.collecting import FewerCollections
 from elastic3d.training.loss import Loss
 from elastic3d.training.parts import Parts
 from elastic3d.training.state_facts import AskedState
@@ -98,6 +99,7 @@ class Run:
         torch.set_num_threads(self._assignment.threads)
         deterministic()
         self._parts = Parts(clock)
+        self._collections = FewerCollections()
 
     @property
     def steps(self) -> int:
@@ -327,6 +329,7 @@ class Run:
             self._stored_step = batches.step
         if decision.source != restoring.NONE:
             self._snapshot(checkpoint=False, wait=False)
+        self._collections.end()
         self._since, self._processor = self._clock.monotonic(), processor_seconds()
 
     def backward(self, model: nn.Module, batch: Batch, loss_fn: UserLoss) -> Loss:
