@@ -35,8 +35,8 @@ BUSY = 200
 """Milliseconds of processor time within the last 2 s from which on a rank computes."""
 
 PATIENT = 10
-"""Times a busy rank's own limit for which its work between steps is only reported: scripts evaluate there, and one that
-does so at every turn without `run.pause` would lose its nodes one after the other."""
+"""Times a busy rank's own limit for which its work between steps, or that of all ranks alike, is only reported: scripts
+evaluate and compile, and one that does so at every turn would lose its nodes one after the other."""
 
 LINES = 64
 """How many lines of who waits for whom a verdict carries."""
@@ -213,10 +213,12 @@ def _stands(case: _Case, sinks: list[int]) -> Verdict | None:
     busy = [number for number in sinks if _busy(case.ranks[number])]
     if busy:
         phases = {_phase(case.ranks[number]) for number in busy}
-        if phases == {Phase.USER}:
-            act = all(case.ranks[number].silent >= PATIENT * case.ranks[number].allowed_busy for number in busy)
-            return _named(case, Fault.USER, busy, confidence=0.7, act=act)
-        return _named(case, Fault.LOADER if phases == {Phase.DATA} else Fault.SPINNING, busy, confidence=0.9)
+        fault = {Phase.USER: Fault.USER, Phase.DATA: Fault.LOADER}.get(min(phases), Fault.SPINNING)
+        if len(phases) > 1:
+            fault = Fault.SPINNING
+        long = all(case.ranks[number].silent >= PATIENT * case.ranks[number].allowed_busy for number in busy)
+        act = long or (fault is not Fault.USER and len(busy) < len(case.ranks))
+        return _named(case, fault, busy, confidence=0.9 if act else 0.7, act=act)
     faults = {_BY_PHASE.get(_phase(case.ranks[number]), Fault.IDLE) for number in sinks}
     return _named(case, min(faults) if len(faults) == 1 else Fault.IDLE, sinks, confidence=0.9)
 
