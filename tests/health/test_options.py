@@ -11,7 +11,7 @@ from elastic3d.health.options import RESTORE, Health, Watching, watching
 
 
 def test_the_short_words_mean_what_they_say() -> None:
-    """On by default, without a verdict's consequences, or not at all; a store is tried longer than ranks may be idle."""
+    """On by default, without a verdict's consequences, or not at all; a store that does not answer is waited for."""
     assert watching("on") == watching(Health()) == Watching(stuck=3.0, act=True, evidence=500_000_000)
     assert watching("log") == Watching(act=False)
     assert watching("off") is None
