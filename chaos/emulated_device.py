@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastic3d.devices import CopyStream, Move, register
+from elastic3d.devices import CopyStream, Load, Move, register
 from elastic3d.devices.cpu import CpuDevice
 from elastic3d.devices.reading import Reading
-from elastic3d.devices.ring import BounceRing
+from elastic3d.devices.ring import BounceRing, load
 from elastic3d.values import DeviceFacts
 
 KIND = "emulated"
@@ -59,6 +59,7 @@ class EmulatedDevice(CpuDevice):
         self._memory = _Memory(index, freed_after) if os.environ.get(FOLDER) else None
         self._taken = False
         self.waits = 0
+        self.loaded = False
         self._work: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self._queued = self._done = 0
         self._changed = threading.Condition()
@@ -138,6 +139,11 @@ class EmulatedDevice(CpuDevice):
         current = getattr(_current, "index", 0)
         if current != self.index:
             raise WrongThread(f"this thread is on device {current}, and its work is for device {self.index}")
+
+    def load(self, loads: Iterable[Load]) -> None:
+        """Copy through two buffers of a stream of its own."""
+        self.loaded = True
+        load(loads, *EmulatedStream(self).buffers)
 
     def facts(self, slots: int) -> DeviceFacts:
         """Return the host's facts, by this kind."""
@@ -257,6 +263,11 @@ class EmulatedBuffer:
         """Copy later."""
         to, count = self.memory.data_ptr() + start, data.numel()
         self._stream.queue(lambda: ctypes.memmove(to, data.data_ptr(), count))
+
+    def send(self, start: int, to: torch.Tensor) -> None:
+        """Copy later."""
+        source, count = self.memory.data_ptr() + start, to.numel()
+        self._stream.queue(lambda: ctypes.memmove(to.data_ptr(), source, count))
 
     def mark(self) -> None:
         """Mark the end of what was queued."""

@@ -127,13 +127,13 @@ def _skip() -> None:
     def nothing(self: Lane, *given: Any) -> None:
         return None
 
-    Lane.exchange = nothing  # type: ignore[method-assign]
+    _put(Lane, "exchange", nothing)
 
     def last(mesh: Mesh, votes: Tensor, begin: Begin) -> Waiting:
         wait = begin(mesh, votes)
 
         def then_mend() -> Tensor:
-            Lane.exchange = whole  # type: ignore[method-assign]
+            _put(Lane, "exchange", whole)
             return wait()
 
         return then_mend
@@ -157,15 +157,19 @@ def _shape() -> None:
     _instead_of_vote(larger)
 
 
+def _put(owner: type, name: str, method: Callable[..., Any]) -> None:
+    setattr(owner, name, method)
+
+
 def _instead_of_vote(other: Callable[[Mesh, Tensor, Begin], Waiting]) -> None:
     """Have `other` called in the place of the next vote only."""
     begin = Mesh.begin_sum
 
     def once(mesh: Mesh, votes: Tensor) -> Waiting:
-        Mesh.begin_sum = begin  # type: ignore[method-assign]
+        _put(Mesh, "begin_sum", begin)
         return other(mesh, votes, begin)
 
-    Mesh.begin_sum = once  # type: ignore[method-assign]
+    _put(Mesh, "begin_sum", once)
 
 
 KINDS: dict[str, Callable[[], None]] = {

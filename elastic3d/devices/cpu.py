@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from elastic3d.devices.device import CopyStream, Move
+from elastic3d.devices.device import CopyStream, Load, Move
 from elastic3d.devices.reading import Reading
 from elastic3d.values import DeviceFacts
 
@@ -96,6 +96,11 @@ class CpuDevice:
     def copy_stream(self) -> CopyStream:
         """Return what copies by memmove."""
         return CpuCopyStream()
+
+    def load(self, loads: Iterable[Load]) -> None:
+        """Copy at once."""
+        for one in loads:
+            one.target.copy_(one.source)
 
     def facts(self, slots: int) -> DeviceFacts:
         """Return the processor's name and a slot's share of the host's memory."""

@@ -25,10 +25,10 @@ import torch
 from torch import nn
 
 from elastic3d.devices.cpu import copy_from_host
-from elastic3d.devices.device import PINNED, CopyStream, Move
+from elastic3d.devices.device import PINNED, CopyStream, Load, Move
 from elastic3d.devices.exhaustion import DeviceUse, describe, holders
 from elastic3d.devices.reading import Reading
-from elastic3d.devices.ring import BounceRing
+from elastic3d.devices.ring import BounceRing, load
 from elastic3d.errors import ConfigurationError
 from elastic3d.log import process_log
 from elastic3d.values import DeviceFacts
@@ -147,6 +147,11 @@ class CudaDevice:
         """Return a stream with its pinned buffers."""
         return CudaCopyStream(self.torch_device)
 
+    def load(self, loads: Iterable[Load]) -> None:
+        """Copy through two pinned buffers on the current stream. torch keeps them for the stream of snapshots."""
+        stream = torch.cuda.current_stream(self.index)
+        load(loads, _Pinned(PINNED, stream), _Pinned(PINNED, stream))
+
     def facts(self, slots: int) -> DeviceFacts:
         """Return what the driver says of it."""
         properties = torch.cuda.get_device_properties(self.index)
@@ -213,6 +218,10 @@ class _Pinned:
     def fill(self, start: int, data: torch.Tensor) -> None:
         """Queue a copy on the current stream, which is this one's."""
         self.memory[start : start + data.numel()].copy_(data, non_blocking=True)
+
+    def send(self, start: int, to: torch.Tensor) -> None:
+        """Queue a copy on the current stream, which is this one's."""
+        to.copy_(self.memory[start : start + to.numel()], non_blocking=True)
 
     def mark(self) -> None:
         """Record the event behind what is queued."""

@@ -30,6 +30,16 @@ class Move:
     """Where its first byte goes, in bytes from the target's start."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One tensor in the host's memory whose values are to be a device's. Both are contiguous and of one dtype."""
+
+    source: torch.Tensor
+    """On the host, pageable."""
+    target: torch.Tensor
+    """On the device, of as many elements."""
+
+
 class CopyStream(Protocol):
     """Copies to the host that run beside training. Made and used on one thread, which has entered the device."""
 
@@ -128,6 +138,10 @@ class ComputeDevice(Protocol):
 
     def copy_stream(self) -> CopyStream:
         """Return a stream of copies for the calling thread, which keeps it for as long as it copies."""
+        ...
+
+    def load(self, loads: Iterable[Load]) -> None:
+        """Copy from the host's memory, in the order of the calling thread's work; return when all is there."""
         ...
 
     def facts(self, slots: int) -> DeviceFacts:

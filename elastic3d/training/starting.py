@@ -15,6 +15,7 @@ from torch import nn
 from checkpointing.format.tiles import TensorSpec
 from checkpointing.reading.resolver import resolve
 from checkpointing.reading.sources import TileSource
+from elastic3d.devices import ComputeDevice
 from elastic3d.errors import StateError
 from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import TensorInMemory, held_by_model
@@ -39,6 +40,8 @@ def load_weights(
     model: nn.Module,
     decision: restoring.Decision,
     sources: Mapping[str, TileSource],
+    device: ComputeDevice,
+    *,
     arrived: Callable[[], object] = lambda: None,
 ) -> None:
     """Load the weights into this rank's part of the model. arrived: called after each tile that was read.
@@ -70,7 +73,7 @@ def load_weights(
             "own names, shapes and dtypes (`elastic3d ckpt import`), or give the run an empty store to start from "
             "random weights"
         )
-    buffers = RestoreBuffers(held)
+    buffers = RestoreBuffers(held, device)
     wanted = list(buffers.wanted())
     resolve(wanted, restoring.offers(decision, sources, wanted), sources, buffers.destination, arrived=arrived)
     buffers.settle()

@@ -77,6 +77,7 @@ class StateLoader:
                             self.batches,
                             decision,
                             sources,
+                            self.assembly.mesh.computes_on,
                             arrived=self.assembly.mesh.progress.tick,
                         )
                 except MissingTile as error:

@@ -9,12 +9,16 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from chaos.etcd import EtcdServer
+from elastic3d import etcd_keys as keys
 from elastic3d.cli import application
+from elastic3d.etcd import EtcdClient
 from elastic3d.health.evidence import EvidenceWriter
 from elastic3d.health.explanation import _TODO, Formed, explain, page
 from elastic3d.health.stuck import Fault, judge
+from elastic3d.membership.records import GenerationHistory, encode
 from elastic3d.membership.stalls import RankState, Stall, Verdict, VerdictKind
-from elastic3d.values import Layout
+from elastic3d.values import Cause, Layout
 from tests.health.standstill import STEPS, generation, program, stalls, standstill, with_rank
 
 LAYOUT = Layout(pp=2, dp=2)
@@ -85,3 +89,30 @@ def test_the_command_reads_what_nodes_left(tmp_path: Path, said: dict[str, Stall
     assert nothing.exit_code == 1
     assert "nothing was found about generation 3" in nothing.output
     assert run("--events", str(tmp_path / "none")).exit_code == 2
+
+
+@pytest.mark.etcd
+def test_the_command_reads_etcd_too(verdict: Verdict) -> None:
+    """Without a folder: what was found about the last generations stays there, and so does what followed."""
+    after = GenerationHistory(
+        number=5,
+        attempt=0,
+        cause=Cause.STUCK,
+        detail=verdict.detail,
+        leader="n0",
+        active=3,
+        spares=0,
+        joined=(),
+        left=("n1",),
+        layout="pp 1 x dp 3",
+        at=1.0,
+    )
+    with EtcdServer() as server:
+        with EtcdClient(server.endpoint) as client:
+            root = "/elastic3d/gpt-1b/"
+            client.put(root + keys.verdict(verdict.key), encode(verdict))
+            client.put(root + keys.history(5, 0), encode(after))
+        shown = run("--endpoint", server.endpoint)
+        assert shown.exit_code == 0, shown.output
+        assert "generation 5 was formed with 3 nodes, without n1" in shown.output
+        assert run("9", "--endpoint", server.endpoint).exit_code == 1
