@@ -223,7 +223,7 @@ def read(trial: Trial, outcome: Outcome, quiet: Outcome, workdir: Path) -> Resul
     differences = compare(outcome, quiet)
     return Result(
         trial=trial,
-        node=first.nodes[trial.rank] if first is not None else "",
+        node=first.nodes[trial.rank // outcome.setting.slots] if first is not None else "",
         happened=happened,
         said=tuple(_said(events, at)),
         recovered=min(later) - at if later else math.nan,
