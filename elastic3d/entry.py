@@ -121,8 +121,9 @@ def run(
     serve_role(enter)
     answer_if_asked(main)
     device = devices.choose(device)
+    at = store_at(store, checkpointing)
     options = RunOptions(
-        store=store_at(store, checkpointing),
+        store=at,
         saving=saving(checkpointing, every),
         layout=layout,
         events=_path(events) or None,
@@ -134,7 +135,7 @@ def run(
         restore=restore,
         fresh=fresh,
         device=device,
-        health=watching(health),
+        health=watching(health, patience=at.patience if at is not None else 0.0),
         costs=load(_path(calibration), device=device).costs() if calibration is not None else None,
     )
     settings = from_environment()

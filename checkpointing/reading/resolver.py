@@ -56,6 +56,7 @@ def resolve(
     destination: Destination,
     *,
     in_flight: int = 4,
+    arrived: Callable[[], object] = lambda: None,
 ) -> Resolved:
     """Fill `destination(spec, box)`, a writable buffer of the box's bytes, for every wanted region.
 
@@ -66,8 +67,9 @@ def resolve(
     must belong to one consistent state: the resolver cannot tell steps apart.
 
     At most `in_flight` batches of up to 32 MiB are under way (less for small plans: 1 MiB, or what a `Distant` source
-    wants, or one tile); `destination` is called first, in this thread. SpecMismatch names the tensors offered with
-    another shape or dtype, MissingTile a region of which no source has a good copy (buffers may then hold anything).
+    wants, or one tile). In this thread `destination` is called, for all regions first, and then `arrived` after each
+    tile. SpecMismatch names the tensors offered with another shape or dtype, MissingTile a region of which no source
+    has a good copy (buffers may then hold anything).
     """
     catalogue = Catalogue(offers, sources)
     regions = [Region(spec, box) for spec, box in wanted]
@@ -83,6 +85,7 @@ def resolve(
     fetcher = _Fetcher(sources, repairs)
     while plan:
         for job, failure in fetcher.run(plan, in_flight):
+            arrived()
             if failure is not None:
                 failures.append(failure)
                 catalogue.withdraw(job.number)

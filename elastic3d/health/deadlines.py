@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastic3d.health.options import Watching
 from elastic3d.health.phases import Phase
 from elastic3d.health.record import WARM, ProgressRecord
 
@@ -20,7 +21,6 @@ IDLE_GAPS, BUSY_GAPS = 4.0, 8.0
 
 LONGER = {
     Phase.START: 600.0,  # as long as process groups wait for each other (`parallel.mesh.GROUP_TIMEOUT`)
-    Phase.RESTORE: 60.0,
     Phase.DATA: 30.0,
     Phase.COPY: 30.0,
     Phase.USER: 60.0,
@@ -44,12 +44,15 @@ class Allowance:
     named: float
 
 
-def allowance(record: ProgressRecord, stuck: float) -> Allowance:
-    """Return how long a rank may be silent now. stuck: seconds, as `Health.stuck`."""
+def allowance(record: ProgressRecord, watching: Watching) -> Allowance:
+    """Return how long a rank may be silent now."""
+    stuck = watching.stuck
     if record.phase is Phase.PAUSE:
         return Allowance(idle=record.pause, busy=record.pause, named=record.pause)
     gap = record.longest.get(record.phase, 0.0) if record.wait is None else record.longest_wait
     least = stuck if record.wait is not None else max(stuck, LONGER.get(record.phase, 0.0))
+    if record.phase is Phase.RESTORE and record.wait is None:
+        least = max(stuck, watching.restore)
     idle, busy = max(least, IDLE_GAPS * gap), max(least, BUSY * stuck, BUSY_GAPS * gap)
     cold = record.made < WARM
     if cold:

@@ -12,6 +12,10 @@ LEAST_STUCK = 1.0
 """Fewest seconds of silence that say anything: the record is looked at four times a second."""
 
 
+RESTORE = 60.0
+"""Seconds for which a rank may be idle while it gets its state, beyond those for which its store is tried."""
+
+
 class Act(StrEnum):
     """What follows when a rank is found that holds everybody up."""
 
@@ -55,15 +59,22 @@ WORDS = {"on": "all", "log": "log"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watching:
-    """A `Health`, read. stuck: seconds. act: whether verdicts are acted upon. evidence: bytes."""
+    """A `Health`, read. stuck: seconds. act: whether verdicts are acted upon. evidence: bytes.
+
+    restore: seconds for which a rank may be idle while it gets its state.
+    """
 
     stuck: float = 3.0
     act: bool = True
     evidence: int = 500_000_000
+    restore: float = RESTORE
 
 
-def watching(given: Health | str) -> Watching | None:
-    """Return how ranks are watched, None for "off"; UsageError for anything but a `Health`, "on", "log" or "off"."""
+def watching(given: Health | str, *, patience: float = 0.0) -> Watching | None:
+    """Return how ranks are watched, None for "off"; UsageError for anything but a `Health`, "on", "log" or "off".
+
+    patience: seconds for which a store is tried that does not answer.
+    """
     if given == "off":
         return None
     if isinstance(given, str) and given in WORDS:
@@ -77,4 +88,5 @@ def watching(given: Health | str) -> Watching | None:
         stuck=seconds(given.stuck, f"{_OF}: stuck"),
         act=given.act == Act.ALL,
         evidence=size(given.evidence, f"{_OF}: evidence"),
+        restore=RESTORE + patience,
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.health import stacks
 from elastic3d.health.deadlines import allowance
+from elastic3d.health.options import Watching
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.processes import ProcessSample, group_of, others_between, sample
 from elastic3d.health.record import ProgressPage, ProgressRecord, parse
@@ -57,11 +58,11 @@ class Assessment:
 
 
 def assess(
-    rank: int, record: ProgressRecord, samples: Sequence[ProcessSample], *, now: float, lost: float, stuck: float
+    rank: int, record: ProgressRecord, samples: Sequence[ProcessSample], *, now: float, lost: float, watching: Watching
 ) -> Assessment:
     """Say what a rank is at. samples: of its processes, oldest first, all of its present silence, at least one.
 
-    now: monotonic seconds. lost: those within its silence in which this process did not run. stuck: `Health.stuck`.
+    now: monotonic seconds. lost: those within its silence in which this process did not run.
     """
     silent = max(0.0, now - record.at / 1e9 - lost)
     beat = max(0.0, now - record.beat / 1e9 - lost)
@@ -72,7 +73,7 @@ def assess(
     cpu, io = last.cpu - first.cpu + others_cpu, last.io - first.io + others_io
     share = SHARE * 1000 * max(last.at - first.at, INTERVAL)
     busy = cpu + last.queued - first.queued >= share or io >= SOME_BYTES
-    allowed = allowance(record, stuck)
+    allowed = allowance(record, watching)
     state = RankState.BUSY if busy else RankState.IDLE
     if last.state in ("T", "t"):
         state = RankState.STOPPED
@@ -151,13 +152,13 @@ class SlotWatch:
     def __init__(
         self,
         *,
-        stuck: float,
+        watching: Watching,
         silent: Callable[[int, RankStall, bool], None],
         moving: Callable[[int], None],
         taken: Callable[[Taken], None] = lambda taken: None,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._stuck, self._silent, self._moving, self._taken, self._clock = stuck, silent, moving, taken, clock
+        self._watching, self._silent, self._moving, self._taken, self._clock = watching, silent, moving, taken, clock
         self._lock = threading.Lock()
         self._watched: dict[int, _Watched] = {}
         self._looked_at = clock.monotonic()
@@ -199,7 +200,7 @@ class SlotWatch:
             # No time of this process is known to be lost since the trainer ended: it is not silent, but dead.
             at = self._clock.monotonic()
             gone = [*watched.samples] or [ProcessSample(at=at, state="")]
-            seen = assess(watched.rank, record, gone, now=at, lost=watched.lost, stuck=self._stuck).stall
+            seen = assess(watched.rank, record, gone, now=at, lost=watched.lost, watching=self._watching).stall
             stall = replace(_with_stacks(seen, watched, record), state=RankState.DEAD)
             if hurt:
                 self._take(watched, stall, page)
@@ -242,7 +243,7 @@ class SlotWatch:
         if now - watched.others_at >= SPAN:
             watched.others, watched.others_at = group_of(watched.pid), now
         watched.samples.append(sample(watched.pid, watched.others, now))
-        seen = assess(watched.rank, record, watched.samples, now=now, lost=watched.lost, stuck=self._stuck)
+        seen = assess(watched.rank, record, watched.samples, now=now, lost=watched.lost, watching=self._watching)
         if not seen.over and not watched.followed:
             return
         if seen.over:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -34,14 +34,17 @@ def load(
     decision: restoring.Decision,
     sources: Mapping[str, TileSource],
     device: ComputeDevice,
+    *,
+    arrived: Callable[[], object] = lambda: None,
 ) -> Ledger:
     """Bring the decided state into this rank's model, optimizer, schedule and batches; return its ledger.
 
+    arrived: called after each tile that was read.
     From a checkpoint that no run has saved only the weights are taken, and the run begins at step 0. StateError for the
     state of other batches; checkpointing's MissingTile or SpecMismatch where tiles do not fit.
     """
     if starting.is_foreign(decision):
-        starting.load_weights(model, decision, sources, device)
+        starting.load_weights(model, decision, sources, device, arrived=arrived)
         return ()
     facts = state_facts.parse(decision.facts, decision.step)
     restoring.check_facts(facts, decision.step, batches.order, batches.fingerprint)
@@ -49,7 +52,8 @@ def load(
     create_optimizer_state(model, optimizer, saved.values())
     buffers = RestoreBuffers([*held_by_model(model), *held_by_optimizer(model, optimizer)], device)
     wanted = list(buffers.wanted())
-    resolved = resolve(wanted, restoring.offers(decision, sources, wanted), sources, buffers.destination)
+    offers = restoring.offers(decision, sources, wanted)
+    resolved = resolve(wanted, offers, sources, buffers.destination, arrived=arrived)
     tell_read(resolved, sources)
     buffers.settle()
     written.set_optimizer_groups(optimizer, facts.optimizer_groups)

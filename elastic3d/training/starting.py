@@ -7,7 +7,7 @@ looked up by its name as it is, and below `model/` or `model.`, where runs and t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -37,9 +37,14 @@ def from_the_start(decision: restoring.Decision) -> restoring.Decision:
 
 
 def load_weights(
-    model: nn.Module, decision: restoring.Decision, sources: Mapping[str, TileSource], device: ComputeDevice
+    model: nn.Module,
+    decision: restoring.Decision,
+    sources: Mapping[str, TileSource],
+    device: ComputeDevice,
+    *,
+    arrived: Callable[[], object] = lambda: None,
 ) -> None:
-    """Load the weights into this rank's part of the model.
+    """Load the weights into this rank's part of the model. arrived: called after each tile that was read.
 
     Values that the model's dtype holds exactly, such as bfloat16 in float32, are widened. StateError names tensors that
     are missing, have another shape, or would be rounded.
@@ -70,7 +75,7 @@ def load_weights(
         )
     buffers = RestoreBuffers(held, device)
     wanted = list(buffers.wanted())
-    resolve(wanted, restoring.offers(decision, sources, wanted), sources, buffers.destination)
+    resolve(wanted, restoring.offers(decision, sources, wanted), sources, buffers.destination, arrived=arrived)
     buffers.settle()
 
 

@@ -78,6 +78,7 @@ class StateLoader:
                             decision,
                             sources,
                             self.assembly.mesh.computes_on,
+                            arrived=self.assembly.mesh.progress.tick,
                         )
                 except MissingTile as error:
                     if decision.source != restoring.STORE or not error.damaged:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic3d.health.deadlines import Allowance, allowance
+from elastic3d.health.options import Watching
 from elastic3d.health.phases import Phase
 from elastic3d.health.record import ProgressRecord
 from elastic3d.membership.stalls import Wait
@@ -32,7 +33,7 @@ def record(**changes: Any) -> ProgressRecord:
         (record(phase=Phase.COPY), 30, 30, 30),
         (record(phase=Phase.USER), 60, 60, 60),
         (record(made=1), 60, 900, 60),
-        (record(phase=Phase.RESTORE, made=0), 60, 900, 60),
+        (record(phase=Phase.RESTORE, made=0), 180, 900, 180),
         (record(phase=Phase.PAUSE, pause=600.0), 600, 600, 600),
         (record(wait=WAIT, longest={Phase.FORWARD: 50.0}), 3, 30, 3),
         (record(wait=WAIT, longest_wait=20.0), 80, 160, 3),
@@ -43,7 +44,7 @@ def test_silence_is_allowed_by_what_a_rank_is_at(
     present: ProgressRecord, idle: float, busy: float, named: float
 ) -> None:
     """By phase, by the longest gaps of its own last steps, and generously until two steps are made."""
-    assert allowance(present, 3.0) == Allowance(idle=idle, busy=busy, named=named)
+    assert allowance(present, Watching(restore=180.0)) == Allowance(idle=idle, busy=busy, named=named)
 
 
 @given(
@@ -60,6 +61,6 @@ def test_a_rank_is_never_allowed_less_than_asked_for(
     present = record(
         phase=phase, made=made, longest={phase: gap}, longest_wait=gap, wait=WAIT if waits else None, pause=2000.0
     )
-    allowed = allowance(present, stuck)
+    allowed = allowance(present, Watching(stuck=stuck))
     assert stuck <= allowed.named <= allowed.idle <= allowed.busy
     assert phase is Phase.PAUSE or allowed.idle >= 4 * gap

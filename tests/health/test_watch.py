@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from elastic3d.clock import SYSTEM
+from elastic3d.health.options import Watching
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.processes import ProcessSample, group_of, others_between, sample
 from elastic3d.health.record import SIZE, ProgressPage, ProgressRecord, ProgressWriter
@@ -40,7 +41,7 @@ def samples(*, seconds: float = 2.5, state: str = "S", **grown: int) -> list[Pro
 
 
 def seen(present: ProgressRecord, of: list[ProcessSample], *, silent: float = 10.0, lost: float = 0.0) -> Any:
-    return assess(0, replace(present, at=int((10.0 - silent) * SECOND)), of, now=10.0, lost=lost, stuck=3.0)
+    return assess(0, replace(present, at=int((10.0 - silent) * SECOND)), of, now=10.0, lost=lost, watching=Watching())
 
 
 def test_a_rank_that_does_nothing_is_over_after_three_seconds() -> None:
@@ -199,7 +200,7 @@ def said() -> Told:
 @pytest.fixture
 def watch(clock: Hands, trainer: Trainer, said: Told) -> SlotWatch:
     watch = SlotWatch(
-        stuck=3.0,
+        watching=Watching(),
         silent=lambda number, stall, over: said.silent.append((stall, over)),
         moving=said.moving.append,
         taken=said.taken.append,

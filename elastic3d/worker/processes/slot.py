@@ -172,7 +172,7 @@ class LocalSlot:
 
         if health is not None:
             self._watch = SlotWatch(
-                stuck=health.stuck,
+                watching=health,
                 silent=lambda trainer, rank, over: events.put(
                     RankSilent(slot=index, trainer=trainer, rank=rank, over=over)
                 ),

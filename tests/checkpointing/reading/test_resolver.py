@@ -115,6 +115,22 @@ def test_a_corrupt_tile_is_replaced_from_tiles_cut_differently() -> None:
     assert restore(offers, [near, far])[0][SPEC.box] == DATA
 
 
+def test_each_tile_that_was_read_is_noted_in_the_callers_thread() -> None:
+    """A damaged one as well: reading goes on."""
+    first, second = Memory("first"), Memory("second")
+    offers = [source.offer(SPEC, box, DATA) for source in (first, second) for box in split(SPEC, [4, 8])]
+    first.wrong.add(offers[0].where)
+    threads: list[int] = []
+    resolve(
+        [(SPEC, SPEC.box)],
+        offers,
+        {"first": first, "second": second},
+        lambda spec, box: memoryview(bytearray(box.numel * spec.itemsize)),
+        arrived=lambda: threads.append(threading.get_ident()),
+    )
+    assert threads == [threading.get_ident()] * (len(first.asked) + len(second.asked))
+
+
 def test_a_missing_tile_is_named() -> None:
     """MissingTile names tensor and box, before anything is fetched if no source offered it."""
     source = Memory("peer")
