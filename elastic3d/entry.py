@@ -30,7 +30,15 @@ from elastic3d.trust.listening import raise_file_limit
 from elastic3d.values import Layout
 from elastic3d.worker.keeper.keeper import Keeper
 from elastic3d.worker.keeper.warming import Inbox
-from elastic3d.worker.options import Checkpointing, RunOptions, refuse_moved, saving, snapshot_interval, store_at
+from elastic3d.worker.options import (
+    Checkpointing,
+    RunOptions,
+    audit_budget,
+    refuse_moved,
+    saving,
+    snapshot_interval,
+    store_at,
+)
 from elastic3d.worker.processes.failure import FLUSH_PATIENCE, guarded
 from elastic3d.worker.processes.process import ExitCode, die_with_agent
 from elastic3d.worker.processes.remote import RemoteSlot
@@ -60,6 +68,7 @@ def run(
     calibration: str | os.PathLike[str] | None = None,
     restore: str = "latest",
     fresh: bool = False,
+    audit: float | str = "off",
     **moved: Never,
 ) -> None:
     """Train `main` on whatever nodes are there, and return when the job is over.
@@ -93,6 +102,8 @@ def run(
             this run begins, and no longer matters once the run has its own checkpoints.
         fresh: Begin at step 0 even if steps were made before and nothing is left of them, which is an error by
             default.
+        audit: Share of the computing in which nodes repeat each other's micro-batches, such as "1%" or 0.01: a device
+            that computes wrongly is found by it, named, and left out. "off", the default, for none.
         moved: Takes nothing; says where options of checkpoints that used to be here are now.
 
     Raises:
@@ -128,6 +139,7 @@ def run(
         threads=threads,
         restore=restore,
         fresh=fresh,
+        audit=audit_budget(audit),
         device=device,
         costs=load(_path(calibration), device=device).costs() if calibration is not None else None,
     )

@@ -9,6 +9,7 @@ trainer's process, or raises if the host is the user's own script.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from checkpointing.format.grid import TILE_BYTES
@@ -39,6 +40,7 @@ class Assignment:
     the run; None while measuring. device: the kind of device it computes on; its slot says which one. device_free:
     bytes of the device's memory that are free while no trainer holds any, 0 if that was not measured. expects_state:
     there is most likely a state to go on from, so that initial weights would be made in vain; correct either way.
+    audit: the share of computing that audits may take, 0.0 for none.
     """
 
     run_id: str
@@ -68,6 +70,7 @@ class Assignment:
     device: str = "cpu"
     device_free: int = 0
     expects_state: bool = False
+    audit: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +155,34 @@ class StateRestored:
     damaged: tuple[str, ...] = ()
 
 
+class Audited(StrEnum):
+    """What audits have to say."""
+
+    OFF = "off"  # this generation is not audited
+    FAILED = "failed"  # two ranks differed, and this is what a hearing found
+    REDONE = "redone"  # the step's passes are made again
+    INCONCLUSIVE = "inconclusive"  # nobody could be convicted, and training goes on
+    LYING = "lying"  # a rank computes wrongly: no update is made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """One thing that audits have to say, the same on every rank.
+
+    step: that would have been made of the audited passes, -1 for none. micro_batch: the first over which ranks
+    differed. where: what they differed on, in words. finding: of the hearing. ranks, nodes: who computed wrongly.
+    """
+
+    kind: Audited
+    detail: str
+    step: int = -1
+    micro_batch: int = -1
+    where: str = ""
+    finding: str = ""
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalState:
     """One rank's part of the state that a step has left."""
@@ -202,6 +233,14 @@ class Port(Protocol):
 
     def committed(self, record: StepRecord) -> None:
         """Take note of a step; does not block. `record.safe_step` tells which buffers may be used again."""
+        ...
+
+    def audited(self, report: AuditReport) -> None:
+        """Report what an audit found."""
+        ...
+
+    def convicted(self, report: AuditReport) -> NoReturn:
+        """End this trainer before its update: `report` says which rank computes wrongly, this one or another."""
         ...
 
     def restored(self, state: StateRestored) -> None:

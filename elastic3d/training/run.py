@@ -51,7 +51,8 @@ from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Go, LocalState, Port, StateRestored, StepRecord
 from elastic3d.snapshots.interval import Interval
-from elastic3d.training import identity, loading, restoring, state_facts
+from elastic3d.training import auditing, identity, loading, restoring, state_facts
+from elastic3d.training.auditing import Auditor, Convicted
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.loss import Loss
 from elastic3d.training.state_facts import AskedState
@@ -85,6 +86,7 @@ class Run:
         self._go: Go | None = None
         self._ranks: AllRanks | None = None
         self._outside: Outside | None = None
+        self._auditor: Auditor | None = None
         torch.set_num_threads(self._assignment.threads)
         deterministic()
 
@@ -229,8 +231,8 @@ class Run:
         if self._mesh is not None:
             place, layout = self._mesh.place, self._layout
             mine = stages_of_rank(layout, place.pp)
-            ends = {"inputs": 0 in mine, "targets": layout.stages - 1 in mine}
-            share = replace(share, dp=layout.dp, index=place.dp, **ends)
+            inputs, targets = 0 in mine, layout.stages - 1 in mine
+            share = replace(share, dp=layout.dp, index=place.dp, inputs=inputs, targets=targets)
         self._batches = Batches(
             dataset,
             global_batch=global_batch,
@@ -270,6 +272,7 @@ class Run:
             identity.check_planned(assembly.profile_digest(batches), self._assignment)
         with self._peers():
             assembly.prepare(batches)
+            self._auditor = auditing.begin(assembly, batches, port=self._port, clock=self._clock)
             go = self._go or self._port.await_go()
         loader = StateLoader(
             assignment=self._assignment,
@@ -312,8 +315,14 @@ class Run:
         if model is not self._model:
             raise UsageError("run.backward needs the model that run.shard returned")
         assert self._outside is not None
+        objected = objective(loss_fn, self._scale.scale)
         with self._peers(), self._outside.inside():
-            return Loss(assembly.passes.run(batch, objective(loss_fn, self._scale.scale)), batch)
+            if self._auditor is None:
+                return Loss(assembly.passes.run(batch, objected), batch)
+            try:
+                return Loss(self._auditor.run(batch, objected), batch)
+            except Convicted as convicted:
+                self._port.convicted(convicted.report)
 
     def step(
         self,

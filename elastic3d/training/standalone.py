@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from elastic3d.devices import device_at
 from elastic3d.errors import CollectiveFailed
-from elastic3d.port import Assignment, Flags, Go, LocalState, StateRestored, StepRecord
+from elastic3d.port import Assignment, AuditReport, Flags, Go, LocalState, StateRestored, StepRecord
 from elastic3d.values import Layout, ModelProfile
 
 if TYPE_CHECKING:
@@ -82,6 +82,13 @@ class StandalonePort:
     def committed(self, record: StepRecord) -> None:
         """Keep the record."""
         self.records.append(record)
+
+    def audited(self, report: AuditReport) -> None:
+        """Do nothing: one rank is audited by nobody."""
+
+    def convicted(self, report: AuditReport) -> NoReturn:
+        """Never called."""
+        raise AssertionError("a script started by hand is never audited")
 
     def restored(self, state: StateRestored) -> None:
         """Do nothing."""

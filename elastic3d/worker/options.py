@@ -125,7 +125,8 @@ class RunOptions:
     and snapshots by which the safe step may be behind before that is reported and acted upon. threads: CPU threads per
     trainer for tensor operations. costs: what the planner predicts step times from when this node leads, None to choose
     layouts by shape alone. restore: the checkpoint to go on from where no state is in memory. fresh: whether to begin
-    at step 0 even though steps were made before and are lost. device: the kind that trainers compute on.
+    at step 0 even though steps were made before and are lost. device: the kind that trainers compute on. audit: the
+    share of computing that audits may take, 0.0 for none.
     """
 
     store: StoreAt | None = None
@@ -141,6 +142,7 @@ class RunOptions:
     restore: str = "latest"
     fresh: bool = False
     device: str = "cpu"
+    audit: float = 0.0
 
     def __post_init__(self) -> None:
         if self.snapshot_every is not None:
@@ -165,6 +167,22 @@ class RunOptions:
             )
         if self.layout is not None and not isinstance(self.layout, Layout):
             raise UsageError(f"elastic3d.run(layout={self.layout!r}): give an elastic3d.Layout, e.g. Layout(pp=2)")
+
+
+def audit_budget(value: float | str) -> float:
+    """Return the share of computing that audits may take, 0.0 for none; UsageError for anything that is none."""
+    if value == "off":
+        return 0.0
+    share = value
+    if isinstance(value, str):
+        percent = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?) ?%", value.strip())
+        share = float(percent[1]) / 100 if percent else -1.0
+    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+        raise UsageError(
+            f"elastic3d.run(audit={value!r}): give a share of the computing, such as '1%' or 0.01, at most 100%, or "
+            "'off' for none"
+        )
+    return float(share)
 
 
 def snapshot_interval(value: int | str) -> int | None:
