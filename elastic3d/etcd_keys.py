@@ -11,10 +11,11 @@ ROLL = "roll/"
 PULSES = "pulses/"
 HISTORY = "history/"
 REFUSED = "refused/"
+VERDICTS = "verdicts/"
 WHOLE = "board.whole/"
 """Prefix of whole generations of which the board has only the changes."""
 
-TIERS = (BOARD, ROLL, PULSES, HISTORY, REFUSED)
+TIERS = (BOARD, ROLL, PULSES, HISTORY, REFUSED, VERDICTS)
 """Prefixes of a run's keys."""
 
 LISTED = "board"
@@ -33,6 +34,7 @@ REPORTS = ROLL + "reports/"
 DRAINS = ROLL + "drains/"
 QUARANTINE = ROLL + "quarantine/"
 FLAPS = ROLL + "flaps/"
+STALLS = ROLL + "stalls/"
 
 
 def member(id: str) -> str:
@@ -70,6 +72,11 @@ def flap(place: str) -> str:
     return FLAPS + place
 
 
+def stall(id: str) -> str:
+    """Return the key of what a node says of its ranks while they stand still."""
+    return STALLS + id
+
+
 def pulse(id: str) -> str:
     """Return the key of an incarnation's figures for people."""
     return PULSES + id
@@ -88,6 +95,17 @@ def history(number: int, attempt: int) -> str:
 def history_of(number: int) -> str:
     """Return the prefix of the keys of all attempts at a generation."""
     return f"{HISTORY}{number:010d}."
+
+
+def verdict(generation: str) -> str:
+    """Return the key of what was found about a generation, given by its `key`."""
+    number, _, attempt = generation.partition(".")
+    return f"{verdicts_of(int(number))}{attempt}"
+
+
+def verdicts_of(number: int) -> str:
+    """Return the prefix of the keys of what was found about all attempts at a generation."""
+    return f"{VERDICTS}{number:010d}."
 
 
 def whole(key: str) -> str:

@@ -90,6 +90,16 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # aside (a spare, see the detail of `generation.sealed`), until `peer.reachable`: they can, or one of them left.
         "peer.unreachable": _warning("peer", "detail"),
         "peer.reachable": _info("peer"),
+        # A trainer of this node has made no progress for `seconds` and waits for no other one, or something about it is
+        # `odd`: it may be what the others wait for. `state` is that of its processes; `detail` says where it is. Once
+        # for each, until `rank.recovered`.
+        "rank.suspected": _warning("step", "phase", "seconds", "state", "odd", "detail"),
+        "rank.recovered": _info(),
+        # From the leader: nothing moves, because of these `ranks` of `nodes` (empty lists where nobody can be singled
+        # out). `act`: the generation ends for it, all trainers are started again. `waits`: who waits for whom.
+        "rank.stuck": _warning("fault", "ranks", "nodes", "step", "act", "confidence", "detail", "waits"),
+        # From the leader: nothing moves, no node is at fault, and nothing is done about it.
+        "training.stalled": _warning("fault", "step", "confidence", "detail", "waits"),
         # A caller was turned away at one of this node's ports: `port` is "links", "tiles-<slot>" or "table", `peer` its
         # address, `more` how many others were since the last such event. Or, with `port` "links": a neighbour's port at
         # `peer` refuses this node, and that is not a death, since no second node finds the same.

@@ -298,6 +298,7 @@ class Cause(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     DRAIN = "drain"
     QUARANTINE = "quarantine"
+    STUCK = "stuck"
 
     @property
     def of_script(self) -> bool:
@@ -334,8 +335,9 @@ class Generation:
 
     Rank r of the world is slot r % slots of active node r // slots. `attempt` tells proposals of one number apart.
     `job` must be the same on all nodes: `ModelProfile.job`. `tries` counts generations in a row that ended with the
-    user's error or a dying trainer without a step of progress beyond `tried_at`; `raised` are the ids of the nodes
-    whose code raised in them. `spent` is how much of the budget of re-formings is used, which decreases with time.
+    user's error, a dying trainer or a rank that stood still, without a step of progress beyond `tried_at`; `raised` are
+    the ids of the nodes whose code raised in them, and `hung` counts those in which the script itself was found to
+    stand still. `spent` is how much of the budget of re-formings is used, which decreases with time.
     `storm` counts generations in a row that a loss ended soon. `reached` is a step that was safe in memory, 0 while
     none was: not the newest one, but never below the first.
     """
@@ -352,6 +354,7 @@ class Generation:
     tries: int = 0
     tried_at: int = -1
     raised: tuple[str, ...] = ()
+    hung: int = 0
     spent: float = 0.0
     storm: int = 0
     reached: int = 0

@@ -168,7 +168,7 @@ class Member:
             case acts.Commit():
                 world.checkpoints.commit(action.number, action.saved.step)
                 self.tell(e.Settled(saved=action.saved))
-            case acts.Draining() | acts.Awaiting() | acts.Unreachable():
+            case acts.Draining() | acts.Awaiting() | acts.Unreachable() | acts.Concluded():
                 pass
             case acts.LetGo():
                 # Nobody renews it from here on: it expires, and the member's next write gets another.
@@ -265,7 +265,7 @@ class Member:
 
     def _queue(self, write: acts.Write) -> None:
         waiting = self._writes[-1] if len(self._writes) > (1 if self._busy else 0) else None
-        if isinstance(write, acts.PutReport) and isinstance(waiting, acts.PutReport):
+        if waiting is not None and acts.replaces(write, waiting):
             self._writes.pop()
         self._writes.append(write)
         self._pump()

@@ -57,6 +57,7 @@ def picture(status: Status, width: int) -> RenderableType:
         if sealed is not None:
             parts.append(_generation(sealed, prepared=prepared))
     parts.append(_figures(status))
+    parts += _standstill(status)
     if status.generation is not None and status.generation.mesh:
         parts += [Text(), _mesh(status.generation.mesh, width)]
     if status.nodes:
@@ -106,6 +107,23 @@ def _figures(status: Status) -> Text:
         if status.checkpoint is not None:
             text.append(f"\n  verified {_kept(status.verified)}")
     return text
+
+
+def _standstill(status: Status) -> list[Text]:
+    """Say which ranks hold the others up, as far as that is known, and what was last found out when nothing moved."""
+    parts = []
+    for suspect in status.suspects[:STAGES]:
+        text = f"  rank {suspect.rank} ({clean(suspect.node)}) makes no progress in {suspect.phase}, {suspect.state}"
+        text += f", for {spell(suspect.seconds)} or more" + (f": {clean(suspect.detail)}" if suspect.detail else "")
+        parts.append(Text(text, style="bold red"))
+    if len(status.suspects) > STAGES:
+        parts.append(Text(f"  and {_count(len(status.suspects) - STAGES, 'more rank')}", style="bold red"))
+    verdict = status.verdict
+    if verdict is not None:
+        ended = "ended for it" if verdict.acted else "nothing was done about it"
+        said = f"  last standstill: in generation {verdict.number}, {clean(verdict.fault)}: {clean(verdict.detail)}"
+        parts.append(Text(f"{said} ({ended})", style="dim"))
+    return parts
 
 
 def _device(device: DeviceFacts) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elastic3d.membership.records import (
@@ -16,6 +17,7 @@ from elastic3d.membership.records import (
     SavedStep,
     Tomb,
 )
+from elastic3d.membership.stalls import Stall, Verdict
 from elastic3d.values import Generation
 
 # Writes. Those of `Fenced` are a leader's and fail once it no longer leads; the others may be sent again at will.
@@ -33,6 +35,18 @@ class PutReport:
     """Write this member's report; refused where its tomb stands."""
 
     report: Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutStall:
+    """Write what this member says of its ranks that stand still; refused where its tomb stands."""
+
+    stall: Stall
+
+
+@dataclass(frozen=True, slots=True)
+class DropStall:
+    """Take it back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +81,8 @@ class Seal:
     """Write the generation record and its history, fenced on the leader's token and the record's revision.
 
     base: the generation that stands under the record's key at its revision `previous`; None for none, or no record.
+    verdict: what the generation that ends was found to suffer from, written beside. standing: (id, created) of stalls
+    it rests on: if one of them was taken back meanwhile nothing is sealed.
     """
 
     generation: Generation
@@ -74,6 +90,8 @@ class Seal:
     token: int
     previous: int
     base: Generation | None = None
+    verdict: Verdict | None = None
+    standing: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +113,19 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutEnd:
-    """End the job, fenced on the leader's token."""
+    """End the job, fenced on the leader's token. verdict, standing: as for `Seal`."""
 
     end: End
+    token: int
+    verdict: Verdict | None = None
+    standing: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutVerdict:
+    """Write what the sealed generation was found to suffer from, though it goes on; fenced on the leader's token."""
+
+    verdict: Verdict
     token: int
 
 
@@ -259,6 +287,14 @@ class Awaiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Concluded:
+    """This member leads, and its judge found this from the stalls of these nodes, by id. Each finding comes once."""
+
+    verdict: Verdict
+    stalls: Mapping[str, Stall]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draining:
     """This node is to leave within `seconds` (None: at leisure): secure what it alone holds."""
 
@@ -275,8 +311,8 @@ class Exit:
     rejoin: bool = False
 
 
-Unfenced = PutMember | PutReport | Bury | PutDoubt | PutSecret
-Fenced = Campaign | Seal | Propose | Withdraw | PutEnd | PutQuarantine | PutFlap | Clear | Mend | Sweep
+Unfenced = PutMember | PutReport | PutStall | DropStall | Bury | PutDoubt | PutSecret
+Fenced = Campaign | Seal | Propose | Withdraw | PutEnd | PutVerdict | PutQuarantine | PutFlap | Clear | Mend | Sweep
 Write = Unfenced | Fenced
 Local = (
     WatchPeers
@@ -291,7 +327,15 @@ Local = (
     | Fence
     | Commit
     | Awaiting
+    | Concluded
     | Draining
     | Exit
 )
 Action = Write | Local
+
+
+def replaces(newer: Write, older: Write) -> bool:
+    """Return whether a write leaves nothing of the one before it, which need not be sent then."""
+    stalls = PutStall | DropStall
+    reports = isinstance(newer, PutReport) and isinstance(older, PutReport)
+    return reports or (isinstance(newer, stalls) and isinstance(older, stalls))

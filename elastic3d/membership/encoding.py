@@ -94,6 +94,7 @@ def write_fields(generation: Generation) -> dict[str, Any]:
         "tries": generation.tries,
         "tried_at": generation.tried_at,
         "raised": list(generation.raised),
+        "hung": generation.hung,
         # A float, whatever it was made from: digests are of what readers read.
         "spent": float(generation.spent),
         "storm": generation.storm,
@@ -139,6 +140,7 @@ _PLAIN: dict[str, type] = {
     "job": str,
     "tries": int,
     "tried_at": int,
+    "hung": int,
     "spent": float,
     "storm": int,
     "reached": int,

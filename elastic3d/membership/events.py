@@ -29,12 +29,15 @@ from elastic3d.membership.key_events import (
     QuarantinePut,
     ReportGone,
     ReportPut,
+    StallGone,
+    StallPut,
     Tier,
     TombGone,
     TombPut,
     Unreadable,
 )
 from elastic3d.membership.records import Notice, SavedStep
+from elastic3d.membership.stalls import Stall
 
 __all__ = [
     "Broken",
@@ -71,11 +74,15 @@ __all__ = [
     "ProposalPut",
     "QuarantineGone",
     "QuarantinePut",
+    "RanksMoving",
+    "RanksSilent",
     "Registered",
     "ReportGone",
     "ReportPut",
     "Saved",
     "Settled",
+    "StallGone",
+    "StallPut",
     "StepReported",
     "Tick",
     "Tier",
@@ -218,6 +225,23 @@ class StepReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RanksSilent:
+    """A trainer of this node has made no progress for longer than it may, or ended in a way that others may explain.
+
+    Told again when something about it has changed. A stall of another generation than the sealed one says nothing.
+    """
+
+    stall: Stall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksMoving:
+    """All of this node's trainers of this generation make progress again."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """All of this node's slots wrote their tiles of this step to the store."""
 
@@ -283,6 +307,8 @@ Event = (
     | TrainerFailed
     | TrainerLostPeer
     | StepReported
+    | RanksSilent
+    | RanksMoving
     | Saved
     | Settled
     | LeaveAsked

@@ -17,6 +17,7 @@ from elastic3d.membership.records import (
     Report,
     Tomb,
 )
+from elastic3d.membership.stalls import Stall
 from elastic3d.values import Generation
 
 # News of the roster, for the leader and for members that must judge it. `id` is `Node.id`, name@incarnation.
@@ -104,6 +105,24 @@ class FlapGone:
     """The machine's losses were long enough ago to be forgotten."""
 
     place: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallPut:
+    """A node's ranks stand still. `created`: the revision since which its stall stands without a break."""
+
+    id: str
+    stall: Stall
+    created: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallGone:
+    """They move again, or the node's lease is over."""
+
+    id: str
     revision: int
 
 
@@ -227,6 +246,8 @@ OfRoster = (
     | QuarantineGone
     | FlapPut
     | FlapGone
+    | StallPut
+    | StallGone
     | Unreadable
     | Garbage
 )

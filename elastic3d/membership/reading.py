@@ -29,6 +29,7 @@ from elastic3d.membership.records import (
     Tomb,
     decode,
 )
+from elastic3d.membership.stalls import Stall
 from elastic3d.values import Generation
 
 T = TypeVar("T")
@@ -78,6 +79,11 @@ def read(
                 return e.QuarantinePut(place=name, quarantine=record(Quarantine), revision=at)
             case keys.FLAPS:
                 return e.FlapPut(place=name, flap=record(Flap), revision=at)
+            case keys.STALLS:
+                stall = record(Stall)
+                if stall.incarnation != name.partition("@")[2]:
+                    raise ConfigurationError(f"etcd key {item.key} holds the stall of {stall.incarnation}")
+                return e.StallPut(id=name, stall=stall, created=item.create_revision, revision=at)
             case keys.TOMBS:
                 return e.TombPut(id=name, tomb=record(Tomb), revision=at)
             case keys.DOUBTS:
@@ -120,6 +126,8 @@ def _garbage(kind: str, name: str, at: int, detail: str) -> e.OfRoster | e.OfBoa
             return e.Garbage(key=kind + name, revision=at)
         case keys.END:
             return e.Garbage(key=kind, revision=at)
+        case keys.STALLS:
+            return e.StallGone(id=name, revision=at)
         case _:
             return None  # a report: its member notices, and writes it again
 
@@ -138,6 +146,8 @@ def gone(root: str, key: str, revision: int) -> e.OfRoster | e.OfBoard | None:
             return e.QuarantineGone(place=name, revision=revision)
         case keys.FLAPS:
             return e.FlapGone(place=name, revision=revision)
+        case keys.STALLS:
+            return e.StallGone(id=name, revision=revision)
         case keys.TOMBS:
             return e.TombGone(id=name, revision=revision)
         case keys.DOUBTS:

@@ -18,8 +18,11 @@ which few write; only the leader, and members that must judge it, watch the rost
     roll/drains/<name>    this node shall leave; written by an operator
     roll/quarantine/<home>  this machine is kept out; ends with a lease of its own
     roll/flaps/<home>     how often this machine was lost lately; forgotten with a lease of its own
+    roll/stalls/<id>      what a node says of its ranks while they stand still (`stalls`); under the member's lease
     pulses/<id>           figures for people, under the member's lease; watched by nobody
     history/<number>.<attempt>  why each generation came to be; written in the transaction that seals it
+    verdicts/<number>.<attempt>  what was found about this generation; if it had to end, written in the transaction that
+                          seals the next one
     refused/<name>        a node that failed its own admission, and why; under a lease of its own
 
 <id> is `Node.id`: name@incarnation. Each incarnation has its own keys, so that nothing need be compared to bury it.
@@ -39,8 +42,9 @@ from elastic3d.errors import ConfigurationError
 from elastic3d.membership import changes, encoding
 from elastic3d.values import Cause, DeviceFacts, Generation, ModelProfile, Node, from_json, to_json
 
-SCHEMA = 3
-"""Schema 1 had no changes: every generation and proposal was written whole. Up to 2 reports had other names."""
+SCHEMA = 4
+"""Schema 1 had no changes: every generation and proposal was written whole. Up to 2 reports had other names. In 4
+a generation may have come to be because ranks stood still."""
 
 _RENAMED = {"fault": "failed", "interrupted": "peer_lost"}
 """Fields of reports by the names that schema 2 has for them."""
@@ -183,10 +187,14 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flap:
-    """How many incarnations of the machine were lost lately, the last of them `id`."""
+    """How many incarnations of the machine were lost lately, and how often its ranks held all others up (`stuck`).
+
+    id: of the last of these.
+    """
 
     id: str
     count: int
+    stuck: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ it names and dies with it. Judges are handed in, as the planner is: membership k
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from elastic3d.values import Generation
@@ -124,5 +124,32 @@ class Verdict:
 Judge = Callable[[Generation, Mapping[str, Stall], float], Verdict | None]
 """(the sealed generation, the stall of each node by its id, seconds since the last of them changed) -> verdict.
 
-None while nothing can be said: not all have spoken, somebody moves, or a deadline is not over.
+Only stalls of this generation are passed, of active nodes that are not out, and perhaps not of all of them. Their times
+of silence are those of this moment (`aged`), and do not count as a change (`outline`). None while nothing can be said:
+not all have spoken, somebody moves, or a deadline is not over.
 """
+
+
+def outline(stall: Stall) -> Stall:
+    """Return a stall without what passes or varies while nothing happens: two with one outline say the same."""
+    return replace(stall, ranks=tuple(replace(rank, silent=0, beat=0, cpu=0, io=0) for rank in stall.ranks))
+
+
+def aged(stall: Stall, seconds: float) -> Stall:
+    """Return a stall that was true so many seconds ago as it is now, if nothing has moved since."""
+    more = int(seconds * 1000)
+    if more <= 0:
+        return stall
+    ranks = (replace(rank, silent=rank.silent + more, beat=rank.beat + more * _held(rank)) for rank in stall.ranks)
+    return replace(stall, ranks=tuple(ranks))
+
+
+def suspected(rank: RankStall) -> bool:
+    """Return whether a silent rank may be at fault: it waits for no other rank, or something is odd about it."""
+    waits = rank.wait is not None and rank.state in (RankState.IDLE, RankState.BUSY)
+    return not waits or bool(rank.odd)
+
+
+def _held(rank: RankStall) -> bool:
+    """Return whether no thread of a rank gets to run Python; else the time since one did does not grow."""
+    return rank.state in (RankState.HELD, RankState.STOPPED, RankState.DEAD)

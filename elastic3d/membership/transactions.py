@@ -7,6 +7,7 @@ sound; a revision compared in the same transaction is), a member's writes on the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from elastic3d import etcd_keys as keys
@@ -14,10 +15,11 @@ from elastic3d.etcd import Compare, Delete, Operation, Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.records import Claim, Proposal, Pulse, encode, encode_change
+from elastic3d.membership.stalls import Verdict
 from elastic3d.values import Generation, Node
 
 HISTORY = 200
-"""Generations whose history is kept."""
+"""Generations whose history is kept, and what was found about them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ def lease_of(action: acts.Write, own: float) -> float | None:
     A quarantine and the record of a flap have their own leases, which nobody keeps alive.
     """
     match action:
-        case acts.PutMember() | acts.PutReport() | acts.Campaign() | acts.PutDoubt():
+        case acts.PutMember() | acts.PutReport() | acts.PutStall() | acts.Campaign() | acts.PutDoubt():
             return own
         case acts.PutQuarantine():
             return action.quarantine.seconds
@@ -62,7 +64,7 @@ def lease_of(action: acts.Write, own: float) -> float | None:
 
 def own_lease(action: acts.Write) -> bool:
     """Return whether the write is made under the member's own lease."""
-    return isinstance(action, acts.PutMember | acts.PutReport | acts.Campaign | acts.PutDoubt)
+    return isinstance(action, acts.PutMember | acts.PutReport | acts.PutStall | acts.Campaign | acts.PutDoubt)
 
 
 def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brevity: Brevity = BREVITY) -> Transaction:
@@ -80,6 +82,11 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brev
         case acts.PutReport():
             key = root + keys.report(me.id)
             return _made(_not_buried(root, me), Put(key, encode(action.report), lease))
+        case acts.PutStall():
+            key = root + keys.stall(me.id)
+            return _made(_not_buried(root, me), Put(key, encode(action.stall), lease))
+        case acts.DropStall():
+            return _made((), Delete(root + keys.stall(me.id)))
         case acts.Bury():
             # The first reason to be out stands: a port that refuses after a clean leave does not make it a death.
             absent = (root + keys.tomb(action.id), *((root + keys.member(action.id),) * action.missing))
@@ -87,6 +94,7 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brev
                 tuple(map(Compare.absent, absent)),
                 Delete(root + keys.member(action.id)),
                 Delete(root + keys.report(action.id)),
+                Delete(root + keys.stall(action.id)),
                 Delete(root + keys.pulse(action.id)),
                 Put(root + keys.tomb(action.id), encode(action.tomb)),
             )
@@ -101,11 +109,17 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brev
         case acts.Seal():
             number, attempt = action.history.number, action.history.attempt
             return _made(
-                (*leads(action.token), Compare.mod_revision(record, action.previous)),
+                (
+                    *leads(action.token),
+                    Compare.mod_revision(record, action.previous),
+                    *_standing(root, action.standing),
+                ),
                 *_formed(record, action.generation, action.base, brevity),
                 *withdrawn,
                 Put(root + keys.history(number, attempt), encode(action.history)),
+                *_ruled(root, action.verdict),
                 Delete(root + keys.history_of(number - HISTORY), prefix=True),
+                Delete(root + keys.verdicts_of(number - HISTORY), prefix=True),
             )
         case acts.Propose():
             fence = (*leads(action.token), Compare.mod_revision(record, action.previous))
@@ -113,7 +127,10 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brev
         case acts.Withdraw():
             return _made(leads(action.token), *withdrawn)
         case acts.PutEnd():
-            return _made(leads(action.token), Put(root + keys.END, encode(action.end)))
+            conditions = (*leads(action.token), *_standing(root, action.standing))
+            return _made(conditions, Put(root + keys.END, encode(action.end)), *_ruled(root, action.verdict))
+        case acts.PutVerdict():
+            return _made(leads(action.token), *_ruled(root, action.verdict))
         case acts.PutQuarantine():
             put = Put(root + keys.quarantine(action.place), encode(action.quarantine), lease)
             return _made(leads(action.token), put)
@@ -195,6 +212,14 @@ def _formed(
             formed = encode(record.generation) if isinstance(record, Proposal) else whole
             return Put(key, change), Put(keys.whole(key), formed)
     return Put(key, whole), Delete(keys.whole(key))
+
+
+def _standing(root: str, stalls: Iterable[tuple[str, int]]) -> tuple[Compare, ...]:
+    return tuple(Compare.create_revision(root + keys.stall(id), created) for id, created in stalls)
+
+
+def _ruled(root: str, verdict: Verdict | None) -> tuple[Put, ...]:
+    return () if verdict is None else (Put(root + keys.verdict(verdict.key), encode(verdict)),)
 
 
 def _not_buried(root: str, me: Node) -> tuple[Compare, ...]:

@@ -9,6 +9,7 @@ from elastic3d import output, threads
 from elastic3d.clock import SYSTEM
 from elastic3d.log import LIMIT, EventLog, Level
 from elastic3d.membership import events as m
+from elastic3d.membership.stalls import Stall, Verdict, suspected
 from elastic3d.port import Audited, AuditReport
 from elastic3d.values import Generation
 from elastic3d.worker.processes import events as w
@@ -26,6 +27,8 @@ class Journal:
         self._etcd_lost_at: float | None = None
         self._failing = False
         self._unreachable: tuple[str, ...] = ()
+        self._suspected: dict[int, None] = {}
+        self._stalled = ""
 
     def emit(self, name: str, **fields: Any) -> None:
         """Write an event; of several checkpoints that fail in a row, only the first is shown."""
@@ -56,6 +59,47 @@ class Journal:
         for id in before:
             if id not in ids:
                 self.emit("peer.reachable", peer=id.partition("@")[0])
+
+    def concluded(self, verdict: Verdict) -> None:
+        """Write why nothing moves, as this node found while it leads."""
+        about = {
+            "fault": verdict.fault,
+            "step": verdict.step,
+            "confidence": verdict.confidence,
+            "detail": verdict.detail,
+            "waits": list(verdict.waits),
+            "generation": int(verdict.key.partition(".")[0]),
+        }
+        if verdict.act or verdict.culprits:
+            names = [id.partition("@")[0] for id in verdict.culprits]
+            self.emit("rank.stuck", ranks=list(verdict.ranks), nodes=names, act=verdict.act, **about)
+        else:
+            self.emit("training.stalled", **about)
+
+    def _silent(self, stall: Stall) -> None:
+        """Write which ranks of this node may hold the others up, each once."""
+        if stall.key != self._stalled:
+            self._stalled, self._suspected = stall.key, {}
+        for rank in stall.ranks:
+            if rank.rank not in self._suspected and suspected(rank):
+                self._suspected[rank.rank] = None
+                self.emit(
+                    "rank.suspected",
+                    step=rank.step,
+                    phase=rank.phase,
+                    seconds=rank.silent / 1000,
+                    state=str(rank.state),
+                    odd=rank.odd or None,
+                    detail=rank.top_frame or None,
+                    generation=int(stall.key.partition(".")[0]),
+                    rank=rank.rank,
+                )
+
+    def _moving(self, key: str) -> None:
+        if key == self._stalled:
+            for rank in self._suspected:
+                self.emit("rank.recovered", generation=int(key.partition(".")[0]), rank=rank)
+            self._suspected = {}
 
     def flush(self, patience: float) -> bool:
         """Wait until all events are written, at most `patience` seconds; return whether they are."""
@@ -89,6 +133,10 @@ class Journal:
                         self.emit("etcd.impaired", error=item.reason)
                     else:
                         self.emit("etcd.mended")
+                case m.RanksSilent():
+                    self._silent(item.stall)
+                case m.RanksMoving():
+                    self._moving(item.key)
                 case m.CompactionRefused():
                     if item.reason:
                         self.emit("compaction.refused", error=item.reason)

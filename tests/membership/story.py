@@ -18,6 +18,10 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > final b | memory b             the script raises an error that is final | that memory ran out
     > lost b                         its trainers lose a peer, and stop
     > unprepared b                   the user's code raises while it prepares for a proposal
+    > stuck b                        b's trainers stand still, and all others wait for them: every node says so
+    > hangs b                        the same, and what stands still is the script's own code
+    > stalled                        every node waits for its data: all say so, and none is at fault
+    > moves                          all trainers move again
     > finish                         every running trainer's main returns
     > notice b 25                    its cloud says that it has 25 seconds left
     > signal b 25                    its processes get SIGTERM, from a sender that waits 25 seconds for them to end
@@ -45,6 +49,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
+from chaos.simulation.standstills import At, judge, stall
 from elastic3d.etcd import Delete, Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
@@ -172,6 +177,16 @@ class Story:
                     key = self.cores[name].running.key
                     self.trainers[name][key] = "dead"
                     self.to(name, e.TrainerLostPeer(key=key))
+            case "stuck" | "hangs" | "stalled":
+                for name, core in list(self.cores.items()):
+                    if core.running is not None:
+                        how = At.FAULT if name in words else At.DATA if verb == "stalled" else At.WAIT
+                        how = At.ODD if how is At.FAULT and verb == "hangs" else how
+                        self.to(name, e.RanksSilent(stall=stall(core.running, core.record.node, how, step=self.steps)))
+            case "moves":
+                for name, core in list(self.cores.items()):
+                    if core.running is not None:
+                        self.to(name, e.RanksMoving(key=core.running.key))
             case "unprepared":
                 for name in words:
                     key = self.cores[name].view.coming.key
@@ -259,7 +274,7 @@ class Story:
     def start(self, name: str) -> None:
         slots = (Slot(tile_port=1),)
         node = Node(name=name, incarnation=f"{name}{next(self.incarnations)}", address="h", slots=slots)
-        core = Core(MemberRecord(node=node, profile=self.profile), self.policy, self.plan)
+        core = Core(MemberRecord(node=node, profile=self.profile), self.policy, self.plan, judge)
         self.cores[name], self.names[node.id], self.trainers[name] = core, name, {}
         self.lease[node.id] = next(self.leases)
         self.watched.pop(name, None)
@@ -432,6 +447,8 @@ class Story:
                 self.later(0.01, lambda: self.to(name, e.Settled(saved=action.saved)))
             case acts.Fence():
                 pass
+            case acts.Concluded():
+                self.say(name, f"finds: {action.verdict.detail}")
             case acts.Awaiting():
                 self.awaited[name] = action.nodes
             case acts.Exit():
@@ -589,7 +606,16 @@ class Story:
             case acts.PutEnd():
                 return f"end: {'failed' if action.end.failed else 'finished'} {action.end.detail}"
             case acts.PutFlap():
-                return f"counts loss {action.flap.count} of {action.place}"
+                flap = action.flap
+                if flap.stuck:
+                    return f"counts loss {flap.count} and standstill {flap.stuck} of {action.place}"
+                return f"counts loss {flap.count} of {action.place}"
+            case acts.PutStall():
+                return "stands still"
+            case acts.DropStall():
+                return "stands still no more"
+            case acts.PutVerdict():
+                return f"notes: {action.verdict.fault}"
             case acts.PutQuarantine():
                 return f"quarantine {action.place} for {action.quarantine.seconds:g} s: {action.quarantine.reason}"
             case acts.Clear():

@@ -1,8 +1,8 @@
 """Making room for a new job under the id of one that ended.
 
-The history and the end of an ended job stay readable until the next one begins, and are deleted then: two jobs under
-one id never mix. The number of its last generation stays for ever: it is the newest fencing token of its checkpoints.
-Quarantines stay too: they are about the machine.
+The history, the verdicts and the end of an ended job stay readable until the next one begins, and are deleted then: two
+jobs under one id never mix. The number of its last generation stays for ever: it is the newest fencing token of its
+checkpoints. Quarantines stay too: they are about the machine.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
             return None
         clock.sleep(POLL)
     wipe: list[Operation] = [Delete(root + key) for key in (keys.END, keys.PROPOSAL)]
-    past = (keys.WHOLE, keys.TOMBS, keys.DOUBTS, keys.DRAINS, keys.HISTORY)
+    past = (keys.WHOLE, keys.TOMBS, keys.DOUBTS, keys.DRAINS, keys.HISTORY, keys.VERDICTS)
     wipe += [Delete(root + prefix, prefix=True) for prefix in past]
     last = sealed(root, client.range(root + keys.LISTED)[0])
     if last is not None:

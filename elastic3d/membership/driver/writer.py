@@ -87,9 +87,9 @@ class MemberWriter:
         )
 
     def write(self, action: acts.Write) -> None:
-        """Queue this write behind all earlier ones; of two reports in a row only the newer is written."""
+        """Queue this write behind all earlier ones; of two reports, or stalls, in a row only the newer is written."""
         with self._changed:
-            if isinstance(action, acts.PutReport) and self._writes and isinstance(self._writes[-1], acts.PutReport):
+            if self._writes and acts.replaces(action, self._writes[-1]):
                 self._writes.pop()
             self._writes.append(action)
             self._changed.notify_all()

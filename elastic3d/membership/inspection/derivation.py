@@ -17,8 +17,11 @@ from elastic3d.membership.inspection.status import (
     NodeStatus,
     StateAge,
     Status,
+    SuspectRank,
+    VerdictStatus,
 )
-from elastic3d.membership.records import Out, Pulse
+from elastic3d.membership.records import Flap, Out, Pulse
+from elastic3d.membership.stalls import suspected
 from elastic3d.planner import place_of
 from elastic3d.values import Generation, Node
 
@@ -54,6 +57,8 @@ def status(run_id: str, run_keys: RunKeys, *, revision: int, remaining: Mapping[
         snapshot_every=max((pulse.snapshot_every for pulse in current), default=0),
         checkpoint=_newest([(p.checkpoint_step, p.checkpoint_age, p.every) for p in pulses]),
         verified=_newest([(p.verified_step, p.verified_age, p.every) for p in pulses]),
+        suspects=_suspects(run_keys),
+        verdict=_verdict(run_keys),
         minimum=minimum,
         maximum=max((record.maximum for record in run_keys.members.values()), default=0),
         problems=tuple(run_keys.problems),
@@ -87,6 +92,41 @@ def _mesh(generation: Generation) -> tuple[tuple[str, ...], ...]:
         place = place_of(rank, layout)
         rows[place.pp][place.dp] = name
     return tuple(map(tuple, rows))
+
+
+def _suspects(run_keys: RunKeys) -> tuple[SuspectRank, ...]:
+    generation = run_keys.generation
+    key = generation.key if generation is not None and run_keys.end is None else ""
+    suspects = [
+        SuspectRank(
+            node=_name(id),
+            rank=rank.rank,
+            step=rank.step,
+            phase=rank.phase,
+            state=str(rank.state),
+            seconds=rank.silent / 1000,
+            detail="; ".join(filter(None, (rank.odd, rank.top_frame))),
+        )
+        for id, stall in run_keys.stalls.items()
+        for rank in stall.ranks
+        if stall.key == key and suspected(rank)
+    ]
+    return tuple(sorted(suspects, key=lambda suspect: suspect.rank))
+
+
+def _verdict(run_keys: RunKeys) -> VerdictStatus | None:
+    if not run_keys.verdicts:
+        return None
+    newest = run_keys.verdicts[max(run_keys.verdicts)]
+    return VerdictStatus(
+        number=int(newest.key.partition(".")[0]),
+        fault=newest.fault,
+        nodes=tuple(map(_name, newest.culprits)),
+        ranks=newest.ranks,
+        step=newest.step,
+        detail=newest.detail,
+        acted=newest.act,
+    )
 
 
 def _snapshot(pulses: list[Pulse]) -> StateAge | None:
@@ -283,8 +323,13 @@ class _Rows:
         if report is not None and report.unreachable:
             wrong.append(f"cannot connect to {', '.join(map(_name, report.unreachable))}")
         if flap is not None:
-            wrong.append(f"lost {flap.count} time{'' if flap.count == 1 else 's'} lately")
+            wrong += _lately(flap)
         return tuple(wrong)
+
+
+def _lately(flap: Flap) -> list[str]:
+    said = ((flap.count, "lost"), (flap.stuck, "held all others up"))
+    return [f"{what} {count} time{'' if count == 1 else 's'} lately" for count, what in said if count]
 
 
 def _bare(name: str, state: NodeState, detail: str, left: float | None = None) -> NodeStatus:

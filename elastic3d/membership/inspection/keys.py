@@ -25,6 +25,7 @@ from elastic3d.membership.records import (
     Tomb,
     decode,
 )
+from elastic3d.membership.stalls import Stall, Verdict
 from elastic3d.values import Generation, to_json
 
 T = TypeVar("T")
@@ -63,8 +64,10 @@ class RunKeys:
     drains: dict[str, Drain] = field(default_factory=dict)
     quarantine: dict[str, Quarantine] = field(default_factory=dict)
     flaps: dict[str, Flap] = field(default_factory=dict)
+    stalls: dict[str, Stall] = field(default_factory=dict)
     pulses: dict[str, Pulse] = field(default_factory=dict)
     history: dict[str, GenerationHistory] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
     refused: dict[str, AdmissionFailure] = field(default_factory=dict)
     leases: dict[str, int] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
@@ -79,8 +82,10 @@ _MANY: dict[str, tuple[type[Any], Callable[[RunKeys], dict[str, Any]]]] = {
     keys.DRAINS: (Drain, lambda run_keys: run_keys.drains),
     keys.QUARANTINE: (Quarantine, lambda run_keys: run_keys.quarantine),
     keys.FLAPS: (Flap, lambda run_keys: run_keys.flaps),
+    keys.STALLS: (Stall, lambda run_keys: run_keys.stalls),
     keys.PULSES: (Pulse, lambda run_keys: run_keys.pulses),
     keys.HISTORY: (GenerationHistory, lambda run_keys: run_keys.history),
+    keys.VERDICTS: (Verdict, lambda run_keys: run_keys.verdicts),
     keys.REFUSED: (AdmissionFailure, lambda run_keys: run_keys.refused),
 }
 _LEASED = {keys.QUARANTINE: "quarantine", keys.FLAPS: "flaps", keys.REFUSED: "refused"}
@@ -123,6 +128,12 @@ def history(root: str, items: Iterable[KeyValue]) -> tuple[list[GenerationHistor
     run_keys = find(root, (item for item in items if item.key.startswith(root + keys.HISTORY)))
     generations = sorted(run_keys.history.values(), key=lambda history: (history.number, history.attempt))
     return generations, run_keys.problems
+
+
+def verdicts(root: str, items: Iterable[KeyValue]) -> tuple[list[Verdict], list[str]]:
+    """Return what was found about generations, that of the oldest first, and which keys cannot be read."""
+    run_keys = find(root, (item for item in items if item.key.startswith(root + keys.VERDICTS)))
+    return [run_keys.verdicts[key] for key in sorted(run_keys.verdicts)], run_keys.problems
 
 
 def _add(run_keys: RunKeys, below: str, item: KeyValue) -> None:

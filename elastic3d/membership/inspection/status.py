@@ -137,6 +137,46 @@ class StateAge:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SuspectRank:
+    """A rank that makes no progress and may be what all others wait for."""
+
+    node: str
+    """Name of its node."""
+    rank: int
+    """Its number in the sealed generation."""
+    step: int
+    """The newest step that it made, -1 for none."""
+    phase: str
+    """What it was at."""
+    state: str
+    """How its processes are."""
+    seconds: float
+    """How long it had made no progress when its node reported that."""
+    detail: str
+    """Where it is, and what is odd about it, for people; "" where that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictStatus:
+    """What the leader found out when nothing moved."""
+
+    number: int
+    """Of the generation that it is about."""
+    fault: str
+    """The kind of fault."""
+    nodes: tuple[str, ...]
+    """Names of the nodes at fault, () where none can be singled out."""
+    ranks: tuple[int, ...]
+    """Their ranks that are."""
+    step: int
+    """The newest step at that time, -1 for none."""
+    detail: str
+    """What was found, for people."""
+    acted: bool
+    """Whether that generation was ended for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """How a job stands; with a `schema`, what `elastic3d status --json` prints."""
 
@@ -168,6 +208,10 @@ class Status:
     """The newest one committed."""
     verified: StateAge | None
     """The newest one that was read back."""
+    suspects: tuple[SuspectRank, ...]
+    """Ranks that may be what all others wait for."""
+    verdict: VerdictStatus | None
+    """The newest of this job, None where nothing was ever found."""
     minimum: int
     """Fewest active nodes; 0: not known."""
     maximum: int

@@ -36,13 +36,16 @@ from elastic3d.membership.machine.generation_index import index_of
 from elastic3d.membership.machine.leader import decide
 from elastic3d.membership.machine.leader_state import LeaderState
 from elastic3d.membership.machine.neighbours import Neighbours
+from elastic3d.membership.machine.own_stall import OwnStall
 from elastic3d.membership.machine.reach import Reach
 from elastic3d.membership.machine.situation import Planner, Situation
+from elastic3d.membership.machine.standstill import conclude
 from elastic3d.membership.machine.suspicions import Suspicions
 from elastic3d.membership.machine.trainers import Trainers, TrainersPhase
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Out, Report, Tomb
+from elastic3d.membership.stalls import Judge
 from elastic3d.values import Cause, Generation
 
 ALONE = 0.8
@@ -58,9 +61,13 @@ RETRY = 0.1
 
 
 class Core:
-    """One member of one job. All times are the member's own monotonic seconds."""
+    """One member of one job. All times are the member's own monotonic seconds.
 
-    def __init__(self, record: MemberRecord, policy: Policy, planner: Planner) -> None:
+    planner: finds layouts while this member leads; it must be the same for all. stuck: finds out, while this member
+    leads, why nothing moves; None where nobody does.
+    """
+
+    def __init__(self, record: MemberRecord, policy: Policy, planner: Planner, stuck: Judge | None = None) -> None:
         self.record = record
         self.policy = policy
         self.view = View(record)
@@ -68,6 +75,8 @@ class Core:
         self.exited = False
         self._id = record.node.id
         self._planner = planner
+        self._stuck = stuck
+        self._stall = OwnStall()
         self._trainers = Trainers(self._id)
         self._neighbours = Neighbours(self._id)
         self._reach = Reach(self._id)
@@ -98,6 +107,10 @@ class Core:
         """The sealed generation whose trainers run here, if any."""
         generation = self.view.generation
         return generation if generation and self._trainers.phase(generation.key) is TrainersPhase.RUNNING else None
+
+    @property
+    def _sealed(self) -> str:
+        return self.view.generation.key if self.view.generation is not None else ""
 
     def alarm(self, now: float) -> float | None:
         """Return the latest time to call `handle`, with a `Tick` if nothing else came; None for never."""
@@ -151,6 +164,7 @@ class Core:
         if first or replace(self.report, step=last.step, safe=last.safe) != last:
             self._last_report = self.report
             actions.append(acts.PutReport(report=self.report))
+        self._stall.follow(self.view, actions, now)
         return actions
 
     def _await(self, actions: list[acts.Action]) -> None:
@@ -245,6 +259,10 @@ class Core:
                     self.report = replace(self.report, step=event.step)
                 if event.safe > self.report.safe:
                     self.report = replace(self.report, safe=event.safe)
+            case e.RanksSilent() if self.policy.beside and self._sealed == event.stall.key:
+                self._stall.silent(event.stall, now)
+            case e.RanksMoving():
+                self._stall.moving(event.key)
             case e.Saved():
                 self.report = replace(self.report, saved=event.saved)
             case e.Settled():
@@ -325,6 +343,7 @@ class Core:
         if not self._registered and not self._registering:
             self._registering = True
             self._last_report = self.report
+            self._stall.write_again()
             actions.append(acts.PutMember(record=self.record))
             actions.append(acts.PutReport(report=self.report))
 
@@ -375,6 +394,7 @@ class Core:
             planner=self._planner,
             leader_state=self._leader_state,
             alarm=self._alarm,
+            judge=self._stuck,
         )
         if contends:
             leader = self.view.leader_id
@@ -388,6 +408,7 @@ class Core:
                 self._bury(leader, dead[leader], actions)
             return
         self._commits.follow(self.view, self._leader_state, actions)
+        actions += conclude(situation, hindered=self._hindered)
         writes = decide(situation, ready=ready, hindered=self._hindered)
         if writes and isinstance(writes[-1], acts.Fenced):
             self._busy = writes[-1]

@@ -1,4 +1,8 @@
-"""Machines that lose their nodes again and again, and are kept out because of it."""
+"""Machines that lose their nodes again and again, or whose ranks hold all others up, and are kept out because of it.
+
+A machine whose ranks stood still is kept out only while enough nodes are left without it: it moves most of the time,
+and the others alone would not train at all.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,9 @@ from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.triggers import Interruption
 from elastic3d.membership.records import Flap, Quarantine
 from elastic3d.values import Cause
+
+STUCK = 2
+"""Times that ranks of one machine hold all others up, within `Policy.flap_memory`, after which it is set aside."""
 
 
 def count(situation: Situation, lost: dict[str, str]) -> None:
@@ -21,8 +28,14 @@ def count(situation: Situation, lost: dict[str, str]) -> None:
 
 
 def blame(situation: Situation, why: Interruption) -> None:
-    """Put a failure of one node on the list. Where torchrun restarts the workers, it is not known whose it was."""
+    """Put a failure of one node on the list, and the nodes whose ranks hold the others up.
+
+    Where torchrun restarts the workers, it is not known whose a failure was.
+    """
     view, policy, leader_state = situation.view, situation.policy, situation.leader_state
+    if why.verdict is not None and not why.verdict.program:
+        for id in why.verdict.culprits:
+            _blame(situation, id)
     current, place = view.generation, view.place(why.culprit)
     if why.cause is Cause.FAILURE and current is not None and place is not None and policy.beside:
         failure = f"{why.culprit}/{current.key}"
@@ -36,13 +49,34 @@ def condemned(situation: Situation) -> set[str]:
     roster, policy, leader_state = situation.roster, situation.policy, situation.leader_state
     if not policy.flaps:
         return set()
-    places = set()
+    places: set[str] = set()
     for loss in leader_state.losses:
         flap = roster.flaps.get(loss.place)
-        counted = flap.count if flap else 0
-        if counted + (flap is None or flap.id != loss.id) >= policy.flaps:
+        new = flap is None or flap.id != loss.id
+        if loss.stuck:
+            again = (flap.stuck if flap else 0) + new >= STUCK
+            if again and _dispensable(situation, {*places, loss.place}):
+                places.add(loss.place)
+        elif (flap.count if flap else 0) + new >= policy.flaps:
             places.add(loss.place)
     return places
+
+
+def _blame(situation: Situation, culprit: str) -> None:
+    """Count the standstill of this generation against a node."""
+    view, leader_state = situation.view, situation.leader_state
+    current, place = view.generation, view.place(culprit)
+    failure = f"{culprit}/{current.key}" if current is not None else ""
+    if failure and place is not None and failure not in leader_state.counted:
+        leader_state.counted[failure] = None
+        leader_state.losses.append(CountedLoss(id=failure, place=place, stuck=True))
+
+
+def _dispensable(situation: Situation, places: set[str]) -> bool:
+    """Return whether enough nodes are left without those of these machines."""
+    roster = situation.roster
+    left = sum(roster.members[id].node.place not in places for id in roster.eligible)
+    return situation.policy.allowed(left) > 0
 
 
 def write_flap(situation: Situation) -> acts.Fenced | None:
@@ -52,11 +86,23 @@ def write_flap(situation: Situation) -> acts.Fenced | None:
         loss = leader_state.losses[0]
         flap = roster.flaps.get(loss.place)
         if flap is None or flap.id != loss.id:
-            more = Flap(id=loss.id, count=(flap.count if flap else 0) + 1)
+            count, stuck = (flap.count, flap.stuck) if flap else (0, 0)
+            more = Flap(id=loss.id, count=count + (not loss.stuck), stuck=stuck + loss.stuck)
             return acts.PutFlap(place=loss.place, flap=more, seconds=policy.flap_memory, token=view.token)
-        if flap.count >= policy.flaps and loss.place not in roster.quarantines:
-            reason = f"lost {flap.count} times within {policy.flap_memory:g} s"
-            kept = Quarantine(seconds=policy.kept_out(flap.count), reason=reason, by=view.me.node.name)
+        kept = None if loss.place in roster.quarantines else _kept_out(situation, loss, flap)
+        if kept is not None:
             return acts.PutQuarantine(place=loss.place, quarantine=kept, token=view.token)
         leader_state.losses.pop(0)
+    return None
+
+
+def _kept_out(situation: Situation, loss: CountedLoss, flap: Flap) -> Quarantine | None:
+    """Return for how long a machine is kept out for its losses, None if it is not."""
+    policy, by = situation.policy, situation.view.me.node.name
+    if not loss.stuck and flap.count >= policy.flaps:
+        reason = f"lost {flap.count} times within {policy.flap_memory:g} s"
+        return Quarantine(seconds=policy.kept_out(flap.count), reason=reason, by=by)
+    if loss.stuck and flap.stuck >= STUCK and _dispensable(situation, {loss.place}):
+        reason = f"its ranks held all others up {flap.stuck} times within {policy.flap_memory:g} s"
+        return Quarantine(seconds=policy.kept_out(policy.flaps + flap.stuck - STUCK), reason=reason, by=by)
     return None

@@ -21,13 +21,18 @@ from elastic3d.membership.machine.planned import planned
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.script_errors import Raising, raised_in, raising
 from elastic3d.membership.machine.situation import Situation
+from elastic3d.membership.machine.standstill import report, standing
 from elastic3d.membership.machine.triggers import Interruption, expired, interruption
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import End, Out
+from elastic3d.membership.stalls import Verdict
 from elastic3d.values import Cause
 
 COMMIT_LIMIT = 240.0
 """Seconds that the store has for the last commit of a run, all retries included."""
+
+HUNG = 2
+"""Times that the script itself stands still, without a step in between, after which the job ends."""
 
 
 def decide(
@@ -90,7 +95,7 @@ def _fenced(
     leader_state.below = leader_state.orphan = None
     if finished:
         return acts.Withdraw(token=view.token) if view.proposal else None
-    return _reached(view, roster) or planned(situation) or chore(situation)
+    return report(situation) or _reached(view, roster) or planned(situation) or chore(situation)
 
 
 def _reached(view: View, roster: Roster) -> acts.Fenced | None:
@@ -152,10 +157,18 @@ def _reform(
     if why.cause.of_script and not policy.beside:
         return acts.PutEnd(end=End(failed=True, detail=why.detail), token=view.token)
     # Where torchrun restarts the workers, it counts the tries.
-    own = (why.cause.of_script or why.cause is Cause.FAILURE) and policy.beside
+    own = (why.cause.of_script or why.cause in (Cause.FAILURE, Cause.STUCK)) and policy.beside
     step = roster.reports.step() if own else 0
     tries = 0 if not own else (current.tries + 1 if step <= current.tried_at else 1)
-    if own and not why.out and (why.final or tries >= policy.tries):
+    verdict = why.verdict
+    hung = (current.hung if tries > 1 else 0) + (verdict is not None and verdict.program)
+    rests_on = standing(situation, verdict) if verdict is not None else ()
+    if verdict is not None:
+        enough = tries >= policy.tries or (verdict.program and hung >= HUNG)
+        if enough and not _set_aside(situation, verdict):
+            end = End(failed=True, detail=_no_further(verdict, tries))
+            return acts.PutEnd(end=end, token=view.token, verdict=verdict, standing=rests_on)
+    elif own and not why.out and (why.final or tries >= policy.tries):
         return acts.PutEnd(end=End(failed=True, detail=why.detail), token=view.token)
     storms = storm(situation, why)
     if leader_state.suspicions.pending or not calm(situation, storms):
@@ -183,19 +196,37 @@ def _reform(
     except LayoutError as error:
         return _without_layout(situation, error) or chore(situation)
     leader_state.unplanned = None
-    return forming.seal(
-        view,
-        replace(
-            formed,
-            attempt=leader_state.next_attempt(),
-            cause=why.cause,
-            detail=why.detail[:2000],
-            tries=tries,
-            raised=_raised(view, roster, tries) if own else (),
-            tried_at=step if own else current.tried_at,
-            spent=spent(situation),
-            storm=storms,
-        ),
+    formed = replace(
+        formed,
+        attempt=leader_state.next_attempt(),
+        cause=why.cause,
+        detail=why.detail[:2000],
+        tries=tries,
+        raised=_raised(view, roster, tries) if own else (),
+        hung=hung if own else 0,
+        tried_at=step if own else current.tried_at,
+        spent=spent(situation),
+        storm=storms,
+    )
+    return replace(forming.seal(view, formed), verdict=verdict, standing=rests_on)
+
+
+def _set_aside(situation: Situation, verdict: Verdict) -> bool:
+    """Return whether the next generation is formed without any of the nodes that hold the others up."""
+    places = condemned(situation)
+    return bool(verdict.culprits) and all(situation.view.place(id) in places for id in verdict.culprits)
+
+
+def _no_further(verdict: Verdict, tries: int) -> str:
+    """Return why the job ends, and what to do."""
+    again = "tries=1 allows no other try"
+    if tries > 1:
+        times = "once" if tries == 2 else f"{tries - 1} times"
+        again = f"all trainers were started again {times}, and came to stand still again without a step in between"
+    do = "mend the script" if verdict.program else "see to what is named there"
+    return (
+        f"nothing moves after step {verdict.step}: {verdict.detail}; {again}. {do.capitalize()}, then start the job "
+        "again. `elastic3d explain` shows who waits for whom"
     )
 
 

@@ -6,14 +6,36 @@ from dataclasses import dataclass, field
 
 from elastic3d.membership.machine.suspicions import Suspicions
 from elastic3d.membership.records import SavedStep
+from elastic3d.membership.stalls import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedLoss:
-    """A machine lost an incarnation, or its trainer died: one more on its count. `id` is new for each."""
+    """A machine lost an incarnation, or its trainer died: one more on its count. `id` is new for each.
+
+    stuck: or its ranks held all others up, which has a count of its own.
+    """
 
     id: str
     place: str
+    stuck: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Standstill:
+    """What the leader found about the ranks of the generation `key` while they stand still.
+
+    verdict: what holds now, None for nothing. asked_at, version: when the judge was asked last, and about which version
+    of the stalls. concluded: all that it found, told once each; written: what of it was written though the generation
+    goes on.
+    """
+
+    key: str = ""
+    verdict: Verdict | None = None
+    asked_at: float = float("-inf")
+    version: int = -1
+    concluded: list[Verdict] = field(default_factory=list)
+    written: list[Verdict] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +52,8 @@ class LeaderState:
     to leave.
     committing: the newest save that the store was asked to commit and has not answered about; uncommitted: why the
     newest one that it answered about is no checkpoint, "" if it is one. ended: since when `main` has returned
-    everywhere. rewritten: members for which the generation's record was written again, as a whole.
+    everywhere. rewritten: members for which the generation's record was written again, as a whole. able: since when
+    everybody has been able to write. standstill: what was found about ranks that stand still.
     """
 
     buried: dict[str, None]
@@ -47,6 +70,7 @@ class LeaderState:
     ended: float | None = None
     raised: float | None = None
     apart: float | None = None
+    able: float = float("-inf")
     not_before: float = 0.0
     considered: int = -1
     committing: SavedStep | None = None
@@ -56,6 +80,7 @@ class LeaderState:
     counted: dict[str, None] = field(default_factory=dict)
     drained: dict[str, None] = field(default_factory=dict)
     rewritten: dict[str, None] = field(default_factory=dict)
+    standstill: Standstill = field(default_factory=Standstill)
     _sealed: int = -1
 
     def next_attempt(self) -> int:
@@ -74,6 +99,7 @@ class LeaderState:
         could not write.
         """
         self.peer_lost = None
+        self.able = now
         self.below = _later(self.below, seconds, now)
         self.unplanned = _later(self.unplanned, seconds, now)
         self.orphan = _later(self.orphan, seconds, now)

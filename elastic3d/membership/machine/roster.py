@@ -13,6 +13,7 @@ from elastic3d.membership import events as e
 from elastic3d.membership.machine.apart import apart
 from elastic3d.membership.machine.generation_index import GenerationIndex, index_of
 from elastic3d.membership.machine.reports import Reports, discard
+from elastic3d.membership.machine.stalls import Stalls
 from elastic3d.membership.records import SIGNAL, Drain, Flap, MemberRecord, Quarantine, Report, Tomb
 from elastic3d.values import Generation, Node
 
@@ -82,6 +83,7 @@ class Roster:
         self.listed = False
         self.members: dict[str, Present] = {}
         self.reports = Reports()
+        self.stalls = Stalls()
         self.eligible: dict[str, None] = {}
         self.unfit: dict[str, None] = {}
         self.draining: dict[str, DepartureOrder] = {}
@@ -146,6 +148,10 @@ class Roster:
                 self.flaps[event.place] = event.flap
             case e.FlapGone() if self._newer(f"flaps/{event.place}", event.revision):
                 self.flaps.pop(event.place, None)
+            case e.StallPut() if self._newer(f"stalls/{event.id}", event.revision):
+                self.stalls.hear(event.id, event.stall, event.created, now)
+            case e.StallGone() if self._newer(f"stalls/{event.id}", event.revision):
+                self.stalls.forget(event.id, now)
             case e.Unreadable() if self._newer(f"members/{event.id}", event.revision):
                 # A member that takes part was readable: its record was overwritten, and it will write it again.
                 known = event.id in self.members or self._board.takes_part(event.id)
@@ -174,6 +180,8 @@ class Roster:
                     keep.add(f"quarantine/{item.place}")
                 case e.FlapPut():
                     keep.add(f"flaps/{item.place}")
+                case e.StallPut():
+                    keep.add(f"stalls/{item.id}")
                 case _:
                     pass
             self.apply(item, now)
@@ -189,6 +197,8 @@ class Roster:
             self._quarantined(place, now)
         for place in [place for place in self.flaps if f"flaps/{place}" not in keep]:
             del self.flaps[place]
+        for id in [id for id in self.stalls.ids() if f"stalls/{id}" not in keep]:
+            self.stalls.forget(id, now)
         if not self.listed:
             self.listed = True
             self.reformed(now)

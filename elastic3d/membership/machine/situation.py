@@ -11,6 +11,7 @@ from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord
+from elastic3d.membership.stalls import Judge
 from elastic3d.planner import Plan
 from elastic3d.values import Layout
 
@@ -30,6 +31,8 @@ class Situation:
     """The numbers the job's owner chose."""
     planner: Planner
     """Finds the layout for a number of nodes."""
+    judge: Judge | None = None
+    """Finds out from stalls why nothing moves; None where nobody does."""
     leader_state: LeaderState
     """What the leader remembers between decisions; decisions write their notes into it."""
     alarm: Alarm

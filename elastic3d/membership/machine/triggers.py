@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.records import Out
+from elastic3d.membership.stalls import Verdict
 from elastic3d.values import Cause
 
 NAMED = 4
@@ -21,7 +22,8 @@ node is part of most pairs, and a step may be made after all."""
 class Interruption:
     """Why the sealed generation must end at once. culprit: whose trainer it was; lost: nodes are gone.
 
-    out: nodes whose code alone raised are put out. final: trying again cannot mend the error.
+    out: nodes whose code alone raised are put out. final: trying again cannot mend the error. verdict: why nothing
+    moves.
     """
 
     cause: Cause
@@ -30,6 +32,7 @@ class Interruption:
     lost: bool = False
     out: bool = False
     final: bool = False
+    verdict: Verdict | None = None
 
 
 def expired(situation: Situation) -> dict[str, str]:
@@ -110,6 +113,10 @@ def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | N
                     cause = Cause.OUT_OF_MEMORY
                 return Interruption(cause=cause, detail=detail, culprit=culprit, final=final)
             return Interruption(cause=cause, detail=f"{name}: {detail}", culprit=culprit)
+    # Trainers that lost a peer may have recorded why, and their nodes say it while others wait for a death.
+    stuck = leader_state.standstill.verdict
+    if stuck is not None and stuck.key == key and stuck.act:
+        return Interruption(cause=Cause.STUCK, detail=stuck.detail, verdict=stuck)
     if roster.reports.who("left", key) and view.proposal is None:
         return Interruption(cause=Cause.DEATH, detail="the others had left for a membership that lost a node")
     if not roster.reports.who("peer_lost", key):

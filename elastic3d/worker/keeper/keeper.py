@@ -306,6 +306,8 @@ class Keeper:
                 self._exit = self._leaving.ended(event)
             case acts.Unreachable():
                 self._journal.unreachable(event.ids)
+            case acts.Concluded():
+                self._journal.concluded(event.verdict)
             case acts.Awaiting():
                 self._progress.awaiting(event.nodes)
             case acts.Draining():

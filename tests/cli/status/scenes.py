@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from chaos.simulation import standstills
+from chaos.simulation.standstills import At
 from elastic3d.etcd import Delete, KeyValue, Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership.inspection.keys import AdmissionCheck, AdmissionFailure
@@ -24,6 +26,7 @@ from elastic3d.membership.records import (
     Tomb,
     encode,
 )
+from elastic3d.membership.stalls import Verdict, VerdictKind
 from elastic3d.membership.transactions import lease_of, transaction
 from elastic3d.values import Cause, DeviceFacts, Generation, Layout, Node, Slot
 
@@ -205,6 +208,27 @@ def parted() -> Scene:
     return scene.write(D, acts.PutReport(report=Report(incarnation="1", unreachable=(C.id, "gone@1"))))
 
 
+def stuck() -> Scene:
+    """A rank of c stands still, as one did in the generation before; all others wait for it."""
+    scene = training()
+    for each in (A, B, C, D):
+        said = standstills.stall(FOUR, each, At.FAULT if each is C else At.WAIT, step=1240)
+        if each is C:
+            said = replace(said, ranks=tuple(replace(rank, top_frame="train.py:30 in forward") for rank in said.ranks))
+        scene.write(each, acts.PutStall(stall=said))
+    scene.write(A, acts.PutFlap(place="c", flap=Flap(id="c@1/3.1", count=0, stuck=1), seconds=3000, token=1))
+    verdict = Verdict(
+        kind=VerdictKind.STUCK,
+        fault="stopped",
+        key="3.1",
+        step=1100,
+        detail="rank 2 on c was stopped by a signal, and 3 ranks waited for it",
+        culprits=(C.id,),
+        ranks=(2,),
+    )
+    return scene.write(A, acts.PutVerdict(verdict=verdict, token=1))
+
+
 def waiting() -> Scene:
     scene = registered(A, minimum=2)
     scene.write(A, sealed(generation(4, (A, B), Cause.DEATH, layout=Layout(pp=1, dp=2))))
@@ -249,6 +273,7 @@ SCENES: dict[str, Callable[[], Scene]] = {
     "training": training,
     "draining": draining,
     "losses": losses,
+    "stuck": stuck,
     "waiting": waiting,
     "ended": ended,
     "failed": failed,
