@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from elastic3d.data import Growing, Packed, TokenFile
     from elastic3d.entry import run
     from elastic3d.errors import Elastic3dError
+    from elastic3d.health.options import Health
     from elastic3d.training import Run
     from elastic3d.values import Layout
     from elastic3d.worker.options import Checkpointing
 
-__all__ = ["run", "Run", "Checkpointing", "Layout", "Growing", "TokenFile", "Packed", "Elastic3dError"]
+__all__ = ["run", "Run", "Checkpointing", "Health", "Layout", "Growing", "TokenFile", "Packed", "Elastic3dError"]
 
 check_version()
 
@@ -31,6 +32,7 @@ _HOMES = {
     "run": "elastic3d.entry",
     "Run": "elastic3d.training",
     "Checkpointing": "elastic3d.worker.options",
+    "Health": "elastic3d.health.options",
     "Layout": "elastic3d.values",
     "Growing": "elastic3d.data",
     "TokenFile": "elastic3d.data",

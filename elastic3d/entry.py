@@ -17,6 +17,7 @@ from elastic3d.admission.host import available_memory
 from elastic3d.calibration.record import load
 from elastic3d.calibration.script_question import answer_if_asked
 from elastic3d.errors import ConfigurationError, UsageError
+from elastic3d.health.options import Health, watching
 from elastic3d.log import bind_process
 from elastic3d.port import Port
 from elastic3d.quantities import seconds, size
@@ -30,15 +31,7 @@ from elastic3d.trust.listening import raise_file_limit
 from elastic3d.values import Layout
 from elastic3d.worker.keeper.keeper import Keeper
 from elastic3d.worker.keeper.warming import Inbox
-from elastic3d.worker.options import (
-    Checkpointing,
-    RunOptions,
-    audit_budget,
-    refuse_moved,
-    saving,
-    snapshot_interval,
-    store_at,
-)
+from elastic3d.worker.options import Checkpointing, RunOptions, refuse_moved, saving, snapshot_interval, store_at
 from elastic3d.worker.processes.failure import FLUSH_PATIENCE, guarded
 from elastic3d.worker.processes.process import ExitCode, die_with_agent
 from elastic3d.worker.processes.remote import RemoteSlot
@@ -68,7 +61,7 @@ def run(
     calibration: str | os.PathLike[str] | None = None,
     restore: str = "latest",
     fresh: bool = False,
-    audit: float | str = "off",
+    health: Health | str = "on",
     **moved: Never,
 ) -> None:
     """Train `main` on whatever nodes are there, and return when the job is over.
@@ -102,8 +95,8 @@ def run(
             this run begins, and no longer matters once the run has its own checkpoints.
         fresh: Begin at step 0 even if steps were made before and nothing is left of them, which is an error by
             default.
-        audit: Share of the computing in which nodes repeat each other's micro-batches, such as "1%" or 0.01: a device
-            that computes wrongly is found by it, named, and left out. "off", the default, for none.
+        health: Whether ranks that stand still are found, by what every trainer records of its own progress: "on", the
+            default, "log" to report them and do nothing else, "off", or a `Health` with more to choose.
         moved: Takes nothing; says where options of checkpoints that used to be here are now.
 
     Raises:
@@ -139,8 +132,8 @@ def run(
         threads=threads,
         restore=restore,
         fresh=fresh,
-        audit=audit_budget(audit),
         device=device,
+        health=watching(health),
         costs=load(_path(calibration), device=device).costs() if calibration is not None else None,
     )
     settings = from_environment()
@@ -187,6 +180,7 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions
         entry=enter,
         events=inbox,
         replica_bytes=available_memory(lambda path: Path(path).read_text()) // slots,
+        health=options.health,
     )
     output.unblock()
     if identity and agent.pid_of(identity) != os.getppid():

@@ -75,6 +75,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # A keeper joins again, as a newcomer, after the others put it out: `member.fenced` says why.
         "member.joined": _debug("incarnation"),
         "member.fenced": _warning("incarnation", "detail"),
+        # The machine had no memory or descriptor for a trainer's progress record: that it stands still is not found.
+        "rank.unwatched": _warning("error"),
         # One for each check that this node did not pass; it then ends without joining.
         "admission.failed": _error("check", "detail", "seconds"),
         # An exception ended a background thread, or one turn of it; `consequence` says what follows.
@@ -131,11 +133,15 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "trainer.exited": _debug("kind", "step", "error"),
         # `source` is "none", "memory" or "store"; `step` is the number of steps that led to the state. Events under
         # `generation` g are about the state from which that generation starts. `detail` is there if a person should
-        # know more: steps that are lost or repeated beyond the cost of a death, checkpoints that are damaged.
-        "state.restored": _debug("source", "step", "detail"),
+        # know more: steps that are lost or repeated beyond the cost of a death, checkpoints that are damaged. `parts`:
+        # where the time since the trainer's beginning went, in order: [name, seconds, seconds of processor time] each.
+        "state.restored": _debug("source", "step", "detail", "parts"),
         # Written only by the slot that holds rank 0. `step` counts the updates made, this one included. `samples` is
-        # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves.
-        "step.committed": _debug("step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum"),
+        # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves. `processor`:
+        # seconds of processor time that rank 0 has used for the step.
+        "step.committed": _debug(
+            "step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum", "processor"
+        ),
         # From the node that holds rank 0, every ten seconds: `left` is the time until step `until`, for people.
         "training.progress": _info("step", "until", "loss", "steps_per_second", "left"),
         # The first non-finite loss in a row; training goes on unless the script says `skip_nonfinite`.
@@ -155,6 +161,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "node.lying": _error("step", "micro_batch", "where", "ranks", "nodes", "detail"),
         # The node that holds rank 0 has seen no step for `seconds`; repeated each minute.
         "step.late": _warning("seconds", "detail"),
+        # A rank of this node shows no progress for `seconds`, or died (`state`). `waits`: for the n-th operation of
+        # an axis; without it, others may wait for it. `odd`: its step is none like its last one. Later: it moves.
+        "rank.silent": _debug("step", "phase", "state", "seconds", "waits", "odd", "frame"),
+        "rank.moving": _debug(),
         # From the leader, while fewer nodes are there than the job may train with.
         "nodes.awaited": _warning("count", "detail"),
         "snapshot.held": _debug("step"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from checkpointing.format.grid import TILE_BYTES
 from elastic3d.devices import ComputeDevice
 from elastic3d.trust.credentials import Credentials
-from elastic3d.values import Layout, ModelProfile, StoreAt
+from elastic3d.values import Layout, ModelProfile, ProvenChain, StoreAt
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,10 @@ class Assignment:
     the run; None while measuring. device: the kind of device it computes on; its slot says which one. device_free:
     bytes of the device's memory that are free while no trainer holds any, 0 if that was not measured. expects_state:
     there is most likely a state to go on from, so that initial weights would be made in vain; correct either way.
-    audit: the share of computing that audits may take, 0.0 for none.
+    audit: the share of computing that audits may take, 0.0 for none. audit_acts: a rank that computes wrongly ends the
+    generation; else it is only reported.
+    proven: what a measuring trainer of this node has proven of the model, so that it need not be proven again.
+    recorded: the descriptors of its progress record come with it.
     """
 
     run_id: str
@@ -71,6 +74,9 @@ class Assignment:
     device_free: int = 0
     expects_state: bool = False
     audit: float = 0.0
+    audit_acts: bool = True
+    proven: ProvenChain | None = None
+    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +131,7 @@ class StepRecord:
     samples: positions of the run that this step consumed, half-open. sample_sum: keyed sum of the consumed sample ids.
     until: the step up to which the script trains, 0 if it did not say. snapshot_every: the steps from one snapshot to
     the next from now on, 0 for none. snapshot_rank: the rank that needs the most, -1 if that does not matter.
+    processor: seconds of processor time that the trainer has used for it, in all its threads.
     """
 
     generation: int
@@ -139,13 +146,24 @@ class StepRecord:
     until: int = 0
     snapshot_every: int = 1
     snapshot_rank: int = -1
+    processor: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a trainer's beginning. seconds: how long it took. processor: seconds of processor time it used."""
+
+    name: str
+    seconds: float
+    processor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRestored:
     """A trainer has its state. source: "none", "memory" or "store"; step, generation: which state it is.
 
-    detail: what a person should know about it. damaged: checkpoints that were passed over.
+    detail: what a person should know about it. damaged: checkpoints that were passed over. parts: where the time since
+    the trainer's beginning went, in order.
     """
 
     source: str
@@ -153,6 +171,7 @@ class StateRestored:
     generation: int
     detail: str = ""
     damaged: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 class Audited(StrEnum):
@@ -194,14 +213,110 @@ class LocalState:
     """The state that is no tensor, equal on all ranks."""
 
 
+class Progress(Protocol):
+    """Where a trainer records what it is at, for its keeper to read when nothing moves any more.
+
+    Nothing here blocks, raises, or takes more than some microseconds. Phases and axes are the numbers of
+    `elastic3d.health.phases`; operations of an axis are counted from 1 in the order in which they are posted.
+    """
+
+    def phase(self, phase: int) -> None:
+        """Note that another phase begins."""
+        ...
+
+    def loading(self) -> None:
+        """Note that the data loader is waited for."""
+        ...
+
+    def in_script(self) -> None:
+        """Note that the script's own code goes on."""
+        ...
+
+    def tick(self, *, chunk: int = -1, unit: int = -1) -> None:
+        """Note that work goes on. chunk, unit: of the model, where known."""
+        ...
+
+    def begin_step(self, kind: int) -> None:
+        """Note that the passes of a step begin. kind: steps of one kind make the same operations in the same order."""
+        ...
+
+    def step(self, step: int) -> None:
+        """Note that a step was made, and is the `step`-th of the run."""
+        ...
+
+    def enter(self, axis: int, fingerprint: int) -> int:
+        """Note that the next operation of an axis is posted and waited for; return its number."""
+        ...
+
+    def post(self, axis: int, fingerprint: int) -> int:
+        """Note that the next operation of an axis is posted, and not waited for yet; return its number."""
+        ...
+
+    def wait(self, axis: int, number: int, fingerprint: int = 0) -> None:
+        """Note that an operation posted before is waited for."""
+        ...
+
+    def leave(self, axis: int, number: int) -> None:
+        """Note that an operation is done, and those of its axis before it. Left out where it failed: that shows."""
+        ...
+
+    def pause(self, why: str, seconds: float) -> int:
+        """Note that nothing may be heard for up to `seconds`, until another phase begins; return the present one."""
+        ...
+
+
+class Unrecorded:
+    """A `Progress` that nobody reads."""
+
+    def phase(self, phase: int) -> None:
+        """Do nothing."""
+
+    def loading(self) -> None:
+        """Do nothing."""
+
+    def in_script(self) -> None:
+        """Do nothing."""
+
+    def tick(self, *, chunk: int = -1, unit: int = -1) -> None:
+        """Do nothing."""
+
+    def begin_step(self, kind: int) -> None:
+        """Do nothing."""
+
+    def step(self, step: int) -> None:
+        """Do nothing."""
+
+    def enter(self, axis: int, fingerprint: int) -> int:
+        """Return 0."""
+        return 0
+
+    def post(self, axis: int, fingerprint: int) -> int:
+        """Return 0."""
+        return 0
+
+    def wait(self, axis: int, number: int, fingerprint: int = 0) -> None:
+        """Do nothing."""
+
+    def leave(self, axis: int, number: int) -> None:
+        """Do nothing."""
+
+    def pause(self, why: str, seconds: float) -> int:
+        """Return 0."""
+        return 0
+
+
+UNRECORDED = Unrecorded()
+
+
 class Port(Protocol):
     """The host process, as a `Run` sees it. Called only from the trainer's main thread."""
 
     assignment: Assignment
     device: ComputeDevice
+    progress: Progress
 
-    def measured(self, profile: ModelProfile) -> NoReturn:
-        """Report the profile of a measuring trainer and end it."""
+    def measured(self, profile: ModelProfile, proven: ProvenChain | None = None) -> NoReturn:
+        """Report the profile of a measuring trainer, and what it proved of the model, and end it."""
         ...
 
     def await_go(self) -> Go:

@@ -21,6 +21,7 @@ PRIVATE = {
         "FileStore", "HashStore", "PrefixStore", "Store", "TCPStore", "set_debug_level_from_env",
     ),
     "torch.distributed.pipelining._backward": ("stage_backward", "stage_backward_input", "stage_backward_weight"),
+    "torch.distributed.pipelining.schedules": ("_batch_p2p", "_wait_batch_p2p"),
     "torch.distributed.tensor.placement_types": ("_StridedShard",),
     "torch.utils._python_dispatch": ("TorchDispatchMode", "_get_current_dispatch_mode"),
     "torch.utils._pytree": ("TreeSpec", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"),

@@ -160,6 +160,26 @@ class ModelPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenChain:
+    """A proof that a model can be cut into pipeline stages, for other processes that run the same code.
+
+    shape, dtype: of the tensor between blocks. links: modules of the chain outside the blocks. entry: key of the
+    chain's tensor in the input, None where that is the input; entries: how many an input has. path: keys, positions and
+    names that lead to it in the output. image: names the code that was running, which forked processes share. forward:
+    digest of the modules' forward.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    links: tuple[str, ...]
+    entry: str | None
+    entries: int
+    path: tuple[Any, ...]
+    image: str
+    forward: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
     """What the planner needs to know about a model and its batches, measured before the first generation.
 

@@ -22,7 +22,7 @@ from chaos.scripts.train_gpt import GPT, SourceFiles, cross_entropy
 from elastic3d.port import StepRecord
 from elastic3d.training import Run
 from elastic3d.training.standalone import StandalonePort
-from elastic3d.values import Layout, ModelProfile
+from elastic3d.values import Layout, ModelProfile, ProvenChain
 
 STEPS = 3
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
@@ -87,7 +87,7 @@ class _Measuring(StandalonePort):
         self.assignment = replace(self.assignment, measuring=True)
         self.profile: ModelProfile | None = None
 
-    def measured(self, profile: ModelProfile) -> NoReturn:
+    def measured(self, profile: ModelProfile, proven: ProvenChain | None = None) -> NoReturn:
         """Keep the profile and end the trainer."""
         self.profile = profile
         raise StopIteration

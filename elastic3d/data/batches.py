@@ -25,6 +25,7 @@ from elastic3d.data.sizes import Growing
 from elastic3d.data.sources import Loaded, Numbered, Pair, SampleSource, Share, Streamed
 from elastic3d.data.streams import Cursor, check_stream
 from elastic3d.errors import UsageError
+from elastic3d.port import UNRECORDED, Progress
 
 
 class Dataset(Protocol):
@@ -102,6 +103,7 @@ class Batches:
         share: Share | None = None,
         workers: int = 0,
         device: torch.device | None = None,
+        progress: Progress = UNRECORDED,
     ) -> None:
         if not isinstance(workers, int) or workers < 0:
             raise UsageError(f"workers must be a number of processes, 0 for a thread; it is {workers!r}")
@@ -123,6 +125,7 @@ class Batches:
         self.order.check_leaf(self.share.leaf)
         self.workers = workers
         self.device = device or torch.device("cpu")
+        self.progress = progress
         self.step = 0
         self.goal = 0
         # What nodes, and runs over one state, must have in common besides the length, if the data set has it.
@@ -159,11 +162,14 @@ class Batches:
         try:
             while self.step < step:
                 before = self.step
+                self.progress.loading()
                 part = next(loaded)
                 if part.cursor is not None:
                     present = self._cursors.get(before, Cursor())
                     self._cursors = {before: present, before + 1: part.cursor}
-                yield self._batch(before, part)
+                batch = self._batch(before, part)
+                self.progress.in_script()
+                yield batch
                 if self.step != before + 1:
                     raise UsageError(
                         f"run.step was not called once for the batch of step {before}: each batch is one optimizer step"

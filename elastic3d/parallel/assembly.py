@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,11 +30,13 @@ from elastic3d.parallel.numerics.precision import as_computed, cast, check_maste
 from elastic3d.parallel.numerics.recompute import recompute
 from elastic3d.parallel.numerics.ties import check_ties, parts_ends, tie_again, ties
 from elastic3d.parallel.pipeline import stages
-from elastic3d.parallel.pipeline.chain import Chain, prove
+from elastic3d.parallel.pipeline.chain import Chain, check_runs, prove
+from elastic3d.parallel.pipeline.handed_on import hand_on, taken_over
 from elastic3d.parallel.pipeline.passes import Loop, Passes
 from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.profiles import with_costs
 from elastic3d.parallel.randomness import Randomness, keyed_seed
+from elastic3d.parallel.recorded import record
 from elastic3d.parallel.reduction import choice
 from elastic3d.parallel.reduction.joint import Joint
 from elastic3d.parallel.reduction.ordered import Ordered
@@ -48,7 +51,7 @@ from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Paper
 from elastic3d.parallel.witness import Witness
 from elastic3d.planner import schedules
-from elastic3d.values import ModelProfile
+from elastic3d.values import ModelProfile, ProvenChain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +80,16 @@ class Assembly:
     that a device never holds more than its shards, one whole block and what is in no block.
 
     expects_state: leave the weights without values, which a state is going to bring. `deferred` then makes them where
-    it does not; None where they have values.
+    it does not; None where they have values. proven: what another process of this node has proven of the model.
     """
 
-    def __init__(self, plan: ShardRequest, mesh: Mesh, *, expects_state: bool = False) -> None:
+    def __init__(
+        self, plan: ShardRequest, mesh: Mesh, *, expects_state: bool = False, proven: ProvenChain | None = None
+    ) -> None:
         self.plan, self.mesh = plan, mesh
         layout, place = mesh.layout, mesh.place
         outline = initial.outline(plan.build)
+        self._chain = taken_over(proven, outline) if layout.pp > 1 else None
         self.scheme = take(outline, plan.tensor, layout.tp)
         self._large = initial.nbytes(outline) > plan.whole_below
         model = self._begun(outline, expects_state)
@@ -97,6 +103,7 @@ class Assembly:
         self.randomness = Randomness(plan.seed, mesh.computes_on)
         self._sharded = mesh.shard or (mesh.alone() if plan.numerics.precision.dtype else None)
         self.model = model
+        self._recorded = 0
         self.units = self._take_up()
         # What a script draws before its first pass does not depend on whether the weights were drawn.
         mesh.computes_on.seed(keyed_seed(plan.seed, "built"))
@@ -152,7 +159,10 @@ class Assembly:
         if self._sharded is None:
             return []
         policy = self.plan.numerics.precision.policy
-        return [shard_unit(module, self._sharded, zero=self.mesh.layout.zero, policy=policy, ignored=ignored)]
+        unit = shard_unit(module, self._sharded, zero=self.mesh.layout.zero, policy=policy, ignored=ignored)
+        record(unit, self.mesh.progress, self._recorded)
+        self._recorded += 1
+        return [unit]
 
     def stop_watching(self) -> None:
         """Let the state come, or `initialise`. To be called once, before either."""
@@ -180,12 +190,12 @@ class Assembly:
         ]
         self.passes: Passes
         if layout.pp == 1:
-            self.passes = Loop(self.model, reductions[0], self.randomness)
+            self.passes = Loop(self.model, reductions[0], self.randomness, self.mesh.progress)
             return
         assert self.plan.blocks is not None
         assert self.mesh.pp is not None
         example = batches.example()[0]
-        chain = prove_plan(self.plan, example)
+        chain = self._chain or prove_plan(self.plan, example)
         stages.cut_links(self.model, self.plan.blocks, chain.links, self.parts)
         for part in self.parts:
             stages.dress(part.module, chain.templates)
@@ -200,6 +210,7 @@ class Assembly:
             example_input=chain.frame.tensor(example).to("meta"),
             frame=chain.frame,
             boundary=boundary(chain.activation, self.scheme, layout.tp),
+            progress=self.mesh.progress,
         )
 
     def unaudited(self) -> str:
@@ -257,15 +268,24 @@ def prove_plan(plan: ShardRequest, example: Any) -> Chain:
 
 
 def _prove(plan: ShardRequest, model: nn.Module, example: Any) -> Chain:
+    return prove(*_computed(plan, model, example))
+
+
+def _computed(plan: ShardRequest, model: nn.Module, example: Any) -> tuple[nn.Module, str, Any]:
+    """Return a model, the path of its blocks and an example of its input beside it, as they are computed with."""
     assert plan.blocks is not None
     device, precision = next(model.parameters()).device, plan.numerics.precision
     model = as_computed(model, stages.find_blocks(model, plan.blocks), precision)
     beside = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, example)
-    return prove(model, plan.blocks, cast(beside, precision))
+    return model, plan.blocks, cast(beside, precision)
 
 
-def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> ModelProfile:
-    """Return the profile of an outline of the whole model; refuse by name whatever no layout could train."""
+def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[ModelProfile, ProvenChain | None]:
+    """Return the profile of an outline of the whole model, and what was proven of it for this node's trainers.
+
+    Refuses by name whatever no layout could train.
+    """
+    proven = None
     blocks, tied = 1, False
     _sized(model, plan)
     layers = experts.find(model, plan.experts).values() if plan.experts is not None else ()
@@ -277,7 +297,11 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> ModelProf
         blocks = len(stages.find_blocks(model, plan.blocks))
         tied = parts_ends(ties(model), *stages.ends(model, plan.blocks))
         if not tied:
-            prove_plan(plan, example)
+            proven = hand_on(prove_plan(plan, example), model)
+        elif plan.reduction == "ordered":
+            # What does not run on meta is refused where it trains.
+            with suppress(RuntimeError, NotImplementedError):
+                check_runs(*_computed(plan, initial.outline(plan.build), example))
     profile = ModelProfile(
         blocks=blocks,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -294,7 +318,7 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> ModelProf
         compress=plan.compress or "",
         leaf=plan.leaf,
     )
-    return with_costs(profile, model, plan.blocks, example, scheme)
+    return with_costs(profile, model, plan.blocks, example, scheme), proven
 
 
 def profile_digest(plan: ShardRequest, specs: Iterable[TensorSpec], batches: Batches) -> str:

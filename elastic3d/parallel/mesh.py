@@ -14,11 +14,16 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore, 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from elastic3d.devices import ComputeDevice
+from elastic3d.health.phases import Axis
+from elastic3d.health.record import fingerprint
 from elastic3d.planner import place_of
-from elastic3d.port import Assignment
+from elastic3d.port import UNRECORDED, Assignment, Progress
 from elastic3d.values import Layout
 
 GROUP_TIMEOUT = timedelta(minutes=10)
+
+_SUM, _HIGHEST, _GATHER, _BROADCAST = range(1, 5)
+"""Kinds of operations on the world, for their fingerprints; 0 is that of making it."""
 
 
 class Mesh:
@@ -31,8 +36,8 @@ class Mesh:
     What ranks tell each other besides (votes, numbers, bytes) is on the CPU: it waits for no device, and none for it.
     """
 
-    def __init__(self, layout: Layout, rank: int, device: ComputeDevice) -> None:
-        self.layout, self.rank, self.computes_on = layout, rank, device
+    def __init__(self, layout: Layout, rank: int, device: ComputeDevice, *, progress: Progress = UNRECORDED) -> None:
+        self.layout, self.rank, self.computes_on, self.progress = layout, rank, device, progress
         self.device = device.torch_device
         self.place = place_of(rank, layout)
         self.pp: dist.ProcessGroup | None = None
@@ -68,7 +73,9 @@ class Mesh:
     def sum(self, votes: torch.Tensor) -> torch.Tensor:
         """Return the sum of a CPU vector over the world."""
         if self.layout.world > 1:
+            number = self.progress.enter(Axis.WORLD, fingerprint(_SUM, votes.numel()))
             dist.all_reduce(votes)
+            self.progress.leave(Axis.WORLD, number)
         return votes
 
     def highest(self, number: int) -> int:
@@ -76,13 +83,16 @@ class Mesh:
         if self.layout.world == 1:
             return number
         numbers = torch.tensor([number], dtype=torch.int64)
+        entered = self.progress.enter(Axis.WORLD, fingerprint(_HIGHEST))
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+        self.progress.leave(Axis.WORLD, entered)
         return int(numbers)
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return every rank's bytes, in order of ranks, on every rank. Unlike torch's version, it unpickles nothing."""
         if self.layout.world == 1:
             return [data]
+        entered = self.progress.enter(Axis.WORLD, fingerprint(_GATHER))
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.layout.world)]
         dist.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64))
         longest = max(int(size) for size in sizes)
@@ -91,6 +101,7 @@ class Mesh:
             mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         parts = [torch.empty_like(mine) for _ in sizes]
         dist.all_gather(parts, mine)
+        self.progress.leave(Axis.WORLD, entered)
         return [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
     def broadcast(self, data: bytes | None) -> bytes:
@@ -98,12 +109,14 @@ class Mesh:
         if self.layout.world == 1:
             assert data is not None
             return data
+        entered = self.progress.enter(Axis.WORLD, fingerprint(_BROADCAST))
         size = torch.tensor([len(data) if data is not None else 0], dtype=torch.int64)
         dist.broadcast(size, src=0)
         content = torch.empty(int(size), dtype=torch.uint8)
         if data is not None:
             content.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
         dist.broadcast(content, src=0)
+        self.progress.leave(Axis.WORLD, entered)
         return content.numpy().tobytes()
 
 

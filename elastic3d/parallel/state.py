@@ -41,8 +41,18 @@ class TensorInMemory:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this rank holds of a tensor, detached."""
-    whole: torch.Tensor = tensor.detach()
-    return whole._local_tensor if isinstance(whole, DTensor) else whole
+    # The other way round, torch would work out how a detached tensor is sharded.
+    part: torch.Tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return part.detach()
+
+
+def sharded_like(tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """Return `part` as what this rank holds of a tensor that is cut like `tensor`."""
+    if not isinstance(tensor, DTensor):
+        return part
+    return DTensor.from_local(
+        part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
 
 
 def box_of(tensor: torch.Tensor) -> Box:
@@ -160,7 +170,7 @@ def create_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, s
             raise StateUnfit(f"the saved state has {spec.key!r}, but this optimizer was not given parameter {name!r}")
         dtype = getattr(torch, spec.dtype)
         if spec.shape == tuple(parameter.shape):
-            room = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+            room = sharded_like(parameter, torch.empty_like(local(parameter), dtype=dtype))
         else:
             on_device = bool(spec.shape) or capturable[id(parameter)]
             room = torch.empty(spec.shape, dtype=dtype, device=local(parameter).device if on_device else "cpu")

@@ -16,7 +16,7 @@ of it is the same on every rank, because all of them judge the same statements.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from elastic3d.data import Batch, Batches
 from elastic3d.health import audit
 from elastic3d.health.audit import Audit, AuditPlan
 from elastic3d.health.hearing import Finding, Hearing, Statement, hear
+from elastic3d.health.record import fingerprint
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.witness import Link, Witness
 from elastic3d.planner import place_of
@@ -40,7 +41,6 @@ HOUR = 3600.0
 """Seconds within which a second accident of one rank is none."""
 
 Losses = dict[int, torch.Tensor]
-Report = Callable[[AuditReport], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +81,11 @@ class Auditor:
         batches: Batches,
         *,
         peers: Sequence[Peer],
-        report: Report,
+        port: Port,
         clock: Clock,
     ) -> None:
         self._plan, self._assembly, self._batches, self._peers = plan, assembly, batches, peers
-        self._report, self._clock = report, clock
+        self._port, self._report, self._clock = port, port.audited, clock
         self._mesh = assembly.mesh
         self._accidents: dict[int, float] = {}
         self._off = False
@@ -111,11 +111,12 @@ class Auditor:
             self._report(report)
             match hearing.finding:
                 case Finding.PERSISTENT:
-                    raise Convicted(replace(report, kind=Audited.LYING))
+                    self._convict(report)
+                    return losses
                 case Finding.TRANSIENT:
                     if any(now - self._accidents.get(rank, -HOUR) < HOUR for rank in hearing.culprits):
-                        detail = f"{hearing.detail}; so it did within the last hour"
-                        raise Convicted(replace(report, kind=Audited.LYING, detail=detail))
+                        self._convict(replace(report, detail=f"{hearing.detail}; so it did within the last hour"))
+                        return losses
                     self._accidents.update(dict.fromkeys(hearing.culprits, now))
                 case Finding.NONDETERMINISTIC:
                     self._off = True
@@ -125,8 +126,16 @@ class Auditor:
                     self._report(replace(report, kind=Audited.INCONCLUSIVE))
                     return losses
             self._report(replace(report, kind=Audited.REDONE))
+            self._port.progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
             self._assembly.drop()
             redone = True
+
+    def _convict(self, report: AuditReport) -> None:
+        """Raise Convicted, unless nothing may be done about it: then training goes on, and says so."""
+        if self._port.assignment.audit_acts:
+            raise Convicted(replace(report, kind=Audited.LYING))
+        detail = f"{report.detail}. act='log' has training go on with it"
+        self._report(replace(report, kind=Audited.INCONCLUSIVE, detail=detail))
 
     def _audited(self, audited: Audit, batch: Batch, loss_fn: LossFunction) -> tuple[Losses, Dispute | None]:
         """Run the passes, and return what all ranks together disagree on first."""
@@ -177,6 +186,7 @@ class Auditor:
         leaf = self._plan.leaf
         numbers = [dispute.leaf * leaf + number for number in range(leaf)] * (self._plan.hearing // leaf)
         witness = self._watched([0])
+        self._port.progress.begin_step(fingerprint(self._plan.hearing, batch.count, 1))
         self._passes(self._batches.again(batch.step, numbers), loss_fn, witness)
         digest = witness.said[0].get(dispute.link)
         said = [json.loads(data) for data in self._mesh.gather(json.dumps([digest, self._clock.monotonic()]).encode())]
@@ -261,7 +271,7 @@ def begin(assembly: Assembly, batches: Batches, *, port: Port, clock: Clock) -> 
         return audit.replayed(plan, step, seed=order.seed, dp=layout.dp, column=column, micro_batches=micro_batches)
 
     batches.take(replace(batches.share, extra=extra))
-    return Auditor(plan, assembly, batches, peers=peers, report=port.audited, clock=clock)
+    return Auditor(plan, assembly, batches, peers=peers, port=port, clock=clock)
 
 
 def _summary(chain: dict[Link, int]) -> str:

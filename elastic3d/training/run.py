@@ -24,18 +24,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elastic3d.clock import SYSTEM, Clock
+from elastic3d.clock import SYSTEM, Clock, processor_seconds
 from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.devices.contract import deterministic
 from elastic3d.devices.turn import await_memory
 from elastic3d.errors import UsageError
+from elastic3d.health.phases import Axis, Phase
+from elastic3d.health.record import fingerprint
 from elastic3d.parallel.all_ranks import AllRanks, unmatched
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.digest import state_digest
 from elastic3d.parallel.initial import WHOLE_BELOW, nbytes, outline, skeleton
 from elastic3d.parallel.mesh import Mesh, join_world
+from elastic3d.parallel.numerics import local_step
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.objective import UserLoss, objective
 from elastic3d.parallel.numerics.precision import Precision
@@ -50,11 +53,13 @@ from elastic3d.parallel.tensor.taking import Tensor, check_node, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Go, LocalState, Port, StateRestored, StepRecord
+from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
-from elastic3d.training import auditing, identity, loading, restoring, state_facts
+from elastic3d.training import auditing, identity, loading, parts, restoring, state_facts
 from elastic3d.training.auditing import Auditor, Convicted
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.loss import Loss
+from elastic3d.training.parts import Parts
 from elastic3d.training.state_facts import AskedState
 from elastic3d.training.state_loading import StateLoader
 from elastic3d.training.step_vote import vote
@@ -65,7 +70,7 @@ class Run:
     """One generation of a training run, as its trainer on one rank sees it."""
 
     def __init__(self, port: Port, *, tiers: restoring.Tiers | None = None, clock: Clock = SYSTEM) -> None:
-        self._port, self._clock = port, clock
+        self._port, self._clock, self._progress = port, clock, port.progress
         self._tiers = tiers or restoring.Nowhere()
         self._assignment = port.assignment
         self._layout = port.assignment.layout or Layout(pp=1, dp=1)
@@ -78,7 +83,7 @@ class Run:
         self._batches: Batches | None = None
         self._ledger: Ledger = ()
         self._scale = LossScale.of(Precision.FP32)
-        self._since = 0.0
+        self._since = self._processor = 0.0
         self._timer = CheckpointTimer(port.assignment, clock)
         self._interval = Interval(port.assignment.snapshot_every)
         self._stored_step = 0
@@ -89,6 +94,7 @@ class Run:
         self._auditor: Auditor | None = None
         torch.set_num_threads(self._assignment.threads)
         deterministic()
+        self._parts = Parts(clock)
 
     @property
     def steps(self) -> int:
@@ -191,19 +197,27 @@ class Run:
                 skeleton(build, seed)  # only for what it refuses, before any rank joins
             take(self._model, tensor, 1)
             return self._model
+        self._parts.end(parts.SCRIPT)
         self._open_device()
+        self._parts.end(parts.TURN)
         with self._peers():
             if self.world > 1:
+                meeting = self._progress.enter(Axis.WORLD, fingerprint(0))
                 store = join_world(self._assignment, self._port.device)
                 self._ranks = AllRanks(store, rank=self.rank, world=self.world)
-            self._mesh = Mesh(self._layout, self.rank, self._port.device)
+                self._progress.leave(Axis.WORLD, meeting)
+            self._mesh = Mesh(self._layout, self.rank, self._port.device, progress=self._progress)
             if self._mesh.tp is not None:
                 check_node(self._mesh.tp, self._assignment.node)
-            self._assembly = Assembly(self._plan, self._mesh, expects_state=self._expects_state())
+            self._parts.end(parts.GROUPS)
+            self._assembly = Assembly(
+                self._plan, self._mesh, expects_state=self._expects_state(), proven=self._assignment.proven
+            )
         self._model = self._assembly.model
         self._outside = Outside(self._model, self._layout, self._ranks)
         if self._assembly.deferred is not None:
             self._assembly.deferred.watch()
+        self._parts.end(parts.BUILDING)
         return self._model
 
     def batches(
@@ -241,6 +255,7 @@ class Run:
             share=share,
             workers=workers,
             device=self._port.device.torch_device,
+            progress=self._progress,
         )
         return self._batches
 
@@ -261,10 +276,11 @@ class Run:
         look_at_parameters(model, optimizer)
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
         if self.measuring:
-            profile = measure(self._plan, model, batches)
+            profile, proven = measure(self._plan, model, batches)
             script, planned = identity.script_digest(), identity.schedule_digest(optimizer, schedule)
-            self._port.measured(replace(profile, script=script, schedule=planned))
+            self._port.measured(replace(profile, script=script, schedule=planned), proven)
         assembly = self._made()
+        self._parts.end(parts.SCRIPT)
         assembly.stop_watching()
         self._optimizer, self._schedule = optimizer, schedule
         self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch, self._plan.leaf)
@@ -273,7 +289,10 @@ class Run:
         with self._peers():
             assembly.prepare(batches)
             self._auditor = auditing.begin(assembly, batches, port=self._port, clock=self._clock)
+            self._parts.end(parts.PREPARING)
             go = self._go or self._port.await_go()
+            self._parts.end(parts.AWAITING)
+        self._progress.phase(Phase.RESTORE)
         loader = StateLoader(
             assignment=self._assignment,
             tiers=self._tiers,
@@ -287,6 +306,7 @@ class Run:
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
         assembly.experts.settle(optimizer)
+        self._parts.end(parts.LOADING)
         self._port.restored(
             StateRestored(
                 source=decision.source,
@@ -294,6 +314,7 @@ class Run:
                 generation=decision.generation,
                 detail="; ".join(filter(None, [decision.detail, *loaded.changes])),
                 damaged=decision.damaged,
+                parts=self._parts.ended(),
             )
         )
         self._timer.count_from(batches.step)
@@ -302,7 +323,7 @@ class Run:
             self._stored_step = batches.step
         if decision.source != restoring.NONE:
             self._snapshot(checkpoint=False, wait=False)
-        self._since = self._clock.monotonic()
+        self._since, self._processor = self._clock.monotonic(), processor_seconds()
 
     def backward(self, model: nn.Module, batch: Batch, loss_fn: UserLoss) -> Loss:
         """Run this rank's micro-batches of a step forward and back.
@@ -316,13 +337,16 @@ class Run:
             raise UsageError("run.backward needs the model that run.shard returned")
         assert self._outside is not None
         objected = objective(loss_fn, self._scale.scale)
+        self._progress.phase(Phase.FORWARD)
+        self._progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
         with self._peers(), self._outside.inside():
-            if self._auditor is None:
-                return Loss(assembly.passes.run(batch, objected), batch)
             try:
-                return Loss(self._auditor.run(batch, objected), batch)
+                passes = self._auditor or assembly.passes
+                loss = Loss(passes.run(batch, objected), batch)
             except Convicted as convicted:
                 self._port.convicted(convicted.report)
+        self._progress.in_script()
+        return loss
 
     def step(
         self,
@@ -343,15 +367,18 @@ class Run:
         assembly, batches = self._made(), self._ready(optimizer, schedule)
         done = batches.step + 1
         due, skip = self._timer.due(done), skip_nonfinite or not self._scale.fixed
+        self._progress.phase(Phase.REDUCE)
         with self._peers():
             outcome = vote(assembly, loss, self._port, checkpoint=due, clip=clip is not None, skip=skip)
         change = update(outcome, clip=clip, scale=self._scale.scale, skip=skip)
         self._scale = self._scale.after(finite=change.finite)
         scale_gradients(assembly.model, outcome, change)
+        self._progress.phase(Phase.COPY)
         self._port.finish_copy()
+        self._progress.phase(Phase.UPDATE)
         if not change.skipped:
             with self._peers():
-                optimizer.step()
+                local_step.step(optimizer)
             if schedule is not None:
                 schedule.step()
         optimizer.zero_grad(set_to_none=True)
@@ -368,11 +395,28 @@ class Run:
         self._interval.voted(outcome.snapshot_needs)
         if outcome.checkpoint:
             self._timer.begun(done)
+        self._progress.phase(Phase.LEAVE if outcome.leave else Phase.COPY)
         if outcome.leave or outcome.checkpoint or self._interval.due(done):
             self._snapshot(checkpoint=outcome.checkpoint, wait=outcome.leave)
         self._commit(batches, outcome, change.norm)
         if outcome.leave:
             self._port.leave(done)
+        self._progress.step(done)
+        self._progress.in_script()
+
+    @contextmanager
+    def pause(self, why: str, longest: float | str) -> Iterator[None]:
+        """Do something that takes long without a step, such as an evaluation: `with run.pause("eval", "10m"): ...`.
+
+        Silence up to `longest` (seconds, or as "10m") is then no sign of a rank that stands still, on the ranks that
+        say so. why: in a word, for people who look.
+        """
+        most = some_seconds(longest, "run.pause: longest")
+        before = self._progress.pause(str(why), most)
+        try:
+            yield
+        finally:
+            self._progress.phase(before)
 
     def save(self) -> None:
         """Have a checkpoint made of the current step: of what the next `run.step` leaves, whatever `every` says.
@@ -401,6 +445,7 @@ class Run:
 
         Called when `main` has returned: the end of a run is always a checkpoint, whether one was due or not.
         """
+        self._progress.phase(Phase.LEAVE)
         if self._ranks is not None:
             with suppress(dist.DistError):  # nothing is missing here; ranks that still wait for this one see it go
                 self._ranks.say_returned()
@@ -470,7 +515,7 @@ class Run:
         self._port.snapshot(state, checkpoint=checkpoint, wait=wait)
 
     def _commit(self, batches: Batches, outcome: Outcome, norm: float | None) -> None:
-        now = self._clock.monotonic()
+        now, processor = self._clock.monotonic(), processor_seconds()
         record = StepRecord(
             generation=self.generation,
             step=batches.step,
@@ -484,8 +529,9 @@ class Run:
             until=batches.goal,
             snapshot_every=self._interval.every,
             snapshot_rank=outcome.snapshot_rank if outcome.snapshot_needs > 1 else -1,
+            processor=processor - self._processor,
         )
-        self._since = now
+        self._since, self._processor = now, processor
         self._port.committed(record)
 
     @contextmanager

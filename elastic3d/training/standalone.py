@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, NoReturn
 
 from elastic3d.devices import device_at
 from elastic3d.errors import CollectiveFailed
-from elastic3d.port import Assignment, AuditReport, Flags, Go, LocalState, StateRestored, StepRecord
-from elastic3d.values import Layout, ModelProfile
+from elastic3d.port import (
+    UNRECORDED,
+    Assignment,
+    AuditReport,
+    Flags,
+    Go,
+    LocalState,
+    Progress,
+    StateRestored,
+    StepRecord,
+)
+from elastic3d.values import Layout, ModelProfile, ProvenChain
 
 if TYPE_CHECKING:
     pass
@@ -29,6 +39,7 @@ class StandalonePort:
         device: str = "cpu",
     ) -> None:
         self.records: list[StepRecord] = []
+        self.progress: Progress = UNRECORDED
         self._measured = measured
         self.device = device_at(device, 0)
         self.assignment = Assignment(
@@ -52,7 +63,7 @@ class StandalonePort:
             device=device,
         )
 
-    def measured(self, profile: ModelProfile) -> NoReturn:
+    def measured(self, profile: ModelProfile, proven: ProvenChain | None = None) -> NoReturn:
         """Pass the profile on."""
         assert self._measured is not None, "a script that trains does not measure"
         self._measured(profile)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastic3d.health.phases import Phase
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.host_copy import on_host
 from elastic3d.parallel.numerics.update import finite
@@ -43,5 +44,6 @@ def vote(assembly: Assembly, loss: Loss, port: Port, *, checkpoint: bool, clip: 
         rows={name: (first, next(read)) for name, (first, _) in squares.items()},
     )
     paper = assembly.paper(loss.batch.count)
+    port.progress.phase(Phase.VOTE)
     votes = assembly.mesh.sum(paper.fill(port.assignment.rank, ballot, norm=clip))
     return paper.read(votes, norm=clip)

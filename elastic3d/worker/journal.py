@@ -159,7 +159,14 @@ class Journal:
             case w.Restored(state=state):
                 detail = state.detail or None
                 level = Level.WARNING if detail and rank == 0 else None
-                log.emit_at(level, "state.restored", source=state.source, step=state.step, detail=detail)
+                log.emit_at(
+                    level,
+                    "state.restored",
+                    source=state.source,
+                    step=state.step,
+                    detail=detail,
+                    parts=[[part.name, part.seconds, part.processor] for part in state.parts],
+                )
             case w.StepFinished() if rank == 0:
                 record = event.record
                 log.emit(
@@ -171,6 +178,7 @@ class Journal:
                     safe_step=record.safe_step,
                     samples=list(record.samples),
                     sample_sum=record.sample_sum,
+                    processor=record.processor,
                 )
             # All ranks tell the same: what rank 0 does is kept, and on the node of a device that computes wrongly.
             case w.AuditHeard() if rank == 0 or (event.report.kind is Audited.LYING and rank in event.report.ranks):

@@ -17,6 +17,7 @@ from checkpointing.retention.collection import GRACE
 from checkpointing.stores.address import redacted
 from checkpointing.stores.retrying import PATIENCE
 from elastic3d.errors import UsageError
+from elastic3d.health.options import Watching
 from elastic3d.log import LIMIT
 from elastic3d.planner.costs import Costs
 from elastic3d.quantities import Every, every, rate, seconds, size
@@ -125,8 +126,8 @@ class RunOptions:
     and snapshots by which the safe step may be behind before that is reported and acted upon. threads: CPU threads per
     trainer for tensor operations. costs: what the planner predicts step times from when this node leads, None to choose
     layouts by shape alone. restore: the checkpoint to go on from where no state is in memory. fresh: whether to begin
-    at step 0 even though steps were made before and are lost. device: the kind that trainers compute on. audit: the
-    share of computing that audits may take, 0.0 for none.
+    at step 0 even though steps were made before and are lost. device: the kind that trainers compute on. health: how
+    ranks that stand still are found, None for not at all.
     """
 
     store: StoreAt | None = None
@@ -142,7 +143,7 @@ class RunOptions:
     restore: str = "latest"
     fresh: bool = False
     device: str = "cpu"
-    audit: float = 0.0
+    health: Watching | None = None
 
     def __post_init__(self) -> None:
         if self.snapshot_every is not None:
@@ -167,22 +168,6 @@ class RunOptions:
             )
         if self.layout is not None and not isinstance(self.layout, Layout):
             raise UsageError(f"elastic3d.run(layout={self.layout!r}): give an elastic3d.Layout, e.g. Layout(pp=2)")
-
-
-def audit_budget(value: float | str) -> float:
-    """Return the share of computing that audits may take, 0.0 for none; UsageError for anything that is none."""
-    if value == "off":
-        return 0.0
-    share = value
-    if isinstance(value, str):
-        percent = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?) ?%", value.strip())
-        share = float(percent[1]) / 100 if percent else -1.0
-    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
-        raise UsageError(
-            f"elastic3d.run(audit={value!r}): give a share of the computing, such as '1%' or 0.01, at most 100%, or "
-            "'off' for none"
-        )
-    return float(share)
 
 
 def snapshot_interval(value: int | str) -> int | None:

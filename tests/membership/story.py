@@ -171,7 +171,9 @@ class Story:
                 for name in words:
                     key = self.cores[name].running.key
                     self.trainers[name][key] = "dead"
-                    failed = e.TrainerFailed(key=key, detail="the trainer's own words", error=verb not in ("fail", "lies"))
+                    failed = e.TrainerFailed(
+                        key=key, detail="the trainer's own words", error=verb not in ("fail", "lies")
+                    )
                     more = {"final": verb == "final", "out_of_memory": verb == "memory", "lying": verb == "lies"}
                     self.to(name, replace(failed, **more))
             case "lost":

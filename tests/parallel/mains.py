@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -26,6 +27,45 @@ def train(run: Run, *, steps: int = STEPS, dtype: torch.dtype | None = None, lea
     for batch in batches.until(step=steps):
         loss = run.backward(model, batch, loss_fn)
         run.step(optimizer, schedule, loss=loss, clip=0.5)
+    return run.digest()
+
+
+class Twice(Model):
+    """The model with its blocks run twice over."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        for block in [*self.blocks, *self.blocks]:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+class TiedTwice(Plain):
+    """A model that runs on meta, with tied ends, which is no chain, and blocks that are run twice over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        for block in [*self.blocks, *self.blocks]:
+            x = block(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def train_twice(
+    run: Run, *, blocks: str | None = "blocks", precision: str = "fp32", build: type[nn.Module] = Twice
+) -> str:
+    """Train a model whose blocks run twice."""
+    model = run.shard(build, blocks=blocks, seed=3, precision=precision)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=2):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
     return run.digest()
 
 
@@ -116,6 +156,27 @@ def measured_on_meta(run: Run) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)
+
+
+class Observed(Plain):
+    """Notes on which device its forward runs."""
+
+    devices: ClassVar[list[str]] = []
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.devices.append(tokens.device.type)
+        return super().forward(tokens)
+
+
+def observed(run: Run) -> list[str]:
+    """Make a step; return where forward ran."""
+    model = run.shard(lambda: Observed(), blocks="blocks")
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=1):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+    return Observed.devices
 
 
 def dies(run: Run) -> None:

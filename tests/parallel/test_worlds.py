@@ -59,6 +59,17 @@ def test_measuring_reports_the_profile_and_ends_in_restore(main: object) -> None
     assert report.profile.parameters == sum(p.numel() for p in model.parameters())
 
 
+def test_a_trainer_proves_nothing_that_the_measuring_one_has_proven() -> None:
+    """Two passes over the whole model on meta, in each generation; without their outcome they are made."""
+    (measured,) = run_world(mains.observed, Orders(layout=Layout(pp=1, dp=1), measuring=True))
+    assert measured.proven is not None, measured.error
+    for proven in (measured.proven, None):
+        reports = run_world(mains.observed, Orders(layout=Layout(pp=2, dp=1), proven=proven))
+        for report in reports:
+            assert report.ended == "done", report.error
+            assert set(report.result) == ({"cpu"} if proven else {"meta", "cpu"})
+
+
 def test_all_ranks_leave_at_the_same_step(tmp_path: Path) -> None:
     """Ranks told at different steps leave together, after a snapshot that was waited for."""
     orders = Orders(layout=Layout(pp=2, dp=1), leave_at={0: 1, 1: 2}, keep=tmp_path, snapshot_every=2)

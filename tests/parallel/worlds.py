@@ -7,6 +7,7 @@ snapshots to files, and a later world restores from those files through the real
 from __future__ import annotations
 
 import contextlib
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -24,14 +25,21 @@ from checkpointing.errors import SourceError
 from checkpointing.format.tiles import digest
 from checkpointing.interchange.tensors import buffer_of
 from checkpointing.reading.resolver import Offered, TileSource
+from elastic3d.health.record import SIZE, ProgressWriter
 from elastic3d.port import AuditReport, Flags, Go, LocalState, NearMemory, StateRestored, StepRecord
 from elastic3d.training import Main, Run, train
 from elastic3d.training.restoring import Decision
 from elastic3d.training.standalone import StandalonePort
-from elastic3d.values import Layout, ModelProfile, StoreAt
+from elastic3d.values import Layout, ModelProfile, ProvenChain, StoreAt
 
 TIMEOUT = 120
-PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.pipelining", "tests.parallel.models"]
+PRELOAD = [
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "elastic3d.parallel.pipeline.handed_on",
+    "tests.parallel.models",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +55,7 @@ class Orders:
     measuring: bool = False
     expects_state: bool = False
     audit: float = 0.0
+    proven: ProvenChain | None = None
 
 
 class Ended(BaseException):
@@ -69,6 +78,7 @@ class Report:
     snapshots: list[tuple[int, bool, bool]] = field(default_factory=list)
     profile: ModelProfile | None = None
     audits: list[AuditReport] = field(default_factory=list)
+    proven: ProvenChain | None = None
     result: Any = None
 
 
@@ -77,6 +87,9 @@ class Host(StandalonePort):
 
     def __init__(self, orders: Orders, rank: int, store: tuple[str, int], prefix: str) -> None:
         super().__init__()
+        # It records as a trainer does, so that no bits of these worlds depend on that.
+        self.page = mmap.mmap(-1, SIZE)
+        self.progress = ProgressWriter(memoryview(self.page))
         self.orders = orders
         self.report = Report(rank=rank)
         self.records = self.report.records
@@ -98,10 +111,11 @@ class Host(StandalonePort):
             snapshot_every=orders.snapshot_every,
             checkpoint_every=orders.checkpoint_every,
             expects_state=orders.expects_state or orders.take is not None,
+            proven=orders.proven,
         )
 
-    def measured(self, profile: ModelProfile) -> NoReturn:
-        self.report.profile = profile
+    def measured(self, profile: ModelProfile, proven: ProvenChain | None = None) -> NoReturn:
+        self.report.profile, self.report.proven = profile, proven
         raise Ended("measured")
 
     def await_go(self) -> Go:

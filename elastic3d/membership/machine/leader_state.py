@@ -13,8 +13,8 @@ from elastic3d.membership.stalls import Verdict
 class CountedLoss:
     """A machine lost an incarnation, or its trainer died: one more on its count. `id` is new for each.
 
-    stuck: or its ranks held all others up, which has a count of its own. lying: or a device of it computes wrongly, which
-    needs no count.
+    stuck: or its ranks held all others up, which has a count of its own. lying: or a device of it computes wrongly,
+    which needs no count.
     """
 
     id: str

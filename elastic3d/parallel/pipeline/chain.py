@@ -77,6 +77,21 @@ def prove(model: nn.Module, path: str, example: Any) -> Chain:
     return chain
 
 
+def check_runs(model: nn.Module, path: str, example: Any) -> None:
+    """Raise ModelError, naming it, for a block that runs several times in one pass over `example`.
+
+    A block's gradients are sent where its backward pass ends, which is once. For models that need not be chains.
+    """
+    blocks = [f"{path}.{name}" for name, _ in find_blocks(model, path).named_children()]
+    ran = [call.name for call in watch(model, Caller(model), blocks, example, skipping={}).calls]
+    for name in blocks:
+        if ran.count(name) > 1:
+            raise ModelError(
+                f"module {name!r} runs {ran.count(name)} times in forward, and a block is sharded and reduced for one "
+                "run; leave blocks= out, which shards the model as one"
+            )
+
+
 def _links(model: nn.Module, seen: WatchedPass, side: Mapping[str, int], blocks: list[str]) -> list[Call]:
     held = [name for name in side if any(True for _ in model.get_submodule(name).parameters())]
     ran = [call.name for call in seen.calls]

@@ -14,11 +14,13 @@ import torch
 from torch import nn
 
 from elastic3d.data.batches import Batch, MicroBatch
+from elastic3d.health.phases import Phase
 from elastic3d.parallel.foreign import Caller
 from elastic3d.parallel.numerics.objective import weighed
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.witness import Witness
+from elastic3d.port import UNRECORDED, Progress
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -39,8 +41,10 @@ class Passes(Protocol):
 class Loop:
     """The passes of a single stage, micro-batch after micro-batch."""
 
-    def __init__(self, model: nn.Module, reduction: Reduction, randomness: Randomness) -> None:
-        self._model, self._reduction, self._randomness = model, reduction, randomness
+    def __init__(
+        self, model: nn.Module, reduction: Reduction, randomness: Randomness, progress: Progress = UNRECORDED
+    ) -> None:
+        self._model, self._reduction, self._randomness, self._progress = model, reduction, randomness, progress
         self._caller = Caller(model)
         self.witness: Witness | None = None
 
@@ -51,11 +55,15 @@ class Loop:
         for round_, part in enumerate(batch.micro_batches):
             self._randomness.at(batch.step, part.like)
             self._reduction.begin(round_, last=round_ == len(batch.micro_batches) - 1)
+            self._progress.phase(Phase.FORWARD)
+            self._progress.tick(chunk=round_)
             loss = loss_fn(self._caller(self._model, part.input), part.target)
             if part.counts:
                 losses[part.index] = loss.detach()
             if self.witness is not None:
                 self.witness.output(round_, 0, loss)
+            self._progress.phase(Phase.BACKWARD)
+            self._progress.tick(chunk=round_)
             scaled(loss, part, self._reduction, batch.count).backward()  # type: ignore[no-untyped-call]
         return losses
 

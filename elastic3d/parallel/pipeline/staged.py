@@ -25,13 +25,16 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
 
 from elastic3d.data.batches import Batch, MicroBatch
+from elastic3d.health.phases import Phase
 from elastic3d.parallel.pipeline.frame import Frame
 from elastic3d.parallel.pipeline.passes import LossFunction, scaled
+from elastic3d.parallel.pipeline.recorded import RecordedNeighbours
 from elastic3d.parallel.pipeline.stages import Stage
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.witness import Witness
 from elastic3d.planner.schedules import schedule_of
+from elastic3d.port import UNRECORDED, Progress
 from elastic3d.values import Layout, Schedule
 
 
@@ -52,7 +55,10 @@ class Pipeline:
         example_input: torch.Tensor,
         boundary: torch.Tensor,
         frame: Frame,
+        progress: Progress = UNRECORDED,
     ) -> None:
+        self._progress = progress
+        self._neighbours = RecordedNeighbours(progress, rank=group.rank(), ranks=group.size())
         name = schedule_of(layout)
         assert name is not None
         self._name, self.splits = name, name.splits_backward
@@ -100,11 +106,12 @@ class Pipeline:
             stage.reduction.begin_step(batch.counted)
             stage.has_backward = True
             stage.clear_runtime_states()
-        self._schedule._step_microbatches(
-            arg_mbs=[(self._frame.tensor(part.input),) if self._first else () for part in self._parts],
-            target_mbs=[part.target for part in self._parts] if self._last else None,
-            return_outputs=False,
-        )
+        with self._neighbours.noted():
+            self._schedule._step_microbatches(
+                arg_mbs=[(self._frame.tensor(part.input),) if self._first else () for part in self._parts],
+                target_mbs=[part.target for part in self._parts] if self._last else None,
+                return_outputs=False,
+            )
         return self._losses
 
     def made(self, stage: int, tensor: torch.Tensor) -> None:
@@ -117,8 +124,10 @@ class Pipeline:
         if self.witness is not None and tensors and tensors[0] is not None:
             self.witness.returned(self._chunk, stage, tensors[0])
 
-    def at(self, chunk: int) -> bool:
+    def at(self, chunk: int, phase: Phase) -> bool:
         """Set which micro-batch the next pass works on; return whether it is the step's last."""
+        self._progress.phase(phase)
+        self._progress.tick(chunk=chunk)
         self._chunk = chunk
         self._randomness.at(self._step, self._parts[chunk].like)
         return chunk == len(self._parts) - 1
@@ -186,7 +195,7 @@ class _Stage(PipelineStage):
         self._passes, self.reduction = passes, reduction
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self._passes.at(fwd_chunk_id)
+        self._passes.at(fwd_chunk_id, Phase.FORWARD)
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
@@ -200,7 +209,7 @@ class _Stage(PipelineStage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> Any:
-        last = self._passes.at(bwd_chunk_id)
+        last = self._passes.at(bwd_chunk_id, Phase.BACKWARD)
         if full_backward:
             self.reduction.begin(bwd_chunk_id, last=last)
         else:
@@ -208,7 +217,7 @@ class _Stage(PipelineStage):
         return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
-        last = self._passes.at(bwd_chunk_id)
+        last = self._passes.at(bwd_chunk_id, Phase.BACKWARD)
         if self.is_first:
             # The gradients of the first stage's inputs are not needed: torch makes its whole backward pass now.
             self.reduction.begin(bwd_chunk_id, last=last)

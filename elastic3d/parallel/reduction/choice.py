@@ -62,6 +62,7 @@ def make(
             zero=layout.zero,
             splits=layout.schedule is not None and layout.schedule.splits_backward,
             leaf=leaf,
+            progress=mesh.progress,
         )
     if compress is None or mesh.shard is None:
         return Fast(model, units, zero=layout.zero)

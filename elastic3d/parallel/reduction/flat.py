@@ -14,10 +14,10 @@ import torch
 
 
 class Flat:
-    """The trainable parameters of one FSDP parameter group. names: by id of the sharded parameter."""
+    """The trainable parameters of one FSDP parameter group of module `unit`. names: by id of the sharded parameter."""
 
-    def __init__(self, group: Any, names: dict[int, str]) -> None:
-        self.group = group
+    def __init__(self, group: Any, names: dict[int, str], unit: str) -> None:
+        self.group, self.unit = group, unit
         self._parameters = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
         self._names = [names[id(p.sharded_param)] for p in self._parameters]
         self.shards: int = group.mesh_info.shard_mesh_size
@@ -56,6 +56,10 @@ class Flat:
         for name, parameter in zip(self._names, self._parameters, strict=True):
             if name not in self.seen and _has_gradient(parameter):
                 self.seen.add(name)
+
+    def holds_any(self) -> bool:
+        """Return whether a parameter has such a gradient."""
+        return any(map(_has_gradient, self._parameters))
 
     def take(self, wire: torch.dtype, *, rounds: bool = False) -> list[torch.Tensor]:
         """Take the gradients from the parameters and return them, one for each, to be sent in the dtype `wire`.

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from elastic3d.errors import ModelError
+from elastic3d.health.phases import Axis
+from elastic3d.health.record import fingerprint
 from elastic3d.parallel.reduction.flat import Flat, intercept
 from elastic3d.parallel.reduction.lanes import Lanes
 
@@ -45,6 +48,9 @@ class Fold:
     rounds: it need not hold them exactly. Piece i of round r is number r * ranks + i; those from `pieces` on only fill
     the last round, and are dropped: multiplied by zero, a NaN would stay. watch: looks at gradients before they are
     sent, None in most steps.
+
+    FSDP ends a unit's backward pass once for each run of its module. Which run is the last it does not say, and ranks
+    have to send in one order: gradients that come after a piece was sent are refused with ModelError.
     """
 
     def __init__(
@@ -69,16 +75,16 @@ class Fold:
         self._stretches: list[_Stretch] = []
         self._sum = torch.empty(0)
         self._whole = torch.empty(0)
-        self._round, self._open = 0, False
+        self._round, self._open, self._sent = 0, False, False
         intercept(flat.group, self._backward_ended)
 
     def begin(self, round_: int) -> None:
         """Expect the pieces of one round; rounds of a step come in order."""
-        self._round, self._open = round_, True
+        self._round, self._open, self._sent = round_, True, False
 
     def rest(self) -> None:
         """Leave the next backward pass's gradients where they are, for a later round to take along."""
-        self._open = False
+        self._open = self._sent = False
 
     def drop(self) -> None:
         """Forget the sum of the rounds so far; nothing may be under way."""
@@ -100,9 +106,14 @@ class Fold:
         if not flat.chunk:
             return False
         if not self._open:
+            if self._sent and flat.holds_any():
+                raise ModelError(
+                    f"module {flat.unit!r} runs several times in one forward pass, and its gradients are sent where "
+                    "its backward pass first ends; leave blocks= out, which shards and reduces the model as one"
+                )
             flat.look()
             return False
-        self._open = False
+        self._open, self._sent = False, True
         wire, round_ = self._wire(flat), self._round
         if not self._stretches:
             width = self._lanes.bound // (flat.shards * wire.itemsize)
@@ -142,10 +153,12 @@ class Fold:
             self._whole = torch.empty(self.flat.chunk, dtype=self._sum.dtype, device=self._sum.device)
         shards, item = self.flat.shards, self._sum.dtype.itemsize
         holders = [other % shards == self._rank // self._ways for other in range(self._ranks)]
+        progress = self._lanes.progress
         for stretch in self._stretches:
             received = [0] * self._ranks
             for way, part in enumerate(stretch.parts):
                 received[self._rank % shards * self._ways + way] = part * item
+            number = progress.enter(Axis.DP, fingerprint(item, stretch.start, stretch.stop))
             dist.all_to_all_single(
                 self._whole[stretch.start : stretch.stop].view(torch.uint8),
                 self._sum[stretch.at : stretch.at + stretch.mine].repeat(self._ways).view(torch.uint8),
@@ -153,6 +166,7 @@ class Fold:
                 [stretch.mine * item if holds else 0 for holds in holders],
                 group=self._group,
             )
+            progress.leave(Axis.DP, number)
         return self._whole
 
 

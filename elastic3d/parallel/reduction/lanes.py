@@ -12,7 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from elastic3d.health.phases import Axis
+from elastic3d.health.record import fingerprint
 from elastic3d.planner.memory import BUCKET
+from elastic3d.port import UNRECORDED, Progress
 
 DEPTH = 2
 
@@ -22,10 +25,11 @@ Arrived = Callable[[torch.Tensor], None]
 class Lane:
     """A pair of buffers, and what is under way in them."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress = UNRECORDED) -> None:
+        self._progress = progress
         self._out = torch.empty(0, dtype=torch.uint8)
         self._in = torch.empty(0, dtype=torch.uint8)
-        self._pending: tuple[Any, torch.Tensor, Arrived] | None = None
+        self._pending: tuple[Any, torch.Tensor, Arrived, int] | None = None
 
     @property
     def held(self) -> int:
@@ -45,6 +49,8 @@ class Lane:
         item, ranks = out.dtype.itemsize, group.size()
         self._in = _at_least(self._in, ranks * mine * item, out.device)
         pieces = self._in[: ranks * mine * item]
+        # The same on all ranks, unlike what each receives.
+        number = self._progress.post(Axis.DP, fingerprint(item, out.numel()))
         # As bytes: they are moved, not computed with, and gloo does not know every dtype.
         work = dist.all_to_all_single(
             pieces,
@@ -54,14 +60,16 @@ class Lane:
             group=group,
             async_op=True,
         )
-        self._pending = (work, pieces.view(out.dtype).view(ranks, mine), arrived)
+        self._pending = (work, pieces.view(out.dtype).view(ranks, mine), arrived, number)
 
     def settle(self) -> None:
         """Wait for what is under way and hand it over."""
         if self._pending is not None:
-            work, pieces, arrived = self._pending
+            work, pieces, arrived, number = self._pending
             self._pending = None
+            self._progress.wait(Axis.DP, number)
             work.wait()
+            self._progress.leave(Axis.DP, number)
             arrived(pieces)
 
 
@@ -71,8 +79,9 @@ class Lanes:
     bound = BUCKET
     """Bytes of what may be sent at once."""
 
-    def __init__(self) -> None:
-        self._lanes = [Lane() for _ in range(DEPTH)]
+    def __init__(self, progress: Progress = UNRECORDED) -> None:
+        self.progress = progress
+        self._lanes = [Lane(progress) for _ in range(DEPTH)]
         self._next = 0
 
     def next(self) -> Lane:

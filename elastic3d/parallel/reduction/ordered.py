@@ -45,6 +45,7 @@ from elastic3d.parallel.reduction.fold import Add, Fold
 from elastic3d.parallel.reduction.lanes import Lanes
 from elastic3d.parallel.reduction.units import flats_of, reduce_now
 from elastic3d.parallel.witness import Witness
+from elastic3d.port import UNRECORDED, Progress
 
 
 class Ordered:
@@ -68,8 +69,9 @@ class Ordered:
         zero: int,
         splits: bool,
         leaf: int = 1,
+        progress: Progress = UNRECORDED,
     ) -> None:
-        self._units, self._zero, self._leaf, self._lanes = units, zero, leaf, Lanes()
+        self._units, self._zero, self._leaf, self._lanes = units, zero, leaf, Lanes(progress)
         wire = _summed if splits or leaf > 1 else _computed
         self._folds = [Fold(flat, self._lanes, group, add, ways=replicas, wire=wire) for flat in flats_of(model, units)]
 

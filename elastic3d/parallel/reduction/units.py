@@ -33,7 +33,8 @@ def shard_unit(
 def flats_of(model: nn.Module, units: Sequence[FSDPModule]) -> list[Flat]:
     """Return the vectors of gradients of all units that have parameters, under the model's names for them."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return [Flat(group, names) for unit in units for group in _parameter_groups(unit)]
+    modules = {id(module): name for name, module in model.named_modules()}
+    return [Flat(group, names, modules[id(unit)]) for unit in units for group in _parameter_groups(unit)]
 
 
 def reshard(model: nn.Module) -> None:

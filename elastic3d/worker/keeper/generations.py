@@ -15,8 +15,9 @@ from elastic3d.port import Audited, Go, NearMemory, StepRecord
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.snapshots.interval import at_risk
 from elastic3d.trust.credentials import Credentials
-from elastic3d.values import DeviceFacts, Generation, Node
+from elastic3d.values import DeviceFacts, Generation, Node, ProvenChain
 from elastic3d.worker.journal import Journal
+from elastic3d.worker.keeper.silence import Silence
 from elastic3d.worker.keeper.trainer_group import TrainerGroup, assignment
 from elastic3d.worker.options import RunOptions
 from elastic3d.worker.processes import events as w
@@ -68,6 +69,7 @@ class Generations:
         self.raised = ""
         self.credentials: Credentials | None = None
         self.device: DeviceFacts | None = None
+        self.proven: ProvenChain | None = None
         self._out_of_reach: dict[str, float] = {}
         self._safe_step: SafeStep | None = None
         self._every = self._first_interval()
@@ -76,6 +78,7 @@ class Generations:
         # The step at which the newest generation that trained here began.
         self._began_at = -1
         self._patience = HELD_WITHIN
+        self.silence = Silence(self._slots, tell, emit=journal.emit, clock=clock)
 
     def show(self, credentials: Credentials) -> None:
         """Have the slots and future trainers show these credentials, and accept those of the same run."""
@@ -104,6 +107,7 @@ class Generations:
                 generation=generation,
                 credentials=self.credentials,
                 device=self.device,
+                proven=self.proven,
             )
             trainers[slot.index] = slot.prepare(trainer_assignment)
         self.worlds[generation.key] = TrainerGroup(generation=generation, first_rank=first, trainers=trainers)
@@ -133,6 +137,7 @@ class Generations:
             failed_after=generation.tried_at if failed else -1,
             failure=generation.detail if failed else "",
         )
+        self.silence.begin(generation.key, me.incarnation, world.trainers)
         for slot in self._slots:
             slot.go(world.trainers[slot.index], go)
 
@@ -236,6 +241,7 @@ class Generations:
             slot.stop_all()
         self.worlds.clear()
         self.running = None
+        self.silence.over()
 
     def find(self, slot: int, trainer: int) -> tuple[str, TrainerGroup] | None:
         """Return the group of a slot's trainer, with its generation's key."""
@@ -312,6 +318,7 @@ class Generations:
 
     def _exited(self, event: w.TrainerExited, key: str, world: TrainerGroup, rank: int) -> None:
         world.ended[event.slot] = event.step
+        self.silence.ended(event.slot, event.trainer)
         world.failed |= event.kind not in (w.ExitKind.DONE, w.ExitKind.LEFT)
         match event.kind:
             case w.ExitKind.DONE:

@@ -117,7 +117,7 @@ class Keeper:
         measuring = assignment(self._settings, self._options, slot=0, places=places)
         measured = measure(self._slots[0], measuring, self._inbox)
         self._profile = profile = measured.profile
-        self._generations.device = measured.device
+        self._generations.device, self._generations.proven = measured.device, measured.proven
         self._costs = planned_with(self._options.costs, measured.device, profile)
         # A model that no number of nodes could train is refused before the job waits for more of them.
         self._plan(min(self._settings.policy.maximum, profile.blocks * profile.leaves), profile)
@@ -277,7 +277,8 @@ class Keeper:
     def _next(self) -> object:
         """Return the next event; None when none came in time while this node or its trainers leave."""
         try:
-            pauses = [pause for pause in (self._leaving.pause, self._ending.pause) if pause is not None]
+            parts = (self._leaving, self._ending, self._generations.silence)
+            pauses = [part.pause for part in parts if part.pause is not None]
             return self._inbox.get(timeout=min([*pauses, LOOKS]))
         except queue.Empty:
             return None
@@ -341,6 +342,7 @@ class Keeper:
                 self._handle_slot(event)
         self._leaving.look()
         self._ending.look()
+        self._generations.silence.look()
         running = self._generations.running
         if running is None or not self._generations.trainers(running.key):
             self._progress.over()
@@ -366,6 +368,8 @@ class Keeper:
                     self._slots[event.slot].unpin(event.step)
             case w.SnapshotHeld():
                 self._generations.held(event)
+            case w.RankSilent() | w.RankMoving():
+                self._generations.silence.heard(event)
             case w.BuddyUnreachable():
                 self._generations.unreachable(event, self._node)
             case w.Started() | w.TrainerReady() | w.Restored() | w.StepFinished() | w.AuditHeard() | w.TrainerExited():

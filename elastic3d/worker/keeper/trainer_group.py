@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from elastic3d.port import Assignment, AuditReport
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.trust.credentials import Credentials
-from elastic3d.values import DeviceFacts, Generation
+from elastic3d.values import DeviceFacts, Generation, ProvenChain
 from elastic3d.worker.keeper.network import interface_of
 from elastic3d.worker.options import RunOptions
 
@@ -64,10 +64,12 @@ def assignment(
     places: int = 0,
     credentials: Credentials | None = None,
     device: DeviceFacts | None = None,
+    proven: ProvenChain | None = None,
 ) -> Assignment:
     """Return the assignment of a slot's trainer; without a generation it only measures the model.
 
     places: how many device places a measuring trainer also checks. device: what those are, None while measuring.
+    proven: what that trainer proved of the model.
     """
     first = generation.nodes[0] if generation is not None else None
     return Assignment(
@@ -96,7 +98,10 @@ def assignment(
         tile_bytes=options.saving.tile_bytes,
         credentials=credentials,
         device=options.device,
-        audit=options.audit,
+        audit=options.health.audit if options.health is not None else 0.0,
+        audit_acts=options.health is not None and options.health.act,
         expects_state=generation is not None and generation.reached > 0,
+        proven=proven,
+        recorded=generation is not None and options.health is not None,
         device_free=device.memory - device.reserve if device is not None else 0,
     )

@@ -13,7 +13,7 @@ from elastic3d.errors import ConfigurationError, MembershipError, TrainingFailed
 from elastic3d.planner.costs import Costs
 from elastic3d.planner.devices import costs_of
 from elastic3d.port import Assignment
-from elastic3d.values import DeviceFacts, ModelProfile
+from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain
 from elastic3d.worker.processes import events as w
 from elastic3d.worker.processes.failure import words
 from elastic3d.worker.processes.slot import SlotPort
@@ -33,11 +33,15 @@ class Signalled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a measuring trainer found: the model's profile, how the devices are, and what; None where a check failed."""
+    """What a measuring trainer found: the model's profile, how the devices are, and what; None where a check failed.
+
+    proven: what it proved of the model, for the trainers to come.
+    """
 
     profile: ModelProfile
     checks: tuple[CheckResult, ...] = ()
     device: DeviceFacts | None = None
+    proven: ProvenChain | None = None
 
 
 def measure(slot: SlotPort, assignment: Assignment, inbox: Inbox) -> Measured:
@@ -54,7 +58,9 @@ def measure(slot: SlotPort, assignment: Assignment, inbox: Inbox) -> Measured:
             case w.ProfileMeasured() as event:
                 measured = event
             case w.TrainerExited(kind=w.ExitKind.MEASURED) if measured is not None:
-                return Measured(profile=measured.profile, checks=measured.checks, device=measured.device)
+                return Measured(
+                    profile=measured.profile, checks=measured.checks, device=measured.device, proven=measured.proven
+                )
             case w.TrainerExited(kind=w.ExitKind.TEMPLATE) if tries < TRIES:
                 tries, measured = tries + 1, None
                 slot.measure(assignment)

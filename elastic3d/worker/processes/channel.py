@@ -17,7 +17,7 @@ from elastic3d.admission.check import CheckResult
 from elastic3d.port import AuditReport, Flags, Go, StateRestored, StepRecord
 from elastic3d.tagged import Tagged
 from elastic3d.trust.frames import Frames, FrameShape, FrameTooLong
-from elastic3d.values import DeviceFacts, ModelProfile
+from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain
 from elastic3d.worker.processes.events import RaisedException
 
 _SHAPE = FrameShape(most=1 << 30, order="little")
@@ -33,12 +33,13 @@ class MainReady:
 class Profiled:
     """Trainer, measuring: the model's profile, and how and what the node's devices are.
 
-    device: None where a check of them failed.
+    device: None where a check of them failed. proven: what was proven of the model, for this node's trainers.
     """
 
     profile: ModelProfile
     checks: tuple[CheckResult, ...] = ()
     device: DeviceFacts | None = None
+    proven: ProvenChain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

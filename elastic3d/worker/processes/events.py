@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elastic3d.admission.check import CheckResult
+from elastic3d.membership.stalls import RankStall
 from elastic3d.port import AuditReport, StateRestored, StepRecord
 from elastic3d.trust.listening import Refusal
-from elastic3d.values import DeviceFacts, ModelProfile
+from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain
 
 
 class ExitKind(StrEnum):
@@ -56,6 +57,7 @@ class ProfileMeasured:
     profile: ModelProfile
     checks: tuple[CheckResult, ...] = ()
     device: DeviceFacts | None = None
+    proven: ProvenChain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,28 @@ class BuddyUnreachable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankSilent:
+    """A trainer shows no sign of progress, and this is what it is at; again when that has changed.
+
+    over: it has been silent for longer than it may be, or has ended by itself (state dead). False where the keeper
+    follows the trainer: this is what it is at.
+    """
+
+    slot: int
+    trainer: int
+    rank: RankStall
+    over: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMoving:
+    """A trainer that was silent for too long moves again."""
+
+    slot: int
+    trainer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerExited:
     """A trainer and its whole process group are dead and reaped; the last event of that trainer.
 
@@ -207,6 +231,8 @@ SlotEvent = (
     | SnapshotHeld
     | BuddyUnreachable
     | SlotAlive
+    | RankSilent
+    | RankMoving
     | TrainerExited
     | TemplateDied
     | SlotLost

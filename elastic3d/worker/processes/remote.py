@@ -110,6 +110,10 @@ class RemoteSlot:
         """Raise the trainer's leave flag."""
         self._call("ask_leave", trainer=trainer)
 
+    def follow(self, trainer: int, on: bool) -> None:
+        """Report what the trainer is at, or no longer."""
+        self._call("follow", trainer=trainer, on=on)
+
     def set_etcd_away(self, away: bool) -> None:
         """Set the flag every trainer of this slot carries into the step vote."""
         self._call("set_etcd_away", away=away)

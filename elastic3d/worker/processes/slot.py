@@ -6,13 +6,15 @@ import contextlib
 import functools
 import itertools
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from checkpointing.format.tiles import Piece
 from elastic3d import threads
+from elastic3d.health.options import Watching
+from elastic3d.health.watch import SlotWatch, Taken
 from elastic3d.port import Assignment, Go
 from elastic3d.snapshots import memory
 from elastic3d.snapshots.lending import Lender
@@ -21,7 +23,7 @@ from elastic3d.snapshots.replicate import Replicator
 from elastic3d.snapshots.server import TileServer
 from elastic3d.trust.credentials import Credentials
 from elastic3d.worker.processes import spawn
-from elastic3d.worker.processes.events import ConnectionRefused, SlotEvent
+from elastic3d.worker.processes.events import ConnectionRefused, RankMoving, RankSilent, SlotEvent
 from elastic3d.worker.processes.loop import SlotLoop
 from elastic3d.worker.processes.supervisor import TemplateSupervisor
 from elastic3d.worker.processes.trainer import Entry, run_trainer
@@ -75,6 +77,10 @@ class SlotPort(Protocol):
 
     def ask_leave(self, trainer: int) -> None:
         """Raise the trainer's leave flag: the next step vote makes all ranks leave together."""
+        ...
+
+    def follow(self, trainer: int, on: bool) -> None:
+        """Report what the trainer is at (`RankSilent`) though it is not silent, whenever that changes; or no longer."""
         ...
 
     def set_etcd_away(self, away: bool) -> None:
@@ -141,19 +147,34 @@ class LocalSlot:
         entry: Entry,
         events: queue.SimpleQueue[SlotEvent],
         replica_bytes: int | None = None,
+        health: Watching | None = None,
+        taken: Callable[[Taken], None] = lambda taken: None,
     ) -> None:
         """Fork the template, then start the threads.
 
         host: the node's address, where tiles are served. replica_bytes: memory that other nodes' snapshots may take
         here in all, None for no limit. entry: what a trainer runs, given its port; a new interpreter gets it by running
-        the script again up to `elastic3d.run` (see `serve_role`).
+        the script again up to `elastic3d.run` (see `serve_role`). health: how trainers with a progress record are
+        watched, None for not at all; taken: called, on the watch's thread, with what was taken of a silent one.
         """
         self.index = index
         self._numbers = itertools.count(1)
         # Before there is any descriptor that the template would inherit.
         supervisor = TemplateSupervisor(functools.partial(run_trainer, entry))
         self._memory = SnapshotMemory(replica_bytes=replica_bytes)
-        self._loop = loop = SlotLoop(index=index, supervisor=supervisor, memory=self._memory, events=events)
+        self._watch = None
+        if health is not None:
+            self._watch = SlotWatch(
+                stuck=health.stuck,
+                silent=lambda trainer, rank, over: events.put(
+                    RankSilent(slot=index, trainer=trainer, rank=rank, over=over)
+                ),
+                moving=lambda trainer: events.put(RankMoving(slot=index, trainer=trainer)),
+                taken=taken,
+            )
+        self._loop = loop = SlotLoop(
+            index=index, supervisor=supervisor, memory=self._memory, events=events, watch=self._watch
+        )
         self._server = TileServer(
             self._memory,
             host=host,
@@ -174,6 +195,8 @@ class LocalSlot:
             name=f"replicator-{index}",
         )
         self._thread = threads.start(loop.run, name=f"slot-{index}", edge=threads.Edge.ALONE)
+        if self._watch is not None:
+            threads.start(self._watch.run, name=f"watch-{index}", edge=threads.Edge.AGAIN)
 
     @property
     def tile_port(self) -> int:
@@ -203,6 +226,11 @@ class LocalSlot:
     def ask_leave(self, trainer: int) -> None:
         """Raise the trainer's leave flag."""
         self._loop.post(lambda: self._loop.ask_leave(trainer))
+
+    def follow(self, trainer: int, on: bool) -> None:
+        """Report what the trainer is at, or no longer."""
+        if self._watch is not None:
+            self._watch.follow(trainer, on)
 
     def set_etcd_away(self, away: bool) -> None:
         """Set the flag every trainer of this slot carries into the step vote."""
@@ -268,6 +296,8 @@ class LocalSlot:
         """Kill trainers and template, reap them, stop the server and the threads. Idempotent."""
         self._loop.post(self._loop.end)
         self._thread.join()
+        if self._watch is not None:
+            self._watch.close()
         self._server.close()
         self._lender.close()
         self._replicator.close()

@@ -73,6 +73,8 @@ class SlotServer:
                 slot.go(frame["trainer"], from_json(Go, frame["go"]))
             case "ask_leave":
                 slot.ask_leave(frame["trainer"])
+            case "follow":
+                slot.follow(frame["trainer"], frame["on"])
             case "set_etcd_away":
                 slot.set_etcd_away(frame["away"])
             case "set_ready":

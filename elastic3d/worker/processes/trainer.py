@@ -22,14 +22,26 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.devices import contract, device_at
 from elastic3d.devices.exhaustion import is_out_of_memory
 from elastic3d.errors import Elastic3dError
+from elastic3d.health import record, stacks
 from elastic3d.log import bind_process, process_log
-from elastic3d.port import Assignment, AuditReport, Flags, Go, LocalState, Port, StateRestored, StepRecord
+from elastic3d.port import (
+    UNRECORDED,
+    Assignment,
+    AuditReport,
+    Flags,
+    Go,
+    LocalState,
+    Port,
+    Progress,
+    StateRestored,
+    StepRecord,
+)
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import Cadence
 from elastic3d.snapshots.interval import Cost
 from elastic3d.snapshots.table import SnapshotTable
-from elastic3d.values import DeviceFacts, ModelProfile, from_json
+from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain, from_json
 from elastic3d.worker.processes import channel, copying, process
 from elastic3d.worker.processes.channel import FromKeeper, TrainerEnd
 from elastic3d.worker.processes.events import RaisedException
@@ -48,9 +60,15 @@ class ChannelPort:
     """The port of a trainer with a keeper. Called from the main thread; one thread reads, one copies."""
 
     def __init__(
-        self, assignment: Assignment, end: socket.socket, buffers: Sequence[int], *, clock: Clock = SYSTEM
+        self,
+        assignment: Assignment,
+        end: socket.socket,
+        buffers: Sequence[int],
+        progress: Progress = UNRECORDED,
+        *,
+        clock: Clock = SYSTEM,
     ) -> None:
-        self.assignment, self._clock = assignment, clock
+        self.assignment, self.progress, self._clock = assignment, progress, clock
         # A trainer that measures has its model on meta.
         self.device = device_at("cpu" if assignment.measuring else assignment.device, assignment.slot)
         self._end = TrainerEnd(end)
@@ -69,12 +87,12 @@ class ChannelPort:
         self._credits: list[int] = []
         threads.start(self._listen, name="keeper")
 
-    def measured(self, profile: ModelProfile) -> NoReturn:
+    def measured(self, profile: ModelProfile, proven: ProvenChain | None = None) -> NoReturn:
         """Report a measuring trainer's profile, and the node's devices if they are to be checked, and end it."""
         # Checked here, since this process ends: what it leaves on a device is gone with it.
         kind, places = self.assignment.device, self.assignment.places
         checks = check_devices(kind, places) if places else ()
-        self._say(channel.Profiled(profile=profile, checks=checks, device=self._facts(checks)))
+        self._say(channel.Profiled(profile=profile, checks=checks, device=self._facts(checks), proven=proven))
         process.leave(ExitCode.MEASURED)
 
     def _facts(self, checks: Sequence[CheckResult]) -> DeviceFacts | None:
@@ -263,7 +281,10 @@ def _raised(error: BaseException) -> RaisedException:
 
 
 def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoReturn:
-    """Be a trainer in a fresh child: `descriptors` are the channel and then the home buffers. Ends the process."""
+    """Be a trainer in a fresh child, and end the process.
+
+    descriptors: the channel, the two of the progress record if the assignment says so, and the home buffers.
+    """
     assignment = from_json(Assignment, json.loads(spec))
     bind_process(
         run=assignment.run_id,
@@ -283,7 +304,14 @@ def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoRetu
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch exports it from a private module
     if assignment.threads:
         torch.set_num_threads(assignment.threads)
-    port = ChannelPort(assignment, end, descriptors[1:])
+    buffers = descriptors[1:]
+    progress = None
+    if assignment.recorded:
+        page, written, *buffers_after = buffers
+        buffers, progress = tuple(buffers_after), record.inherited(page)
+        if progress is not None:
+            stacks.write_stacks_to(written)
+    port = ChannelPort(assignment, end, buffers, progress or UNRECORDED)
     try:
         digest = entry(port)
     except SystemExit as error:

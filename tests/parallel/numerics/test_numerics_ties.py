@@ -60,7 +60,7 @@ def test_the_planner_uses_no_stages_with_tied_tensors() -> None:
     """The profile reports the tie."""
     asked = ShardRequest(build=mains.TiedPlain, blocks="blocks", seed=0, reduction="ordered", whole_below=0)
     batches = Batches(Sentences(), global_batch=8, micro_batch=2, seed=0)
-    profile = measure(asked, outline(mains.TiedPlain), batches)
+    profile, _ = measure(asked, outline(mains.TiedPlain), batches)
     assert profile.tied
     assert [layout.pp for layout in legal_layouts(4, profile, Layout())] == [1]
     with pytest.raises(LayoutError):

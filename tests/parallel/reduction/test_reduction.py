@@ -171,3 +171,38 @@ def test_impossible_reductions_are_refused_at_once(reduction: str, compress: str
 
     with pytest.raises(UsageError, match=message):
         run_alone(main, threads=1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "precision"),
+    [
+        ("pp=1,dp=2,zero=2", "fp32"),
+        ("pp=1,dp=1", "bf16"),
+        pytest.param("pp=1,dp=2,zero=3", "bf16", marks=pytest.mark.slow),
+    ],
+)
+def test_a_block_that_runs_twice_is_refused_by_name(layout: str, precision: str) -> None:
+    """Its gradients would be sent when only the second run's are there: no rank sends anything that others do not."""
+    orders = Orders(layout=Layout.parse(layout))
+    for report in run_world(partial(mains.train_twice, precision=precision), orders):
+        assert report.ended == "raised", report.error
+        assert "elastic3d.errors.ModelError: module 'blocks.3' runs several times in one forward pass" in report.error
+        assert "leave blocks= out" in report.error
+
+
+def test_blocks_that_run_twice_train_as_one_unit() -> None:
+    """What the refusal says keeps the promise."""
+    one, two = (
+        finished(run_world(partial(mains.train_twice, blocks=None), Orders(layout=Layout(pp=1, dp=dp))))
+        for dp in (1, 2)
+    )
+    assert {report.result for report in two} == {one[0].result}
+
+
+@pytest.mark.parametrize("build", [mains.Twice, mains.TiedTwice])
+def test_a_block_that_runs_twice_is_refused_before_any_rank_joins(build: Any) -> None:
+    """Where the model is measured, though it need not be a chain."""
+    orders = Orders(layout=Layout(pp=1, dp=1), measuring=True)
+    (report,) = run_world(partial(mains.train_twice, build=build), orders)
+    assert report.ended == "raised", report.error
+    assert "ModelError: module 'blocks.0' runs 2 times in forward" in report.error

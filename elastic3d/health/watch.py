@@ -1,0 +1,278 @@
+"""The watch of a slot: it looks at its trainers' records four times a second, and reports ranks that stand still.
+
+`assess` is the pure part: what a silent rank is at, and whether its silence is longer than it may be. Silence is the
+time since the last tick, less the time in which this process itself did not run: where a machine is suspended or
+overloaded, nobody else ran either.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.health import stacks
+from elastic3d.health.deadlines import allowance
+from elastic3d.health.processes import ProcessSample, group_of, others_between, sample
+from elastic3d.health.record import ProgressPage, ProgressRecord, parse
+from elastic3d.membership.stalls import RankStall, RankState
+
+INTERVAL = 0.25
+"""Seconds between two looks."""
+
+PAUSE = 0.5
+"""Seconds by which a look may itself be late before that time is taken off all silences."""
+
+CALM = 0.5
+"""Seconds of silence below which a trainer's processes are not looked at."""
+
+SPAN = 2.0
+"""Seconds of its silence over which what a trainer's processes do is judged."""
+
+SHARE = 0.1
+"""Share of a processor above which processes are busy."""
+
+SOME_BYTES = 4096
+"""Bytes read or written within `SPAN` above which processes are busy."""
+
+BEAT_LATE = 1.0
+"""Seconds without a beat after which no thread of the trainer gets to run Python."""
+
+EACH = 0.5
+"""Least seconds between two reports of one rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """A rank's stall, and whether it has been silent for longer than a rank may be that does what it does."""
+
+    stall: RankStall
+    over: bool
+
+
+def assess(
+    rank: int, record: ProgressRecord, samples: Sequence[ProcessSample], *, now: float, lost: float, stuck: float
+) -> Assessment:
+    """Say what a rank is at. samples: of its processes, oldest first, all of its present silence, at least one.
+
+    now: monotonic seconds. lost: those within its silence in which this process did not run. stuck: `Health.stuck`.
+    """
+    silent = max(0.0, now - record.at / 1e9 - lost)
+    beat = max(0.0, now - record.beat / 1e9 - lost)
+    last = samples[-1]
+    first = next((one for one in reversed(samples) if last.at - one.at >= SPAN), samples[0])
+    known = last.at - first.at >= SPAN
+    others_cpu, others_io = others_between(first, last)
+    cpu, io = last.cpu - first.cpu + others_cpu, last.io - first.io + others_io
+    share = SHARE * 1000 * max(last.at - first.at, INTERVAL)
+    busy = cpu + last.queued - first.queued >= share or io >= SOME_BYTES
+    allowed = allowance(record, stuck)
+    state = RankState.BUSY if busy else RankState.IDLE
+    if last.state in ("T", "t"):
+        state = RankState.STOPPED
+    elif last.state == "D" and not busy and all(one.state == "D" for one in samples[-4:]):
+        state = RankState.BLOCKED
+    elif beat >= BEAT_LATE and (not busy or silent >= allowed.busy):
+        state = RankState.HELD
+    limit = allowed.named if record.wait is not None else allowed.busy if busy else allowed.idle
+    stall = RankStall(
+        rank=rank,
+        step=record.step,
+        made=record.made,
+        phase=record.phase.name.lower(),
+        silent=round(1000 * silent),
+        allowed_idle=round(1000 * allowed.idle),
+        allowed_busy=round(1000 * allowed.busy),
+        beat=round(1000 * beat),
+        state=state,
+        cpu=max(0, cpu),
+        io=max(0, io),
+        chunk=record.chunk,
+        unit=record.unit,
+        axes=record.axes,
+        wait=record.wait,
+        odd=record.odd,
+        wchan=last.wchan,
+        loader_moves=others_cpu >= share or others_io >= SOME_BYTES,
+    )
+    return Assessment(stall=stall, over=silent >= limit and (known or state is RankState.STOPPED))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What was taken of a rank that stands still, before anything was done to it. page: the whole record.
+
+    stacks: of all its threads, "" where it could not write them.
+    """
+
+    trainer: int
+    generation: str
+    pid: int
+    stall: RankStall
+    page: bytes
+    stacks: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Watched:
+    trainer: int
+    generation: str
+    rank: int
+    pid: int
+    page: ProgressPage
+    ticks: int = -1
+    lost: float = 0.0
+    followed: bool = False
+    silent: bool = False  # and its keeper knows
+    asked: bool = False  # for stacks
+    stacks: str = ""
+    samples: deque[ProcessSample] = field(default_factory=lambda: deque(maxlen=16))
+    others: tuple[int, ...] = ()
+    others_at: float = 0.0
+    reported_at: float = 0.0
+    reported: object = None
+
+
+class SlotWatch:
+    """Watches the trainers of one slot. `run` is for a thread of its own; the rest may be called from any.
+
+    silent: called with a trainer's number, its stall, and whether its silence is over what it may be; again when what
+    it says has changed. moving: called when such a rank moves again. taken: called with what was taken of a rank when
+    its silence was first over, and again with its stacks. None of them is called after `end`.
+    """
+
+    def __init__(
+        self,
+        *,
+        stuck: float,
+        silent: Callable[[int, RankStall, bool], None],
+        moving: Callable[[int], None],
+        taken: Callable[[Taken], None] = lambda taken: None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._stuck, self._silent, self._moving, self._taken, self._clock = stuck, silent, moving, taken, clock
+        self._lock = threading.Lock()
+        self._watched: dict[int, _Watched] = {}
+        self._looked_at = clock.monotonic()
+        self._over = threading.Event()
+
+    def begin(self, trainer: int, *, pid: int, rank: int, generation: str, page: ProgressPage) -> None:
+        """Watch a trainer from now on: it has been let go. generation: the key of its generation."""
+        with self._lock:
+            self._watched[trainer] = _Watched(trainer=trainer, generation=generation, rank=rank, pid=pid, page=page)
+
+    def follow(self, trainer: int, on: bool) -> None:
+        """Report what a trainer is at whether it is silent or not, or no longer: its node has a silent rank."""
+        with self._lock:
+            watched = self._watched.get(trainer)
+            if watched is not None:
+                watched.followed, watched.reported = on, None
+
+    def end(self, trainer: int, *, hurt: bool | None) -> None:
+        """Watch a trainer no more, since it has ended. Its page must still be open.
+
+        hurt: it ended by itself or by somebody else's signal, and not because it was done: its last record is reported.
+        False: it was stopped, so that its record only completes that of its node's. None: no record is of use.
+        """
+        with self._lock:
+            watched = self._watched.pop(trainer, None)
+            if watched is None or hurt is None:
+                return
+            page = watched.page.copy()
+            record = parse(page)
+            if record is None:
+                return
+            # No time of this process is known to be lost since the trainer ended: it is not silent, but dead.
+            at = self._clock.monotonic()
+            gone = [*watched.samples] or [ProcessSample(at=at, state="")]
+            seen = assess(watched.rank, record, gone, now=at, lost=watched.lost, stuck=self._stuck).stall
+            stall = replace(seen, state=RankState.DEAD, top_frame=stacks.top_frame(watched.stacks, record.thread))
+            if hurt:
+                self._take(watched, stall, page)
+            self._silent(trainer, stall, hurt)
+
+    def run(self) -> None:
+        """Look until `close`."""
+        while not self._over.wait(INTERVAL):
+            self.look()
+
+    def close(self) -> None:
+        """End `run`."""
+        self._over.set()
+
+    def look(self) -> None:
+        """Look at every trainer once."""
+        with self._lock:
+            now = self._clock.monotonic()
+            late = now - self._looked_at - INTERVAL
+            self._looked_at = now
+            for watched in self._watched.values():
+                if late >= PAUSE:
+                    watched.lost += late
+                self._look(watched, now)
+
+    def _look(self, watched: _Watched, now: float) -> None:
+        ticks, at = watched.page.ticked()
+        if ticks != watched.ticks:
+            watched.ticks, watched.lost, watched.asked, watched.stacks = ticks, 0.0, False, ""
+            watched.samples.clear()
+            if watched.silent:
+                watched.silent, watched.reported = False, None
+                self._moving(watched.trainer)
+        if now - at / 1e9 - watched.lost < CALM and not watched.followed:
+            return
+        page = watched.page.copy()
+        record = parse(page)
+        if record is None:
+            return
+        if now - watched.others_at >= SPAN:
+            watched.others, watched.others_at = group_of(watched.pid), now
+        watched.samples.append(sample(watched.pid, watched.others, now))
+        seen = assess(watched.rank, record, watched.samples, now=now, lost=watched.lost, stuck=self._stuck)
+        if not seen.over and not watched.followed:
+            return
+        if seen.over:
+            self._ask_stacks(watched, record, seen.stall)
+        stall = replace(seen.stall, top_frame=stacks.top_frame(watched.stacks, record.thread))
+        if seen.over:
+            watched.silent = True
+        said = _said(stall, seen.over)
+        if said != watched.reported and now - watched.reported_at >= EACH:
+            if seen.over:
+                self._take(watched, stall, page)
+            watched.reported, watched.reported_at = said, now
+            self._silent(watched.trainer, stall, seen.over)
+
+    def _ask_stacks(self, watched: _Watched, record: ProgressRecord, stall: RankStall) -> None:
+        if watched.stacks or not record.caught or stall.state is RankState.STOPPED:
+            return
+        if not watched.asked:
+            watched.asked = True
+            stacks.ask(watched.pid, watched.page.stacks)
+            watched.stacks = stacks.answer(watched.page.stacks, self._clock)
+        else:
+            watched.stacks = stacks.answer(watched.page.stacks, self._clock, 0.0)
+
+    def _take(self, watched: _Watched, stall: RankStall, page: bytes) -> None:
+        self._taken(
+            Taken(
+                trainer=watched.trainer,
+                generation=watched.generation,
+                pid=watched.pid,
+                stall=stall,
+                page=page,
+                stacks=watched.stacks,
+            )
+        )
+
+
+def _said(stall: RankStall, over: bool) -> object:
+    """Return what of a stall makes it worth another report: all but measures that change with time alone."""
+    return (
+        replace(stall, silent=0, beat=0, cpu=0, io=0),
+        over,
+        stall.silent >= stall.allowed_idle,
+        stall.silent >= stall.allowed_busy,
+    )

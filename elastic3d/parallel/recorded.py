@@ -1,0 +1,78 @@
+"""FSDP's own collectives as torch makes them, each noted in the rank's progress record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from elastic3d.health.phases import Axis
+from elastic3d.health.record import fingerprint
+from elastic3d.port import Progress
+
+_GATHER, _SCATTER = 1, 2
+
+# torch 2.13 has other names for the same operations, and warns of the former ones.
+_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class _Recorded:
+    """A collective of one unit. unit: its number on this rank, in the order in which units were made."""
+
+    def __init__(self, progress: Progress, unit: int) -> None:
+        self._progress, self._unit = progress, unit
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a new buffer, as torch does by default."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class RecordedGather(_Recorded):
+    """The gathering of a unit's parameters, for `FSDPModule.set_custom_all_gather`."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Gather."""
+        progress = self._progress
+        progress.tick(unit=self._unit)
+        number = progress.enter(Axis.SHARD, fingerprint(_GATHER, output_tensor.numel(), output_tensor.itemsize))
+        work: dist.Work | None = _gather(output_tensor, input_tensor, group=group, async_op=async_op)
+        progress.leave(Axis.SHARD, number)
+        return work
+
+
+class RecordedScatter(_Recorded):
+    """The reduction of a unit's gradients to its shards, for `FSDPModule.set_custom_reduce_scatter`."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Reduce and scatter."""
+        progress = self._progress
+        progress.tick(unit=self._unit)
+        number = progress.enter(Axis.SHARD, fingerprint(_SCATTER, input_tensor.numel(), input_tensor.itemsize))
+        work: dist.Work | None = _scatter(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+        progress.leave(Axis.SHARD, number)
+        return work
+
+
+def record(unit: FSDPModule, progress: Progress, number: int) -> None:
+    """Have a unit's collectives noted. number: of the unit on this rank."""
+    gather: Any = RecordedGather(progress, number)
+    scatter: Any = RecordedScatter(progress, number)
+    unit.set_custom_all_gather(gather)
+    unit.set_custom_reduce_scatter(scatter)
