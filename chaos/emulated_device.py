@@ -17,16 +17,17 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from elastic3d.devices import CopyStream, Move, register
+from elastic3d.devices import CopyStream, Load, Move, register
 from elastic3d.devices.cpu import CpuDevice
-from elastic3d.devices.ring import BounceRing
+from elastic3d.devices.reading import Reading
+from elastic3d.devices.ring import BounceRing, load
 from elastic3d.values import DeviceFacts
 
 KIND = "emulated"
@@ -48,7 +49,7 @@ class WrongThread(AssertionError):
 
 
 class EmulatedDevice(CpuDevice):
-    """One slot's device. late: seconds by which its work is done after it was queued."""
+    """One slot's device. late: seconds by which its work is done after it was queued. waits: how often it was read."""
 
     kind = KIND
     exclusive = True
@@ -57,6 +58,8 @@ class EmulatedDevice(CpuDevice):
         self.index, self._late = index, late
         self._memory = _Memory(index, freed_after) if os.environ.get(FOLDER) else None
         self._taken = False
+        self.waits = 0
+        self.loaded = False
         self._work: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self._queued = self._done = 0
         self._changed = threading.Condition()
@@ -101,6 +104,23 @@ class EmulatedDevice(CpuDevice):
         self._queue(lambda: room.copy_(tensor))
         return room
 
+    def begin_reading(self, tensors: Sequence[torch.Tensor]) -> Reading:
+        """Queue a copy, into room that holds poison until the device gets there."""
+        return Reading(tensors, lambda tensor: False, self._begin_copy)
+
+    def _begin_copy(self, vector: torch.Tensor) -> Callable[[], torch.Tensor]:
+        room = torch.empty_like(vector)
+        room.view(torch.uint8).fill_(POISON)
+        self._queue(lambda: room.copy_(vector))
+        mark = self._queued
+
+        def wait() -> torch.Tensor:
+            self.waits += 1
+            self.await_mark(mark)
+            return room
+
+        return wait
+
     def mark(self) -> object:
         """Return how much work was queued so far."""
         return self._queued
@@ -119,6 +139,11 @@ class EmulatedDevice(CpuDevice):
         current = getattr(_current, "index", 0)
         if current != self.index:
             raise WrongThread(f"this thread is on device {current}, and its work is for device {self.index}")
+
+    def load(self, loads: Iterable[Load]) -> None:
+        """Copy through two buffers of a stream of its own."""
+        self.loaded = True
+        load(loads, *EmulatedStream(self).buffers)
 
     def facts(self, slots: int) -> DeviceFacts:
         """Return the host's facts, by this kind."""
@@ -238,6 +263,11 @@ class EmulatedBuffer:
         """Copy later."""
         to, count = self.memory.data_ptr() + start, data.numel()
         self._stream.queue(lambda: ctypes.memmove(to, data.data_ptr(), count))
+
+    def send(self, start: int, to: torch.Tensor) -> None:
+        """Copy later."""
+        source, count = self.memory.data_ptr() + start, to.numel()
+        self._stream.queue(lambda: ctypes.memmove(to.data_ptr(), source, count))
 
     def mark(self) -> None:
         """Mark the end of what was queued."""

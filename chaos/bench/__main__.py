@@ -25,31 +25,14 @@ def main(
     gigabytes: Annotated[float, typer.Option(help="size of the state to save, in GB")] = 0.96,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
 ) -> None:
-    """Measure recovery beside torchrun c10d + DCP, the cost of snapshots and ordered reduction, forming, saving."""
+    """Measure recovery beside its peers, the cost of snapshots and ordered reduction, forming, saving."""
     console = Console(stderr=as_json)
     measured: dict[str, object] = {}
     if only in ("", "recovery"):
-        mine, theirs = [], []
-        for number in range(repeats):
-            console.print(f"recovery {number + 1} of {repeats}")
-            mine.append(recovery.ours())
-            theirs.append(recovery.peer())
-        table = Table("", "elastic3d", "torchrun c10d + DCP, tuned", title="four nodes, one killed, one joins")
-        table.add_row(
-            "kill to next step", spread([r.kill_to_step for r in mine]), spread([r.kill_to_step for r in theirs])
-        )
-        table.add_row(
-            "steps repeated",
-            spread([r.steps_repeated for r in mine], "", 0),
-            spread([r.steps_repeated for r in theirs], "", 0),
-        )
-        table.add_row("join pause", spread([r.join_pause for r in mine]), "not measured")
-        table.add_row("step", spread([r.step for r in mine]), "")
-        console.print(table)
-        measured["recovery"] = {
-            "elastic3d": [{name: getattr(r, name) for name in r.__slots__} for r in mine],
-            "torchrun": [{name: getattr(r, name) for name in r.__slots__} for r in theirs],
-        }
+        recovered = recovery.measure(repeats, say=console.print)
+        for table in recovered.tables():
+            console.print(table)
+        measured["recovery"] = recovered.as_json()
     if only in ("", "cost"):
         table = Table("layout", "variant", "seconds per step", "cost", title="cost per step, against the fast variant")
         costs: dict[str, list[dict[str, float]]] = {}

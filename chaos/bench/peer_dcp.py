@@ -1,7 +1,8 @@
 """The peer: the same model under torchrun c10d, FSDP2 and DCP, as a careful person would write it by hand.
 
 Data parallel over all ranks, ZeRO-3, a DCP save every `--save-every` steps, resumption from the newest complete one.
-Each step is one line of `<out>/rank0-<pid>.jsonl`: {"step", "at", "world"}.
+Each step is one line of `<out>/rank0-<pid>.jsonl`: {"step", "at", "world"}. The parts of its beginning are lines of
+`<out>/marks-<pid>.jsonl`: {"name", "at"}, each at its end; the first is that of the process's beginning.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from chaos.scripts.train_gpt import GPT, SourceFiles, cross_entropy
 
 def main() -> None:
     """Train until `--steps`."""
+    marks = [("noticing", began()), ("importing", time.time())]
     options = arguments()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    marks.append(("groups", time.time()))
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(options.seed)
     model = GPT(width=options.width, blocks=options.blocks, context=options.context)
@@ -38,7 +41,12 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     data = SourceFiles(options.context)
     saves = Path(options.out) / "saves"
+    marks.append(("building", time.time()))
     step = load(model, optimizer, saves)
+    marks.append(("loading", time.time()))
+    if rank == 0:
+        lines = "".join(json.dumps({"name": name, "at": at}) + "\n" for name, at in marks)
+        (Path(options.out) / f"marks-{os.getpid()}.jsonl").write_text(lines)
     log = (Path(options.out) / f"rank0-{os.getpid()}.jsonl").open("a") if rank == 0 else None
     rounds = -(-options.global_batch // (options.micro_batch * world))
     while step < options.steps:
@@ -57,6 +65,13 @@ def main() -> None:
         if step % options.save_every == 0:
             save(model, optimizer, saves, step)
     dist.destroy_process_group()
+
+
+def began() -> float:
+    """Return when this process began, by the wall clock."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    running = float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - running
 
 
 def save(model: torch.nn.Module, optimizer: torch.optim.Optimizer, saves: Path, step: int) -> None:

@@ -91,7 +91,12 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 def main(run: elastic3d.Run) -> None:
     """Train; entered once per generation."""
     options = arguments()
-    model = run.shard(lambda: GPT(width=options.width, blocks=options.blocks, context=options.context), blocks="blocks")
+    model = run.shard(
+        lambda: GPT(width=options.width, blocks=options.blocks, context=options.context),
+        blocks="blocks",
+        reduction=options.reduction,
+        leaf=options.leaf,
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
     data = SourceFiles(options.context)
@@ -123,6 +128,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=208)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--reduction", choices=("ordered", "fast"), default="ordered")
+    parser.add_argument("--leaf", type=int, default=1, help="micro-batches that are added up where they are run")
     parser.add_argument("--snapshot-every", type=int, default=1, help="steps between snapshots in memory; 0 for none")
     parser.add_argument(
         "--checkpoint-every", type=every, default=10, help="steps between checkpoints, 0 for none; 30s; continuous"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from chaos.simulation.etcd import ROOT, Change
 from chaos.simulation.node import Member
+from chaos.simulation.stuck_checks import FOUND, LATE, StuckChecks
 from chaos.simulation.world import Observer, World
 from elastic3d import etcd_keys as keys
 from elastic3d.membership import actions as acts
@@ -70,6 +71,10 @@ class Checker(Observer):
     _broken: dict[str, None] = field(default_factory=dict)
     _forgotten: bool = False
     _links: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _stuck: StuckChecks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stuck = StuckChecks(self.world)
 
     def violated(self, text: str) -> None:
         """Record a violation."""
@@ -86,6 +91,24 @@ class Checker(Observer):
     def disturb(self, until: float) -> None:
         """Note that the job is disturbed until `until`."""
         self.disturbed_until = max(self.disturbed_until, until)
+
+    def interfere(self, until: float) -> None:
+        """Note that until `until` something else happens than that ranks stand still."""
+        self._stuck.interfered_until = max(self._stuck.interfered_until, until)
+
+    def stuck(self, member: Member, key: str) -> None:
+        """A rank stands still: unless something else happens, the generation has to end for it."""
+        self._troubled[key] = None
+        self.world.loop.later(FOUND, self._must_move, member, key)
+
+    def _must_move(self, member: Member, key: str) -> None:
+        due = self._stuck.interfered_until + LATE + 0.001
+        if self.world.loop.now < due:
+            self.world.loop.at(due + FOUND, self._must_move, member, key)
+            return
+        wrong = self._stuck.watch(member, key, self._current)
+        if wrong:
+            self.violated(wrong)
 
     def ail(self, id: str, why: str, *, since: float | None = None) -> None:
         """Note that from now on a process may be believed dead or gone."""
@@ -206,7 +229,7 @@ class Checker(Observer):
         for change in changes:
             match change.event:
                 case e.GenerationPut():
-                    self._seal(change.event.generation)
+                    self._seal(change.event.generation, changes)
                 case e.ProposalPut():
                     self._proposed[change.event.proposal.generation.key] = None
                     if change.event.proposal.switch:
@@ -223,7 +246,8 @@ class Checker(Observer):
                     for member in self._at(change.event.name):
                         self.ail(member.id, "drained")
                 case e.EndPut():
-                    if change.event.end.failed and not self._errors and not self._all_broken():
+                    stuck = self._stuck.seals + 1 >= self.world.policy.tries
+                    if change.event.end.failed and not self._errors and not self._all_broken() and not stuck:
                         self.violated(f"the job was ended without cause: {change.event.end.detail}")
 
     def rolled_back(self) -> None:
@@ -303,7 +327,7 @@ class Checker(Observer):
                 f"{event.id} was buried by {event.tomb.by} ({event.tomb.detail}), and nothing had been done to it"
             )
 
-    def _seal(self, formed: Generation) -> None:
+    def _seal(self, formed: Generation, changes: list[Change]) -> None:
         known = self._sealed.get(formed.key)
         if self._forgotten and known is not None and replace(known, reached=formed.reached) == formed:
             # Written again, not sealed, by a member that may not have known yet which step is safe.
@@ -339,6 +363,9 @@ class Checker(Observer):
             self.violated(f"generation {formed.key} holds a node twice: {' '.join(names)}")
         if before is not None and before.nodes:
             self._because(before, formed)
+            if formed.cause is Cause.STUCK:
+                for wrong in self._stuck.sealed(before, formed, changes):
+                    self.violated(wrong)
         for node in formed.nodes:
             if node.id in self._died and self._died[node.id][0] < world.loop.now - self.bound() * 2:
                 self.violated(f"generation {formed.key} holds {node.name}, which ended long ago")
@@ -465,6 +492,8 @@ class Checker(Observer):
         expected = self.expected()
         if not expected:
             return
+        for wrong in self._stuck.settled():
+            self.violated(wrong)
         if current is None:
             self.violated(f"no generation was ever sealed, and {expected} nodes are there")
             return

@@ -49,12 +49,12 @@ class Member:
         self.id = record.node.id
         self.name = record.node.name
         self.state = State.RUNNING
-        self.core = Core(record, world.policy, world.planner)
+        self.core = Core(record, world.policy, world.planner, world.setting.judge)
         self.client = Client(server=host)
         self.started = world.loop.now
         self.etcd_lost = False
         self.exit: acts.Exit | None = None
-        self.deaf = self.noticed = self.raises = False
+        self.deaf = self.noticed = self.raises = self.sticks = False
         self.cuts = 0
         self._inbox: list[e.Event] = []
         self._turning = False

@@ -10,7 +10,8 @@ from functools import partial
 from chaos import many
 from chaos.simulation.invariants import FELT, Checker
 from chaos.simulation.network import State
-from chaos.simulation.schedule import LEADER, LINKS, Command, Do, Job, Schedule, draw, shrink
+from chaos.simulation.schedule import LEADER, LINKS, STANDING, Command, Do, Job, Schedule, draw, shrink
+from chaos.simulation.standstills import judge
 from chaos.simulation.world import Setting, World
 from elastic3d.membership import events as e
 from elastic3d.membership.policy import Policy
@@ -84,7 +85,8 @@ def policy_of(job: Job) -> Policy:
 def play(schedule: Schedule, *, traced: bool = False, lines: bool = False) -> Outcome:
     """Play one schedule to its end and return the outcome."""
     job = schedule.job
-    world = World(Setting(policy=policy_of(job), profile=PROFILE, steps=30, brevity=CHANGES), job.seed, traced=traced)
+    setting = Setting(policy=policy_of(job), profile=PROFILE, steps=30, brevity=CHANGES, judge=judge)
+    world = World(setting, job.seed, traced=traced)
     if lines:
         world.lines = []
     checker = Checker(world)
@@ -130,6 +132,8 @@ def _do(world: World, checker: Checker, command: Command, hosts: range) -> None:
     seconds = command.seconds
     # The effect of a dead link is over once the job goes on without one of the two.
     checker.disturb(command.at if command.do in LINKS else command.ends)
+    if command.do not in STANDING:
+        checker.interfere(command.ends)
     leader = next((m.host for m in world.alive() if m.core.leads), 0)
     chosen = tuple(host for host in (leader if node == LEADER else node for node in command.nodes) if host in hosts)
     others = tuple(host for host in hosts if host not in chosen)
@@ -251,6 +255,18 @@ def _do_to(world: World, checker: Checker, command: Command, host: int) -> None:
         case Do.FAIL | Do.ERROR:
             if world.trainers.fail(member, error=command.do is Do.ERROR):
                 checker.erred()
+        case Do.STICK:
+            world.stick(member)
+            world.loop.later(seconds, world.trainers.unstick, member)
+        case Do.STICKS:
+            member.sticks = True
+            world.stick(member)
+
+            def well() -> None:
+                member.sticks = False
+                world.trainers.unstick(member)
+
+            world.loop.later(seconds, well)
         case Do.LOSE | Do.ISOLATE:
             _lose(world, checker, host, seconds)
         case Do.LAG:

@@ -37,6 +37,8 @@ class Do(StrEnum):
     QUARANTINE = "quarantine"  # an operator keeps the machine out for a time
     FAIL = "fail"  # a trainer dies
     ERROR = "error"  # the user's code raises
+    STICK = "stick"  # a running trainer stands still
+    STICKS = "sticks"  # every trainer of theirs stands still soon after it started
     CUT = "cut"  # these and the others hear nothing of each other
     MUTE = "mute"  # nothing that these send arrives at the others
     DEAFEN = "deafen"  # nothing that the others send arrives at these
@@ -65,9 +67,10 @@ ROLLED_BACK = (Do.ETCD_EMPTY, Do.ETCD_RESTORE)
 OF_ETCD = (Do.ETCD_AWAY, Do.ETCD_STOP, Do.ETCD_ELECT, Do.ETCD_SLOW, *ROLLED_BACK)
 LASTING = (
     Do.PAUSE, Do.NOTICE, Do.DRAIN, Do.QUARANTINE, Do.CUT, Do.MUTE, Do.DEAFEN, Do.UNLINK, Do.ONE_WAY, Do.RESET,
-    Do.ISOLATE, Do.LOSE, Do.LAG, *OF_ETCD
+    Do.ISOLATE, Do.LOSE, Do.LAG, Do.STICK, Do.STICKS, *OF_ETCD
 )  # fmt: skip
 LINKS = (Do.UNLINK, Do.ONE_WAY)
+STANDING = (Do.STICK, Do.STICKS)
 NOBODYS = (*OF_ETCD, Do.COMPACT, Do.FINISH)
 
 
@@ -155,7 +158,7 @@ _WEIGHTS = {
     Do.START: 8, Do.KILL: 6, Do.VANISH: 6, Do.PAUSE: 10, Do.LEAVE: 2, Do.NOTICE: 3, Do.DRAIN: 3, Do.QUARANTINE: 2,
     Do.FAIL: 4, Do.ERROR: 1, Do.CUT: 7, Do.MUTE: 3, Do.DEAFEN: 3, Do.ISOLATE: 4, Do.LOSE: 4, Do.LAG: 3,
     Do.UNANSWERED: 3, Do.REVOKE: 2, Do.ETCD_AWAY: 4, Do.ETCD_STOP: 3, Do.ETCD_ELECT: 3, Do.ETCD_SLOW: 2, Do.COMPACT: 5,
-    Do.FINISH: 0, Do.BROKEN: 3,
+    Do.FINISH: 0, Do.BROKEN: 3, Do.STICK: 0, Do.STICKS: 0,
 }  # fmt: skip
 
 
@@ -208,6 +211,15 @@ def draw(seed: int) -> Schedule:
         pair = tuple(resets.sample(range(1, newest + 1), 2))
         when, seconds = round(resets.uniform(1.0, at), 3), round(resets.uniform(0.5, 20.0), 2)
         commands.append(Command(at=when, do=Do.RESET, nodes=pair, seconds=seconds))
+    sticks = Random(f"sticks {seed}")
+    if sticks.random() < 0.3:
+        for _ in range(sticks.choice((1, 1, 2, 3))):
+            node, when = sticks.choice((LEADER, *range(1, newest + 1))), round(sticks.uniform(2.0, at + 4.0), 3)
+            # So short that nobody may do anything about it, around the time when somebody does, or for good.
+            often = (sticks.uniform(0.5, 2.5), sticks.uniform(2.8, 4.2), sticks.uniform(8.0, 25.0))
+            do = Do.STICKS if sticks.random() < 0.3 else Do.STICK
+            seconds = sticks.uniform(15.0, 30.0) if do is Do.STICKS else sticks.choice(often)
+            commands.append(Command(at=when, do=do, nodes=(node,), seconds=round(seconds, 2)))
     return Schedule(job=job, commands=tuple(sorted(commands, key=lambda command: command.at)))
 
 

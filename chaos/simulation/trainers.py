@@ -1,5 +1,7 @@
 """The minimum of what keepers and trainers answer to the core.
 
+While no step is made each keeper says what its ranks are at: one of them stands still, or all wait for others.
+
 A step needs every rank: trainers commit steps only while all of a generation's nodes train, run and reach each other.
 A request to any of them - to leave, to finish - is sent with the step's vote, so that all obey at the same step.
 """
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING
 from chaos.simulation.loop import Loop
 from chaos.simulation.network import Network, State
 from chaos.simulation.snapshots import Snapshots
+from chaos.simulation.standstills import DEADLINE, At, stall
 from elastic3d.membership import events as e
 from elastic3d.membership.records import SavedStep
 from elastic3d.values import Generation, Node
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 
 HUNG = 0.3
 """Seconds between two tries of a step that is not possible now."""
+
+LOOKING = 0.5
+"""Seconds within which keepers notice that their ranks stand still, or move again."""
 
 COPYING = (0.005, 0.1)
 """Seconds to copy a last snapshot."""
@@ -42,13 +48,21 @@ class Phase(StrEnum):
 
 
 class _Group:
-    """The trainers of one generation on all nodes. unsafe: one left before its last snapshot was copied."""
+    """The trainers of one generation on all nodes. unsafe: one left before its last snapshot was copied.
+
+    moved_at: when it began, or made its newest step. stuck: nodes of which a rank stands still. silent: nodes that
+    said that theirs do, or wait for others. freed_at: by node, when a rank that stood still moved again.
+    """
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
         self.phase: dict[str, Phase] = {}
         self.members: dict[str, Member] = {}
         self.running = self.steps = 0
+        self.moved_at = 0.0
+        self.stuck: dict[str, None] = {}
+        self.silent: dict[str, None] = {}
+        self.freed_at: dict[str, float] = {}
         self.leaving = self.stepping = self.idle = self.broken = self.told = self.unsafe = False
 
 
@@ -57,7 +71,7 @@ class Trainers:
 
     def __init__(
         self, loop: Loop, random: Random, network: Network, *, build: tuple[float, float], step: float, steps: int,
-        restored: Callable[[Generation, int, int], None],
+        restored: Callable[[Generation, int, int], None], watched: bool = False,
     ) -> None:  # fmt: skip
         self.loop, self.random, self.network = loop, random, network
         self.snapshots = Snapshots()
@@ -69,6 +83,8 @@ class Trainers:
         self.left: dict[tuple[str, str], None] = {}
         # A separate one, so that all else is drawn as before.
         self._copying = Random("copies")
+        self._looking = Random("looks")
+        self._watched = watched
         self._groups: dict[str, _Group] = {}
 
     def running(self, key: str) -> list[Member]:
@@ -111,7 +127,11 @@ class Trainers:
         if group.running == len(generation.nodes) and not group.stepping:
             group.stepping = True
             self._restore(member, generation)
+            group.moved_at = self.loop.now
             self.loop.later(self.step, self._step, group)
+        if member.sticks:
+            # After its first step, so that each generation gets further.
+            self.loop.later(1.5 * self.step, self._stick_again, member, group)
         if member.raises:
             self.loop.later(self.step / 2, self._raise, member, group)
 
@@ -142,9 +162,75 @@ class Trainers:
         for group in self._groups.values():
             self._wake(group)
 
+    def stick(self, member: Member) -> str:
+        """Let a running trainer of this node stand still; return the key of its generation, "" if none runs."""
+        for key, group in self._groups.items():
+            if group.phase.get(member.id) is Phase.RUNNING and not group.broken:
+                group.stuck[member.id] = None
+                group.silent.pop(member.id, None)
+                self._wake(group)
+                return key
+        return ""
+
+    def _stick_again(self, member: Member, group: _Group) -> None:
+        if member.sticks and group.phase.get(member.id) is Phase.RUNNING:
+            member.world.stick(member)
+
+    def unstick(self, member: Member) -> None:
+        """Let those of its trainers that stand still move again."""
+        for group in self._groups.values():
+            self._free(member.id, group)
+            if member.id in group.silent:
+                # It waits for others now, or makes a step before it has said so.
+                self.loop.later(LOOKING, self._silent, member, group, group.moved_at)
+
+    def _free(self, id: str, group: _Group) -> None:
+        if id in group.stuck:
+            del group.stuck[id]
+            group.freed_at[id] = self.loop.now
+
+    def stuck_in(self, key: str, within: float) -> tuple[str, ...]:
+        """Return the nodes of which a rank stands still in a generation, or did until `within` seconds ago."""
+        group = self._groups.get(key)
+        if group is None:
+            return ()
+        freed = (id for id, at in group.freed_at.items() if self.loop.now - at <= within)
+        return tuple(dict.fromkeys((*group.stuck, *freed)))
+
+    def moves(self, key: str) -> bool:
+        """Return whether no rank stands still in a generation, or its trainers have ended."""
+        group = self._groups.get(key)
+        return group is None or group.broken or not group.stuck
+
+    def _look(self, group: _Group) -> None:
+        """No step could be made: have each keeper say so once its ranks have been silent for long enough."""
+        if not self._watched or self.loop.now < group.moved_at + DEADLINE:
+            return
+        for id, member in group.members.items():
+            if id not in group.silent and group.phase[id] is Phase.RUNNING and member.state is State.RUNNING:
+                group.silent[id] = None
+                self.loop.later(self._looking.uniform(0.0, LOOKING), self._silent, member, group, group.moved_at)
+
+    def _silent(self, member: Member, group: _Group, since: float) -> None:
+        if group.moved_at == since and group.phase[member.id] is Phase.RUNNING:
+            at = At.FAULT if member.id in group.stuck else At.WAIT
+            silent = self.loop.now - since
+            said = stall(group.generation, member.record.node, at, step=self.committed, silent=silent)
+            group.silent[member.id] = None
+            member.tell(e.RanksSilent(stall=said))
+
+    def _moves(self, group: _Group) -> None:
+        group.moved_at = self.loop.now
+        for id in group.silent:
+            self.loop.later(self._looking.uniform(0.0, LOOKING), self._moving, group.members[id], group)
+        group.silent = {}
+
+    def _moving(self, member: Member, group: _Group) -> None:
+        member.tell(e.RanksMoving(key=group.generation.key))
+
     def _wake(self, group: _Group) -> None:
         if group.idle and not group.broken:
-            group.idle = False
+            group.idle, group.moved_at = False, self.loop.now
             self.loop.later(self.step, self._step, group)
 
     def stop(self, member: Member, key: str, *, silent: bool = False) -> None:
@@ -153,6 +239,9 @@ class Trainers:
         if group is None or group.phase.get(member.id, Phase.OVER) is Phase.OVER:
             return
         ran = group.phase[member.id] is Phase.RUNNING
+        self._free(member.id, group)
+        if group.silent.pop(member.id, "") is None:
+            self._moving(member, group)
         group.broken = group.broken or ran
         group.phase[member.id] = Phase.OVER
         if ran and not silent and not group.told:
@@ -193,9 +282,11 @@ class Trainers:
         if group.broken:
             return
         members = list(group.members.values())
-        if not self._together(members):
+        if group.stuck or not self._together(members):
+            self._look(group)
             self.loop.later(HUNG, self._step, group)
             return
+        self._moves(group)
         if any(member.raises for member in members):
             return
         self.committed += 1

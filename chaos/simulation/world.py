@@ -19,6 +19,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Drain, MemberRecord, Notice, Quarantine, encode
+from elastic3d.membership.stalls import Judge
 from elastic3d.membership.transactions import BREVITY, Brevity, Transaction
 from elastic3d.planner import Plan, plan
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
@@ -31,7 +32,8 @@ REJOIN = 0.2
 class Setting:
     """The settings of a job. steps: how many a generation commits before it idles, 0 for no limit.
 
-    brevity: when its generations are written as changes.
+    brevity: when its generations are written as changes. judge: says why nothing moves, None where no ranks are
+    watched.
     """
 
     policy: Policy
@@ -43,6 +45,7 @@ class Setting:
     steps: int = 0
     labels: bool = False
     brevity: Brevity = BREVITY
+    judge: Judge | None = None
 
 
 class Observer:
@@ -66,6 +69,9 @@ class Observer:
     def restored(self, generation: Generation, before: int, step: int) -> None:
         """All trainers of a generation resume after `step`; the newest step made until then is `before`."""
 
+    def stuck(self, member: Member, key: str) -> None:
+        """A rank of this node stands still in the generation `key`."""
+
 
 class World:
     """Everything of one simulated job. Hosts are numbered from 1; a host runs one process at a time."""
@@ -79,7 +85,7 @@ class World:
         self.network = Network(self.loop, Random(f"network {seed}"))
         self.trainers = Trainers(
             self.loop, Random(f"trainers {seed}"), self.network, build=setting.build, step=setting.step,
-            steps=setting.steps, restored=self._restored,
+            steps=setting.steps, restored=self._restored, watched=setting.judge is not None,
         )  # fmt: skip
         self.checkpoints = Checkpoints(self.loop, Random(f"checkpoints {seed}"))
         self.members: dict[int, Member] = {}
@@ -213,6 +219,14 @@ class World:
         if member is not None:
             member.noticed = True
             member.tell(e.Noticed(notice=Notice(kind="aws", seconds=seconds)))
+
+    def stick(self, member: Member) -> None:
+        """Let a running trainer of a node stand still, until it is killed or `Trainers.unstick`."""
+        key = self.trainers.stick(member)
+        if key:
+            self._note(member, "stands still")
+            for observer in self.observers:
+                observer.stuck(member, key)
 
     def quarantine(self, host: int, seconds: float) -> None:
         """Let an operator keep a machine out for a time."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from checkpointing.errors import MissingTile, SpecMismatch
 from checkpointing.format.tiles import Box, TensorSpec, subtract
-from checkpointing.reading.sources import Offered, TileSource
+from checkpointing.reading.sources import Offered, Sparing, TileSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +87,7 @@ class Catalogue:
 
     def __init__(self, offers: Iterable[Offered], sources: Mapping[str, TileSource]) -> None:
         order = {name: place for place, name in enumerate(sources)}
+        self._spare = offers.spare if isinstance(offers, Sparing) else None
         listed = list(offers)
         unknown = {offer.source for offer in listed} - set(order)
         if unknown:
@@ -95,6 +96,7 @@ class Catalogue:
         for number, offer in enumerate(sorted(listed, key=lambda offer: order[offer.source])):
             self._by_key[offer.spec.key][number] = offer
         self._key_of = {number: key for key, numbers in self._by_key.items() for number in numbers}
+        self._spent: set[str] = set()
 
     def check_specs(self, regions: Sequence[Region]) -> None:
         """Raise SpecMismatch naming every wanted tensor that is offered with another shape or dtype."""
@@ -117,13 +119,24 @@ class Catalogue:
         """Forget an offer that failed."""
         del self._by_key[self._key_of[number]][number]
 
+    def _of(self, key: str) -> Iterator[tuple[int, Offered]]:
+        """Yield the offers of a tensor, and spare ones where the reader goes on behind those."""
+        yield from self._by_key.get(key, {}).items()
+        if self._spare is None or key in self._spent:
+            return
+        self._spent.add(key)
+        spare = dict(enumerate(self._spare(key), start=len(self._key_of)))
+        self._key_of |= dict.fromkeys(spare, key)
+        self._by_key[key] |= spare
+        yield from spare.items()
+
     def plan(self, regions: Sequence[Region], failures: Sequence[Failure]) -> Plan:
         """Return which offers to fetch for which regions; MissingTile if the remaining offers do not suffice."""
         plan: Plan = {}
         for region in regions:
             todo = region.missing
             taken: list[Job] = []
-            for number, offer in self._by_key.get(region.spec.key, {}).items():
+            for number, offer in self._of(region.spec.key):
                 fresh = [common for part in todo if (common := part.intersect(offer.box))]
                 if not fresh:
                     continue

@@ -60,10 +60,10 @@ def resolve(
     """Fill `destination(spec, box)`, a writable buffer of the box's bytes, for every wanted region.
 
     Each region is assembled from the offered tiles that overlap it; earlier sources are preferred, in the order of
-    `sources`, then earlier offers. A tile is fetched once, its digest verified, and copied to every region that needs
-    it, or read into its place and verified there; one that fails is replaced by other offers for the same elements, and
-    `Repairing` sources are then given the good bytes. All offers must belong to one consistent state: the resolver
-    cannot tell steps apart.
+    `sources`, then earlier offers, then those that `Sparing` offers keep back. A tile is fetched once, its digest
+    verified, and copied to every region that needs it, or read into its place and verified there; one that fails is
+    replaced by other offers for the same elements, and `Repairing` sources are then given the good bytes. All offers
+    must belong to one consistent state: the resolver cannot tell steps apart.
 
     At most `in_flight` batches of up to 32 MiB are under way (less for small plans: 1 MiB, or what a `Distant` source
     wants, or one tile); `destination` is called first, in this thread. SpecMismatch names the tensors offered with

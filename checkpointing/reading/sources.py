@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -47,6 +47,15 @@ class TileSource(Protocol):
 
         SourceError if it cannot; TileLost if that says nothing about its other tiles.
         """
+        ...
+
+
+@runtime_checkable
+class Sparing(Protocol):
+    """Offers of which some are left out until they are needed."""
+
+    def spare(self, key: str) -> Iterable[Offered]:
+        """Return more offers of a tensor, preferred ones first; called once for each of which the others do not do."""
         ...
 
 

@@ -4,7 +4,18 @@ A trainer has one `ComputeDevice`, opened once, and every thread of it that touc
 Kinds: "cpu", and "cuda" for NVIDIA's devices and, in torch's builds for ROCm, AMD's.
 """
 
-from elastic3d.devices.device import PINNED, ComputeDevice, CopyStream, Move
+from elastic3d.devices.device import PINNED, ComputeDevice, CopyStream, Load, Move
 from elastic3d.devices.selection import AUTO, available, choose, device_at, register
 
-__all__ = ["AUTO", "PINNED", "ComputeDevice", "CopyStream", "Move", "available", "choose", "device_at", "register"]
+__all__ = [
+    "AUTO",
+    "PINNED",
+    "ComputeDevice",
+    "CopyStream",
+    "Load",
+    "Move",
+    "available",
+    "choose",
+    "device_at",
+    "register",
+]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from elastic3d.devices.device import CopyStream, Move
+from elastic3d.devices.device import CopyStream, Load, Move
+from elastic3d.devices.reading import Reading
 from elastic3d.values import DeviceFacts
 
 
@@ -84,6 +85,10 @@ class CpuDevice:
         """Add them, in one call where there are several."""
         add_rows(total, rows, begins)
 
+    def begin_reading(self, tensors: Sequence[torch.Tensor]) -> Reading:
+        """Read them at once."""
+        return Reading(tensors, lambda tensor: True, lambda vector: lambda: vector)
+
     def mark(self) -> object:
         """Return None: nothing is queued."""
         return None
@@ -91,6 +96,11 @@ class CpuDevice:
     def copy_stream(self) -> CopyStream:
         """Return what copies by memmove."""
         return CpuCopyStream()
+
+    def load(self, loads: Iterable[Load]) -> None:
+        """Copy at once."""
+        for one in loads:
+            one.target.copy_(one.source)
 
     def facts(self, slots: int) -> DeviceFacts:
         """Return the processor's name and a slot's share of the host's memory."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ import torch
 from torch import nn
 
 from elastic3d.devices.cpu import copy_from_host
-from elastic3d.devices.device import PINNED, CopyStream, Move
+from elastic3d.devices.device import PINNED, CopyStream, Load, Move
 from elastic3d.devices.exhaustion import DeviceUse, describe, holders
-from elastic3d.devices.ring import BounceRing
+from elastic3d.devices.reading import Reading
+from elastic3d.devices.ring import BounceRing, load
 from elastic3d.errors import ConfigurationError
 from elastic3d.log import process_log
 from elastic3d.values import DeviceFacts
@@ -123,6 +124,21 @@ class CudaDevice:
         kernel = _row_kernel(self.index) if total.dtype == torch.float32 else add_rows
         kernel(total, rows, begins)
 
+    def begin_reading(self, tensors: Sequence[torch.Tensor]) -> Reading:
+        """Queue one copy to pinned memory."""
+        return Reading(tensors, lambda tensor: tensor.device.type == "cpu", self._begin_copy)
+
+    def _begin_copy(self, vector: torch.Tensor) -> Callable[[], torch.Tensor]:
+        room = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+        room.copy_(vector, non_blocking=True)
+        copied = torch.cuda.current_stream(self.index).record_event()
+
+        def wait() -> torch.Tensor:
+            copied.synchronize()
+            return room
+
+        return wait
+
     def mark(self) -> object:
         """Return an event at the end of what the current stream has been given so far."""
         return torch.cuda.current_stream(self.index).record_event()
@@ -130,6 +146,11 @@ class CudaDevice:
     def copy_stream(self) -> CopyStream:
         """Return a stream with its pinned buffers."""
         return CudaCopyStream(self.torch_device)
+
+    def load(self, loads: Iterable[Load]) -> None:
+        """Copy through two pinned buffers on the current stream. torch keeps them for the stream of snapshots."""
+        stream = torch.cuda.current_stream(self.index)
+        load(loads, _Pinned(PINNED, stream), _Pinned(PINNED, stream))
 
     def facts(self, slots: int) -> DeviceFacts:
         """Return what the driver says of it."""
@@ -197,6 +218,10 @@ class _Pinned:
     def fill(self, start: int, data: torch.Tensor) -> None:
         """Queue a copy on the current stream, which is this one's."""
         self.memory[start : start + data.numel()].copy_(data, non_blocking=True)
+
+    def send(self, start: int, to: torch.Tensor) -> None:
+        """Queue a copy on the current stream, which is this one's."""
+        to.copy_(self.memory[start : start + to.numel()], non_blocking=True)
 
     def mark(self) -> None:
         """Record the event behind what is queued."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from elastic3d.devices.reading import Reading
     from elastic3d.values import DeviceFacts
 
 
@@ -27,6 +28,16 @@ class Move:
     """What is copied: on the device or on the host."""
     offset: int
     """Where its first byte goes, in bytes from the target's start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One tensor in the host's memory whose values are to be a device's. Both are contiguous and of one dtype."""
+
+    source: torch.Tensor
+    """On the host, pageable."""
+    target: torch.Tensor
+    """On the device, of as many elements."""
 
 
 class CopyStream(Protocol):
@@ -114,12 +125,23 @@ class ComputeDevice(Protocol):
         """
         ...
 
+    def begin_reading(self, tensors: Sequence[torch.Tensor]) -> Reading:
+        """Begin to read numbers after the device's work so far: all by one copy, which is waited for once.
+
+        They are of dtypes that float64 holds, on the device or on the host. Until then they are not to be written to.
+        """
+        ...
+
     def mark(self) -> object:
         """Return the point that the calling thread's work on the device has been queued up to; None for now."""
         ...
 
     def copy_stream(self) -> CopyStream:
         """Return a stream of copies for the calling thread, which keeps it for as long as it copies."""
+        ...
+
+    def load(self, loads: Iterable[Load]) -> None:
+        """Copy from the host's memory, in the order of the calling thread's work; return when all is there."""
         ...
 
     def facts(self, slots: int) -> DeviceFacts:

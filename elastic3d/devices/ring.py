@@ -2,7 +2,8 @@
 
 Nothing waits for a single tensor. Copies into a buffer are queued until it is full, then their end is marked; what
 waits for the mark is the emptying of that buffer, before it is filled again. So there is one wait for each bufferful,
-and while the host waits the device fills the other one.
+and while the host waits the device fills the other one. The way back goes alike: a buffer that the host has filled is
+queued for the device, and filled again when the device has emptied it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from elastic3d.devices.device import Move
+from elastic3d.devices.device import Load, Move
 
 
 class BounceBuffer(Protocol):
@@ -33,6 +34,51 @@ class BounceBuffer(Protocol):
     def wait(self) -> None:
         """Block until the device has got to the newest mark."""
         ...
+
+
+class LoadBuffer(Protocol):
+    """Memory that a device reads from in its own time, in the order in which it was asked to."""
+
+    memory: torch.Tensor
+    """Its bytes, on the host."""
+
+    def send(self, start: int, to: torch.Tensor) -> None:
+        """Queue a copy of the bytes from `start` on to bytes on the device."""
+        ...
+
+    def mark(self) -> None:
+        """Mark the end of what was queued so far."""
+        ...
+
+    def wait(self) -> None:
+        """Block until the device has got to the newest mark."""
+        ...
+
+
+def load(loads: Iterable[Load], first: LoadBuffer, second: LoadBuffer) -> None:
+    """Copy tensors of the host to a device through two fresh buffers in turns; return when all are there."""
+    filling, other, filled = first, second, 0
+    waits = False  # whether the device may still read what was queued from the other one
+    for one in loads:
+        data, target = (part.detach().reshape(-1).view(torch.uint8) for part in (one.source, one.target))
+        assert data.numel() == target.numel()
+        done = 0
+        while done < data.numel():
+            if filled == filling.memory.numel():
+                filling.mark()
+                filling, other, filled = other, filling, 0
+                if waits:
+                    filling.wait()
+                waits = True
+            count = min(filling.memory.numel() - filled, data.numel() - done)
+            ctypes.memmove(filling.memory.data_ptr() + filled, data.data_ptr() + done, count)
+            filling.send(filled, target[done : done + count])
+            filled += count
+            done += count
+    filling.mark()
+    if waits:
+        other.wait()
+    filling.wait()
 
 
 class BounceRing:

@@ -130,18 +130,35 @@ not all have spoken, somebody moves, or a deadline is not over.
 """
 
 
+MOVES = 1000
+"""Milliseconds: a rank with a sign of progress within them, when that was written, moves."""
+
+COMPUTES = 200
+"""Milliseconds of processor time, of the last 2 s, from which on a rank computes something."""
+
+
 def outline(stall: Stall) -> Stall:
     """Return a stall without what passes or varies while nothing happens: two with one outline say the same."""
-    return replace(stall, ranks=tuple(replace(rank, silent=0, beat=0, cpu=0, io=0) for rank in stall.ranks))
+
+    def lasting(rank: RankStall) -> RankStall:
+        moves, computes = rank.silent < MOVES, rank.cpu >= COMPUTES
+        return replace(rank, silent=0 if moves else MOVES, beat=0, cpu=COMPUTES if computes else 0, io=0)
+
+    return replace(stall, ranks=tuple(map(lasting, stall.ranks)))
 
 
 def aged(stall: Stall, seconds: float) -> Stall:
-    """Return a stall that was true so many seconds ago as it is now, if nothing has moved since."""
+    """Return a stall that was true so many seconds ago as it is now, if none of its silent ranks has moved since."""
     more = int(seconds * 1000)
     if more <= 0:
         return stall
-    ranks = (replace(rank, silent=rank.silent + more, beat=rank.beat + more * _held(rank)) for rank in stall.ranks)
-    return replace(stall, ranks=tuple(ranks))
+
+    def now(rank: RankStall) -> RankStall:
+        if rank.silent < MOVES:
+            return rank
+        return replace(rank, silent=rank.silent + more, beat=rank.beat + more * _held(rank))
+
+    return replace(stall, ranks=tuple(map(now, stall.ranks)))
 
 
 def suspected(rank: RankStall) -> bool:

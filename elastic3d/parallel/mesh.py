@@ -6,6 +6,7 @@ axes: dp index = replica * shards + shard.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -70,13 +71,21 @@ class Mesh:
             self._axes = init_device_mesh(self.device.type, (1,), mesh_dim_names=("dp",))
         return self._axes["dp"]
 
-    def sum(self, votes: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a CPU vector over the world."""
-        if self.layout.world > 1:
-            number = self.progress.enter(Axis.WORLD, fingerprint(_SUM, votes.numel()))
-            dist.all_reduce(votes)
+    def begin_sum(self, votes: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin the sum of a CPU vector over the world; return what waits for it and returns it."""
+        if self.layout.world == 1:
+            return lambda: votes
+        mark = fingerprint(_SUM, votes.numel())
+        number = self.progress.post(Axis.WORLD, mark)
+        work = dist.all_reduce(votes, async_op=True)
+
+        def wait() -> torch.Tensor:
+            self.progress.wait(Axis.WORLD, number, mark)
+            work.wait()
             self.progress.leave(Axis.WORLD, number)
-        return votes
+            return votes
+
+        return wait
 
     def highest(self, number: int) -> int:
         """Return the highest of all ranks' numbers, on every rank."""

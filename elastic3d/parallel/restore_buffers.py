@@ -8,22 +8,25 @@ import torch
 
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.interchange.tensors import buffer_of
+from elastic3d.devices import ComputeDevice, Load
 from elastic3d.parallel.state import TensorInMemory
 
 
 class RestoreBuffers:
     """Where the bytes of each wanted box go: straight into a tensor in plain memory, else into a buffer first.
 
-    A tensor may have another dtype than the saved spec it is held under; then it is given the values.
+    A tensor may have another dtype than the saved spec it is held under; then it is given the values. device: where the
+    tensors are.
     """
 
-    def __init__(self, held: Iterable[TensorInMemory]) -> None:
+    def __init__(self, held: Iterable[TensorInMemory], device: ComputeDevice) -> None:
+        self._device = device
         self._targets: dict[str, tuple[TensorInMemory, torch.Tensor]] = {}
         for one in held:
             if one.box.numel:
                 into = one.local
                 saved = getattr(torch, one.spec.dtype)
-                if into.device.type != "cpu" or not into.is_contiguous() or into.dtype != saved:
+                if device.exclusive or not into.is_contiguous() or into.dtype != saved:
                     into = torch.empty(into.shape, dtype=saved)
                 self._targets[one.spec.key] = (one, into)
 
@@ -39,8 +42,23 @@ class RestoreBuffers:
         return buffer_of(into)
 
     def settle(self) -> None:
-        """Copy buffered bytes into their tensors."""
+        """Copy buffered bytes into their tensors; those of a device take them as they are, contiguous."""
         with torch.no_grad():
-            for held, into in self._targets.values():
-                if into.data_ptr() != held.local.data_ptr():
-                    held.local.copy_(into)
+            rest: list[tuple[torch.Tensor, torch.Tensor]] = []
+            self._device.load(self._loads(rest))
+            for local, values in rest:
+                local.copy_(values)
+
+    def _loads(self, rest: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[Load]:
+        """Yield what the device is to take, and add to `rest` what goes from there to its tensor."""
+        for held, into in self._targets.values():
+            local = held.local
+            if into.data_ptr() == local.data_ptr():
+                continue
+            values = into.to(local.dtype)
+            if local.is_contiguous():
+                yield Load(source=values, target=local)
+            else:
+                target = torch.empty(local.shape, dtype=local.dtype, device=local.device)
+                yield Load(source=values, target=target)
+                rest.append((local, target))

@@ -6,12 +6,14 @@ tensors; its scalars, such as `step`, are tensors without dims, held by every ra
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from checkpointing.format.tiles import Box, TensorSpec
@@ -61,20 +63,31 @@ def box_of(tensor: torch.Tensor) -> Box:
     Tensor parallelism cuts first and FSDP cuts the rest, always along dim 0, whichever way torch says so:
     (Shard(0), Shard(1)), or (_StridedShard(0), Shard(0)) where both cut one dim.
     """
-    shape = tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return _box(tuple(tensor.shape), (), (), None)
+    mesh = tensor.device_mesh
+    place = mesh.get_coordinate()
+    assert place is not None
+    box = _box(tuple(tensor.shape), tuple(tensor.placements), tuple(place), mesh)
+    assert tuple(tensor._local_tensor.shape) == box.shape, (tensor._local_tensor.shape, box)
+    return box
+
+
+@functools.lru_cache(maxsize=4096)
+def _box(
+    shape: tuple[int, ...], placements: tuple[Placement, ...], place: tuple[int, ...], mesh: DeviceMesh | None
+) -> Box:
+    """Do as `box_of`; few tensors of a model have a shape of their own, and all are asked after in each step."""
     start, stop = [0] * len(shape), list(shape)
-    if isinstance(tensor, DTensor):
-        mesh = tensor.device_mesh
-        for axis in reversed(range(mesh.ndim)):
-            placement = tensor.placements[axis]
-            if placement.is_replicate():
-                continue
-            assert isinstance(placement, Shard | _StridedShard), f"no part of a tensor: {placement}"
-            dim = placement.dim
-            first, last = run_of(stop[dim] - start[dim], mesh.size(axis), mesh.get_local_rank(axis))
-            start[dim], stop[dim] = start[dim] + first, start[dim] + last
-        local_shape = tuple(tensor._local_tensor.shape)
-        assert local_shape == tuple(b - a for a, b in zip(start, stop, strict=True)), (local_shape, start, stop)
+    for axis in reversed(range(len(placements))):
+        placement = placements[axis]
+        if placement.is_replicate():
+            continue
+        assert isinstance(placement, Shard | _StridedShard), f"no part of a tensor: {placement}"
+        assert mesh is not None
+        dim = placement.dim
+        first, last = run_of(stop[dim] - start[dim], mesh.size(axis), place[axis])
+        start[dim], stop[dim] = start[dim] + first, start[dim] + last
     return Box(start=tuple(start), stop=tuple(stop))
 
 
@@ -140,9 +153,10 @@ def tiles_of(model: nn.Module, optimizer: torch.optim.Optimizer | None, *, tp: i
     buffers = {id(buffer) for _, buffer in persistent_buffers(model)}
     tiles: list[Tile] = []
     for held in [*held_by_model(model), *(held_by_optimizer(model, optimizer) if optimizer else ())]:
-        if held.box.numel and not is_copy(held.tensor, tp):
+        box = held.box
+        if box.numel and not is_copy(held.tensor, tp):
             tensor = held.local.clone() if id(held.tensor) in buffers else held.local
-            tiles.append((held.spec, held.box, tensor))
+            tiles.append((held.spec, box, tensor))
     return tiles
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,7 @@ class Inventory:
     """One rank's snapshot as one server holds it, its own or another's replica.
 
     rank, world: in the generation that made it. facts: as given to `snapshot`. digests: of each box's tiles, together.
+    copies: other servers that hold the same.
     """
 
     server: str
@@ -36,6 +37,7 @@ class Inventory:
     facts: dict[str, Any]
     table: SnapshotTable
     digests: tuple[str, ...]
+    copies: tuple[str, ...] = ()
 
     @cached_property
     def shards(self) -> tuple[OfferedShard, ...]:
@@ -45,6 +47,7 @@ class Inventory:
                 spec=entry.spec,
                 box=entry.box,
                 source=self.server,
+                copies=self.copies,
                 generation=self.generation,
                 step=self.step,
                 rank=self.rank,
@@ -62,6 +65,16 @@ class Inventory:
     def tiles(self) -> list[Offered]:
         """Return all of it tile by tile: many, of which a restore needs few."""
         return [tile for shard in self.shards for tile in shard.tiles()]
+
+
+def merged(held: Iterable[Inventory]) -> list[Inventory]:
+    """Return one inventory for what several servers hold alike, down to the digest of each tile."""
+    first: dict[tuple[object, ...], Inventory] = {}
+    for one in held:
+        same = (one.generation, one.step, one.rank, one.world, one.table.identity, one.digests)
+        known = first.get(same)
+        first[same] = one if known is None else replace(known, copies=(*known.copies, one.server))
+    return list(first.values())
 
 
 def inventories(servers: Sequence[str], credentials: Credentials) -> list[Inventory]:

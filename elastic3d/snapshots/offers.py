@@ -1,10 +1,12 @@
 """What keepers' memory has on offer to a restore, said shard by shard and spelled out in tiles where it is wanted.
 
-A snapshot has many thousand tiles and few hundred shards, every rank hears of all of them, and needs a few.
+A snapshot has many thousand tiles and few hundred shards, every rank hears of all of them, and needs a few. What two
+servers hold alike is one shard, and of its tiles the second copies are spelled out only where a first one did not do.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +26,8 @@ class OfferedShard:
     """Which part of it."""
     source: str
     """The server's address."""
+    copies: tuple[str, ...] = ()
+    """Addresses of other servers that hold the same."""
     generation: int
     """That made the snapshot."""
     step: int
@@ -37,29 +41,62 @@ class OfferedShard:
     digests: str
     """Of its tiles, one after the other, in hex."""
 
-    def tiles(self) -> Iterator[Offered]:
-        """Yield its tiles as the resolver takes them."""
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All servers that hold it."""
+        return (self.source, *self.copies)
+
+    def tiles(self, source: str | None = None) -> Iterator[Offered]:
+        """Yield its tiles as the resolver takes them, from one of its servers: the first if none is named."""
+        source = self.source if source is None else source
         shard = BoxExtent(spec=self.spec, box=self.box, offset=self.offset)
         for number, (box, offset, nbytes) in enumerate(tables.cut(shard, self.tile_bytes)):
             yield Offered(
                 spec=self.spec,
                 box=box,
                 digest=self.digests[number * DIGEST_DIGITS : (number + 1) * DIGEST_DIGITS],
-                source=self.source,
+                source=source,
                 where=[self.generation, self.step, self.rank, offset, nbytes],
             )
 
 
-def spell_out(offers: Iterable[Offered | OfferedShard], wanted: Iterable[tuple[TensorSpec, Box]]) -> Iterator[Offered]:
-    """Yield offers tile by tile; of shards only those that have something in common with what is wanted."""
+class SpelledOut(list[Offered]):
+    """Tiles on offer, and more of them for a tensor of which those turn out not to suffice."""
+
+    def __init__(self, tiles: Iterable[Offered], spare: Mapping[str, Sequence[tuple[OfferedShard, str]]]) -> None:
+        super().__init__(tiles)
+        self._spare = spare
+
+    def spare(self, key: str) -> Iterable[Offered]:
+        """Return the second copies of a tensor's tiles, those of preferred sources first."""
+        return [tile for shard, source in self._spare.get(key, ()) for tile in shard.tiles(source)]
+
+
+def spell_out(
+    offers: Iterable[Offered | OfferedShard],
+    wanted: Iterable[tuple[TensorSpec, Box]],
+    sources: Iterable[str],
+) -> SpelledOut:
+    """Return offers tile by tile; of shards only those that have something in common with what is wanted.
+
+    sources: in the order in which they are preferred. Tiles of a shard are of the best source that has them.
+    """
+    order = {name: place for place, name in enumerate(sources)}
     boxes: dict[str, list[Box]] = {}
     for spec, box in wanted:
         boxes.setdefault(spec.key, []).append(box)
+    tiles: list[Offered] = []
+    spare: defaultdict[str, list[tuple[OfferedShard, str]]] = defaultdict(list)
     for offer in offers:
         if isinstance(offer, Offered):
-            yield offer
+            tiles.append(offer)
         elif _meets(offer, boxes):
-            yield from offer.tiles()
+            best, *others = sorted(offer.sources, key=order.__getitem__) if offer.copies else offer.sources
+            tiles.extend(offer.tiles(best))
+            spare[offer.spec.key].extend((offer, source) for source in others)
+    for copies in spare.values():
+        copies.sort(key=lambda copy: order[copy[1]])
+    return SpelledOut(tiles, spare)
 
 
 def _meets(offer: OfferedShard, wanted: Mapping[str, Sequence[Box]]) -> bool:

@@ -14,6 +14,7 @@ from checkpointing.reading.resolver import Resolved, resolve
 from checkpointing.reading.sources import TileSource
 from elastic3d.data import Batches, Cursor
 from elastic3d.data.ledger import Ledger
+from elastic3d.devices import ComputeDevice
 from elastic3d.errors import StateUnfit
 from elastic3d.log import process_log
 from elastic3d.parallel import facts as written
@@ -32,6 +33,7 @@ def load(
     batches: Batches,
     decision: restoring.Decision,
     sources: Mapping[str, TileSource],
+    device: ComputeDevice,
 ) -> Ledger:
     """Bring the decided state into this rank's model, optimizer, schedule and batches; return its ledger.
 
@@ -39,13 +41,13 @@ def load(
     state of other batches; checkpointing's MissingTile or SpecMismatch where tiles do not fit.
     """
     if starting.is_foreign(decision):
-        starting.load_weights(model, decision, sources)
+        starting.load_weights(model, decision, sources, device)
         return ()
     facts = state_facts.parse(decision.facts, decision.step)
     restoring.check_facts(facts, decision.step, batches.order, batches.fingerprint)
     saved = {offer.spec.key: offer.spec for offer in decision.offers}
     create_optimizer_state(model, optimizer, saved.values())
-    buffers = RestoreBuffers([*held_by_model(model), *held_by_optimizer(model, optimizer)])
+    buffers = RestoreBuffers([*held_by_model(model), *held_by_optimizer(model, optimizer)], device)
     wanted = list(buffers.wanted())
     resolved = resolve(wanted, restoring.offers(decision, sources, wanted), sources, buffers.destination)
     tell_read(resolved, sources)

@@ -6,8 +6,10 @@ store look the same to every rank: tiles on offer, from which it takes those of 
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,7 +19,7 @@ from elastic3d.data import Order
 from elastic3d.errors import StateError, StateUnfit
 from elastic3d.log import process_log
 from elastic3d.port import NearMemory
-from elastic3d.snapshots.offers import OfferedShard, spell_out
+from elastic3d.snapshots.offers import OfferedShard, SpelledOut, spell_out
 from elastic3d.training.state_facts import StateFacts
 from elastic3d.values import StoreAt
 
@@ -65,6 +67,12 @@ class Decision:
     checkpoint: str = ""
     damaged: tuple[str, ...] = ()
     detail: str = ""
+
+    def sources(self) -> list[str]:
+        """Return the names of all sources that hold some of it."""
+        names = {offer.source for offer in self.offers}
+        copied = {offer.copies for offer in self.offers if isinstance(offer, OfferedShard)}
+        return sorted(names.union(*copied))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,15 +150,15 @@ def close_sources(sources: Mapping[str, TileSource]) -> None:
 
 def offers(
     decision: Decision, sources: Mapping[str, TileSource], wanted: Iterable[tuple[TensorSpec, Box]]
-) -> list[Offered]:
+) -> SpelledOut:
     """Return the tiles on offer to this node: a decision's offers, and what nearer sources make of the store's.
 
-    Of what is in memory only what can be of use for what is wanted.
+    Of what is in memory only what can be of use for what is wanted, and second copies only as a spare.
     """
-    tiles = list(spell_out(decision.offers, wanted))
+    tiles = spell_out(decision.offers, wanted, sources)
     stored = [tile for tile in tiles if tile.source == STORE]
-    near = [tile for source in sources.values() if isinstance(source, Nearer) for tile in source.offers(stored)]
-    return [*near, *tiles]
+    tiles[:0] = [tile for source in sources.values() if isinstance(source, Nearer) for tile in source.offers(stored)]
+    return tiles
 
 
 AHEAD = 64
@@ -323,6 +331,23 @@ def dump(decision: Decision) -> bytes:
 
 def load(data: bytes) -> Decision:
     """Return the decision that `dump` wrote."""
+    with _uncollected():
+        return _load(data)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Make many objects that all stay, without looking for garbage among them again and again: a third of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _load(data: bytes) -> Decision:
     (origin, step, generation, facts, checkpoint, damaged, detail), named, rows = json.loads(data)
     specs = {key: TensorSpec(key=key, dtype=dtype, shape=tuple(shape)) for key, (dtype, shape) in named.items()}
     offers = tuple(
@@ -344,18 +369,20 @@ def load(data: bytes) -> Decision:
 def _rest(offer: Offered | OfferedShard) -> list[Any]:
     if isinstance(offer, Offered):
         return [offer.digest, offer.where]
-    return [offer.generation, offer.step, offer.rank, offer.offset, offer.tile_bytes, offer.digests]
+    place = [offer.generation, offer.step, offer.rank, offer.offset, offer.tile_bytes]
+    return [*place, offer.digests, offer.copies]
 
 
 def _offer(spec: TensorSpec, box: Box, source: str, rest: Sequence[Any]) -> Offered | OfferedShard:
     if len(rest) == 2:
         digest, where = rest
         return Offered(spec=spec, box=box, digest=digest, source=source, where=where)
-    generation, step, rank, offset, tile_bytes, digests = rest
+    generation, step, rank, offset, tile_bytes, digests, copies = rest
     return OfferedShard(
         spec=spec,
         box=box,
         source=source,
+        copies=tuple(copies),
         generation=generation,
         step=step,
         rank=rank,

@@ -15,6 +15,7 @@ from torch import nn
 from checkpointing.format.tiles import TensorSpec
 from checkpointing.reading.resolver import resolve
 from checkpointing.reading.sources import TileSource
+from elastic3d.devices import ComputeDevice
 from elastic3d.errors import StateError
 from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import TensorInMemory, held_by_model
@@ -35,7 +36,9 @@ def from_the_start(decision: restoring.Decision) -> restoring.Decision:
     return dataclasses.replace(decision, step=0) if is_foreign(decision) else decision
 
 
-def load_weights(model: nn.Module, decision: restoring.Decision, sources: Mapping[str, TileSource]) -> None:
+def load_weights(
+    model: nn.Module, decision: restoring.Decision, sources: Mapping[str, TileSource], device: ComputeDevice
+) -> None:
     """Load the weights into this rank's part of the model.
 
     Values that the model's dtype holds exactly, such as bfloat16 in float32, are widened. StateError names tensors that
@@ -65,7 +68,7 @@ def load_weights(model: nn.Module, decision: restoring.Decision, sources: Mappin
             "own names, shapes and dtypes (`elastic3d ckpt import`), or give the run an empty store to start from "
             "random weights"
         )
-    buffers = RestoreBuffers(held)
+    buffers = RestoreBuffers(held, device)
     wanted = list(buffers.wanted())
     resolve(wanted, restoring.offers(decision, sources, wanted), sources, buffers.destination)
     buffers.settle()

@@ -71,7 +71,13 @@ class StateLoader:
                 try:
                     with announced_read(decision, store):
                         ledger = loading.load(
-                            self.assembly.model, self.optimizer, self.schedule, self.batches, decision, sources
+                            self.assembly.model,
+                            self.optimizer,
+                            self.schedule,
+                            self.batches,
+                            decision,
+                            sources,
+                            self.assembly.mesh.computes_on,
                         )
                 except MissingTile as error:
                     if decision.source != restoring.STORE or not error.damaged:

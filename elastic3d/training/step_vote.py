@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from elastic3d.health.phases import Phase
 from elastic3d.parallel.assembly import Assembly
-from elastic3d.parallel.host_copy import on_host
 from elastic3d.parallel.numerics.update import finite
 from elastic3d.parallel.vote import Ballot, Outcome
 from elastic3d.port import Port
@@ -14,18 +13,28 @@ from elastic3d.training.loss import Loss
 def vote(assembly: Assembly, loss: Loss, port: Port, *, checkpoint: bool, clip: bool, skip: bool) -> Outcome:
     """Finish the gradient's reduction and vote on the step; a collective, with the same outcome on every rank.
 
+    No rank has an outcome before all have made their backward passes and this one its sums. Where nothing of the
+    gradient is voted on, the vote is on its way while the last pieces of it are; a rank that ends between its vote and
+    its update is what it is after any vote: one without the step that the others have made, and whose state is taken
+    from an older one. With a norm the vote cannot begin before the sums are there.
+
     checkpoint: one is due here. clip: the norm is wanted. skip: no update is to be made where the gradient is not
     finite. Samples are counted by the first rank of each replica alone, and losses by the first of each tensor group.
     """
     flags = port.flags()
-    assembly.reduction.finish()
+    device, reads_gradient = assembly.mesh.computes_on, clip or skip
+    # A device is given all there is to do before any of it is waited for; on the host, waiting is what there is to do.
+    first = reads_gradient or assembly.mesh.device.type != "cpu"
+    parts = loss.parts if assembly.mesh.place.tp == 0 else {}
+    early = None if reads_gradient else device.begin_reading(list(parts.values()))
+    if first:
+        assembly.reduction.finish()
     place = assembly.mesh.place
     counts = place.pp == 0 and place.tp == 0
-    # Whatever a device has yet to compute for the vote is queued before any of it is waited for.
     squares = assembly.squares() if clip else {}
     finites = [] if clip or not skip else finite(assembly.model)
-    parts = loss.parts if place.tp == 0 else {}
-    read = iter(on_host([*parts.values(), *finites, *(rows for _, rows in squares.values())]))
+    reading = early or device.begin_reading([*parts.values(), *finites, *(rows for _, rows in squares.values())])
+    read = iter(reading.wait())
     losses = {index: next(read).tolist() for index in parts}
     sound = [bool(next(read)) for _ in finites]
     ballot = Ballot(
@@ -44,6 +53,8 @@ def vote(assembly: Assembly, loss: Loss, port: Port, *, checkpoint: bool, clip: 
         rows={name: (first, next(read)) for name, (first, _) in squares.items()},
     )
     paper = assembly.paper(loss.batch.count)
+    votes = assembly.mesh.begin_sum(paper.fill(port.assignment.rank, ballot, norm=clip))
+    if not first:
+        assembly.reduction.finish()
     port.progress.phase(Phase.VOTE)
-    votes = assembly.mesh.sum(paper.fill(port.assignment.rank, ballot, norm=clip))
-    return paper.read(votes, norm=clip)
+    return paper.read(votes(), norm=clip)

@@ -19,7 +19,7 @@ from checkpointing.stores.address import redacted
 from elastic3d.errors import StateError
 from elastic3d.log import process_log
 from elastic3d.port import NearMemory
-from elastic3d.snapshots.client import Inventory, PeerSource, inventories
+from elastic3d.snapshots.client import Inventory, PeerSource, inventories, merged
 from elastic3d.snapshots.lending import borrow
 from elastic3d.snapshots.memory import SnapshotName
 from elastic3d.snapshots.offers import OfferedShard
@@ -39,7 +39,7 @@ class KeepersAndStore:
 
     def inventories(self, servers: Sequence[str]) -> Sequence[Inventory]:
         """Return what the reachable keepers hold, their own trainers' snapshots and replicas."""
-        return inventories(servers, self._credentials) if self._credentials is not None else ()
+        return merged(inventories(servers, self._credentials)) if self._credentials is not None else ()
 
     def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> restoring.Decision | None:
         """Return the checkpoint asked for, None if nothing was ever committed; StateError if there is none to take.
@@ -91,7 +91,7 @@ class KeepersAndStore:
         This node's own keepers come first, and their memory is read where it lies. Each rank begins with another one
         of the others, so that tiles held by all are not requested from one alone.
         """
-        names = sorted({offer.source for offer in decision.offers})
+        names = decision.sources()
         sources: dict[str, TileSource] = dict(_borrowed(decision, near))
         names = [name for name in names if name not in sources]
         first = rank % len(names) if names else 0
@@ -109,8 +109,8 @@ def _borrowed(decision: restoring.Decision, near: Sequence[NearMemory]) -> Itera
     wanted: dict[str, set[SnapshotName]] = {}
     for offer in decision.offers:
         if isinstance(offer, OfferedShard):
-            name = SnapshotName(offer.generation, offer.step, offer.rank)
-            wanted.setdefault(offer.source, set()).add(name)
+            for source in offer.sources:
+                wanted.setdefault(source, set()).add(SnapshotName(offer.generation, offer.step, offer.rank))
     for one in near:
         if one.server in wanted:
             try:

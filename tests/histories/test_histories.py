@@ -91,6 +91,14 @@ def test_any_history_ends_with_the_same_bits(
         assert causes == ["start"]
 
 
+@pytest.mark.slow
+def test_leaves_end_with_the_same_bits(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Whole leaves go to other nodes: seven of two micro-batches each, over four, three and four nodes."""
+    leaves = dataclasses.replace(SMALL, global_batch=28, options=(*SMALL.options, "--leaf=2"))
+    outcome = held(play(leaves, faults("1@6", "@12"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(leaves))
+    assert len(outcome.picture.generations) > 1
+
+
 def test_one_death_costs_at_most_one_step(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """State comes from memory, and no step before the newest snapshot is repeated.
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from elastic3d.data import Growing, Packed, check
+from elastic3d.parallel.reduction.ordered import Ordered
 from elastic3d.training import Run
 from tests.data.streams import Stateful, sentence
 from tests.parallel.models import Model, Plain, Recomputing, Sentences, loss_fn
@@ -67,6 +69,30 @@ def train_twice(
     for batch in batches.until(step=2):
         run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
     return run.digest()
+
+
+def train_noted(run: Run, *, clip: float | None = None, skip: bool = False) -> list[str]:
+    """Make one step; return in which order it sent the vote, finished its sums and updated."""
+    noted: list[str] = []
+    model = run.shard(lambda: Model(dropout=0.0), blocks="blocks", seed=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    optimizer.register_step_pre_hook(lambda *_: noted.append("update"))
+    sent, finished = dist.all_reduce, Ordered.finish
+
+    def send(*args: Any, **options: Any) -> Any:
+        noted.append("vote")
+        return sent(*args, **options)
+
+    def finish(reduction: Ordered) -> None:
+        finished(reduction)
+        noted.append("sums")
+
+    dist.all_reduce, Ordered.finish = send, finish  # type: ignore[method-assign]
+    for batch in batches.until(step=1):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=clip, skip_nonfinite=skip)
+    return noted
 
 
 def train_checkpointed(run: Run) -> str:

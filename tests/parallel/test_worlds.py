@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,3 +98,18 @@ def test_an_error_in_the_users_code_is_not_a_lost_peer() -> None:
         last = run_world(mains.fails, Orders(layout=layout))[-1]
         assert last.ended == "raised"
         assert "a bug of the user's" in last.error
+
+
+@pytest.mark.parametrize(
+    ("choices", "order"),
+    [
+        ({}, ["vote", "sums", "update"]),
+        ({"clip": 0.5}, ["sums", "vote", "update"]),
+        pytest.param({"skip": True}, ["sums", "vote", "update"], marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_the_vote_goes_beside_the_last_pieces_of_the_gradient(choices: dict[str, Any], order: list[str]) -> None:
+    """Where it says nothing of the gradient; no rank updates before it has both."""
+    reports = run_world(partial(mains.train_noted, **choices), Orders(layout=Layout(pp=1, dp=2)))
+    assert [report.result for report in reports] == [order, order], reports[0].error

@@ -13,7 +13,7 @@ import pytest
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.resolver import Resolved, resolve
 from elastic3d.port import NearMemory
-from elastic3d.snapshots.client import inventories
+from elastic3d.snapshots.client import inventories, merged
 from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.lending import BorrowedMemory, Lender, borrow
 from elastic3d.snapshots.memory import SnapshotName
@@ -62,7 +62,7 @@ def place() -> Iterator[Callable[[int], Lending]]:
 
 def decided(*places: Place, step: int = 7) -> restoring.Decision:
     """Return the decision to go on from a step, as each rank gets it."""
-    held = [one for one in inventories([place.address for place in places], READER) if one.step == step]
+    held = [one for one in merged(inventories([place.address for place in places], READER)) if one.step == step]
     offers = tuple(offer for one in held for offer in one.offers())
     decision = restoring.Decision(source=restoring.MEMORY, step=step, generation=1, offers=offers)
     return restoring.load(restoring.dump(decision))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def test_the_same_tiles_are_on_offer_as_were_digested() -> None:
         )
         for entry, each_digest in zip(table.entries, tables.split_digests(table, "".join(digests)), strict=True)
     ]  # fmt: skip
-    spelled = list(spell_out(offers, [(one.spec, one.box) for one in offers if one.box.numel]))
+    spelled = list(spell_out(offers, [(one.spec, one.box) for one in offers if one.box.numel], ["a:1"]))
     there = [tile for tile in table.tiles if tile.nbytes]
     assert [(tile.spec, tile.box) for tile in spelled] == [(tile.spec, tile.box) for tile in there]
     for tile in spelled:
@@ -103,8 +104,17 @@ def test_the_same_tiles_are_on_offer_as_were_digested() -> None:
         assert tile.where[:3] == [3, 7, 1]
         assert digest(tile.spec, tile.box, data[offset : offset + nbytes]) == tile.digest
     rows = (spec(4096, 300), Box(start=(0, 0), stop=(1000, 300)))
-    assert list(spell_out(offers, [rows])) == []
-    assert {tile.spec.key for tile in spell_out(offers, [(offers[1].spec, offers[1].box)])} == {"model/b"}
+    assert list(spell_out(offers, [rows], ["a:1"])) == []
+    assert {tile.spec.key for tile in spell_out(offers, [(offers[1].spec, offers[1].box)], ["a:1"])} == {"model/b"}
+    # What another server holds too is spelled out there where that is preferred, and kept back otherwise.
+    both = [replace(one, copies=("b:1",)) for one in offers]
+    everything = [(one.spec, one.box) for one in offers if one.box.numel]
+    for first, second in (("a:1", "b:1"), ("b:1", "a:1")):
+        tiles = spell_out(both, everything, [first, second])
+        assert [tile.source for tile in tiles] == [first] * len(spelled)
+        assert list(tiles.spare("model/b")) == [
+            replace(tile, source=second) for tile in spelled if tile.spec.key == "model/b"
+        ]
     with pytest.raises(ValueError, match="digests of"):
         tables.split_digests(table, "".join(digests[1:]))
 

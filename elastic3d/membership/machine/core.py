@@ -130,6 +130,7 @@ class Core:
                     # This member's keys may be older ones now, or gone although their lease is kept.
                     self._registered = self._registering = False
                     self._registered_at = 0
+                    self._stall.rolled_back()
                     # The tombs this member put up may be lost with the rest: the dead are buried again.
                     self._buried.clear()
             self._hear(event, actions, now)
@@ -138,8 +139,9 @@ class Core:
         self._suspicions.follow(self.view, now)
         if self.leads and self._led != self.view.token:
             self._led = self.view.token
-            # A rolled back etcd counts its revisions anew, and attempts never repeat.
-            attempt = max(self.view.token, self.view.forgotten)
+            # A rolled back etcd counts its revisions anew, and attempts never repeat: neither those from before, nor
+            # those of other leaders since.
+            attempt = self.view.token + self.view.forgotten
             self._leader_state = LeaderState(
                 buried=self._buried, leading=now, attempt=attempt, suspicions=self._suspicions
             )

@@ -13,7 +13,7 @@ class OwnStall:
     def __init__(self) -> None:
         self._stall: tuple[Stall, float] | None = None
         self._written: Stall | None = None
-        self._anew = False
+        self._anew = self._uncertain = False
 
     def silent(self, stall: Stall, now: float) -> None:
         """Take in that ranks of this node stand still."""
@@ -28,13 +28,18 @@ class OwnStall:
         """The member's keys may be gone: write anew what holds."""
         self._anew = True
 
+    def rolled_back(self) -> None:
+        """Etcd has the keys of an earlier time: one that was taken back may stand again."""
+        self._uncertain = True
+
     def follow(self, view: View, actions: list[acts.Action], now: float) -> None:
         """Write what changed in more than its times. A stall dies with its generation."""
         current, (anew, self._anew) = view.generation, (self._anew, False)
         if self._stall is not None and (current is None or current.key != self._stall[0].key):
             self._stall = None
+        uncertain, self._uncertain = self._uncertain, False
         if self._stall is None:
-            if self._written is not None:
+            if self._written is not None or uncertain:
                 self._written = None
                 actions.append(acts.DropStall())
             return

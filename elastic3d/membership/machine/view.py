@@ -24,9 +24,9 @@ class View:
     outs: active nodes of the sealed generation that are out, by id, with the time when that was heard. fallen: members
     of it or of the proposed generation that died, with their machines, until the next is sealed. generation_revision:
     of the value under the generation's key, which is not the generation while `spoiled`. outdated: since when that is
-    an older record because etcd was rolled back; None otherwise. forgotten: the greatest revision heard of before that,
-    0 if it never happened. garbage: revisions of keys that are to be swept. sealed_at: when the generation was heard
-    of. tombs_at, doubts_at: the same for these.
+    an older record because etcd was rolled back; None otherwise. forgotten: the greatest revision heard of before that
+    (the sum of them if it happened more than once), 0 if it never did. garbage: revisions of keys that are to be swept.
+    sealed_at: when the generation was heard of. tombs_at, doubts_at: the same for these.
     """
 
     def __init__(self, me: MemberRecord) -> None:
@@ -213,7 +213,7 @@ class View:
 
     def _list(self, event: e.Listed, now: float) -> None:
         if event.rolled_back:
-            self.forgotten = max(self.forgotten, *self._revisions.values(), 0)
+            self.forgotten += max(self._revisions.values(), default=0)
             self._revisions.clear()
             event = self._without_the_past(event, now)
         keep = {key for key, revision in self._revisions.items() if revision > event.revision}

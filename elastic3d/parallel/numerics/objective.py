@@ -41,7 +41,10 @@ def objective(loss_fn: UserLoss, scale: float) -> Callable[[Any, Any], torch.Ten
                 "micro-batch, or a pair (sum over its tokens, number of tokens)"
             )
         total, count = value
-        return torch.stack([_scaled(total, scale).double(), torch.as_tensor(count, device=total.device).double()])
+        if not isinstance(count, torch.Tensor):
+            # By a kernel: a copy of a number of the host's waits for the device.
+            count = torch.full((), count, dtype=torch.float64, device=total.device)
+        return torch.stack([_scaled(total, scale).double(), count.to(total.device).double()])
 
     return scored
 

@@ -31,5 +31,8 @@ class Reduction(Protocol):
         ...
 
     def present(self) -> set[str]:
-        """Return the names of the parameters that got a gradient on this rank in this step, and forget them."""
+        """Return the names of the parameters that got a gradient on this rank in this step, and forget them.
+
+        To be asked when all passes are over, before `finish` or after it.
+        """
         ...

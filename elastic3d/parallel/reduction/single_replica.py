@@ -63,4 +63,8 @@ class SingleReplica:
 
     def present(self) -> set[str]:
         """Return the names of the parameters that have a gradient."""
-        return {name for name, parameter in self._model.named_parameters() if parameter.grad is not None}
+        return {
+            name
+            for name, parameter in self._model.named_parameters()
+            if parameter.grad is not None or parameter in self._sums
+        }

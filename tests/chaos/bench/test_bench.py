@@ -9,9 +9,12 @@ import pytest
 from rich.console import Console
 
 from chaos.bench import forming
+from chaos.bench.cost import BASE, VARIANTS
 from chaos.bench.forming import CONTENDERS, Contender, Results, install, tables
 from chaos.bench.spread import spread
 from chaos.bench.world import Formed
+from elastic3d.calibration.script_question import ask
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.long
 
@@ -21,6 +24,13 @@ def test_a_spread_is_the_median_with_its_extremes() -> None:
     assert spread([3.0, 1.0, 2.0]) == "2.00 s (1.00 to 3.00)"
     assert spread([0.5, None], " %", 1) == "0.5 % (0.5 to 0.5), 1 of 2 never"
     assert spread([None, None]) == "none of 2"
+
+
+def test_the_base_of_the_cost_trains_as_it_is_called() -> None:
+    """The script hands its options on to `run.shard`; else the ordered reduction would be compared with itself."""
+    answer = ask(str(ROOT / "chaos/scripts/train_gpt.py"), (*VARIANTS[BASE], "--width=32"), limit=120)
+    assert BASE.startswith("fast")
+    assert answer.profile.reduction == "fast"
 
 
 def test_tables_show_figures_and_failures() -> None:

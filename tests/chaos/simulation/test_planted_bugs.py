@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -11,20 +11,23 @@ import pytest
 
 from chaos.simulation.etcd import Etcd
 from chaos.simulation.run import Outcome, play
-from chaos.simulation.schedule import draw
+from chaos.simulation.schedule import STANDING, Schedule, draw, parse
 from elastic3d import etcd_keys as keys
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
 from elastic3d.membership.driver import witness
-from elastic3d.membership.machine import leader, suspicions, triggers
+from elastic3d.membership.machine import core, leader, suspicions, triggers
 from elastic3d.membership.machine.core import Core
+from elastic3d.membership.machine.own_stall import OwnStall
 from elastic3d.membership.machine.partition import Cut, Suspect
 from elastic3d.membership.machine.reports import Reports
 from elastic3d.membership.machine.script_errors import Raising
 from elastic3d.membership.machine.situation import Situation
+from elastic3d.membership.machine.stalls import Stalls
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import Report
+from elastic3d.membership.stalls import Stall
 from elastic3d.values import Generation
 from elastic3d.worker.keeper import departure
 
@@ -34,9 +37,9 @@ MOST = 400
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def first_failure(seeds: range = range(1, MOST + 1)) -> Outcome | None:
+def first_failure(schedules: Iterable[Schedule]) -> Outcome | None:
     """Return the first schedule that shows a violation."""
-    return next((outcome for outcome in map(play, map(draw, seeds)) if outcome.violations), None)
+    return next((outcome for outcome in map(play, schedules) if outcome.violations), None)
 
 
 def drop_the_fence(patch: pytest.MonkeyPatch) -> None:
@@ -172,6 +175,58 @@ def believe_one_refusal(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(witness, "conclude", lambda *_, **__: witness.Conclusion.DEAD)
 
 
+def take_stalls_of_any_generation(patch: pytest.MonkeyPatch) -> None:
+    """What nodes said of an earlier generation is held against the present one."""
+
+    def all_of(self: Stalls, key: str, ids: Iterable[str], now: float) -> dict[str, Stall]:
+        return {id: replace(self._standing[id].stall, key=key) for id in ids if id in self._standing}
+
+    patch.setattr(Stalls, "of", all_of)
+    patch.setattr(Stalls, "count", lambda self, key: len(self.ids()))
+
+
+def never_take_a_stall_back(patch: pytest.MonkeyPatch) -> None:
+    """A node whose ranks move again says so only when the generation ends."""
+    patch.setattr(OwnStall, "moving", lambda *_: None)
+
+
+def keep_a_verdict(patch: pytest.MonkeyPatch) -> None:
+    """A verdict once given holds until the generation ends, whoever moves meanwhile."""
+    honest = core.conclude
+
+    def stubborn(situation: Situation, *, hindered: bool) -> tuple[acts.Concluded, ...]:
+        before = situation.leader_state.standstill
+        findings = honest(situation, hindered=hindered)
+        after = situation.leader_state.standstill
+        if after.verdict is None and before.concluded:
+            after.verdict = replace(before.concluded[-1], key=after.key)
+        return findings
+
+    patch.setattr(core, "conclude", stubborn)
+
+
+def do_not_act_on_verdicts(patch: pytest.MonkeyPatch) -> None:
+    """Who holds all others up is found, and nothing is done."""
+    honest = core.conclude
+
+    def idle(situation: Situation, *, hindered: bool) -> tuple[acts.Concluded, ...]:
+        findings = honest(situation, hindered=hindered)
+        situation.leader_state.standstill.verdict = None
+        return findings
+
+    patch.setattr(core, "conclude", idle)
+
+
+def blame_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Nodes that hold all others up again and again are never set aside."""
+    patch.setattr(leader, "blame", lambda *_: None)
+
+
+def seal_without_the_verdict(patch: pytest.MonkeyPatch) -> None:
+    """Why a generation had to end is not written with the next one."""
+    patch.setattr(transactions, "_ruled", lambda *_: ())
+
+
 @pytest.mark.parametrize(
     ("plant", "words"),
     [
@@ -194,8 +249,40 @@ def believe_one_refusal(patch: pytest.MonkeyPatch) -> None:
 )
 def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a few hundred schedules, by the invariant it breaks; the unmodified code passes the same schedule."""
+    it_is_found(plant, words, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        (take_stalls_of_any_generation, "and its ranks moved"),
+        (never_take_a_stall_back, "and its ranks moved|still stands"),
+        (keep_a_verdict, "and its ranks moved"),
+        (do_not_act_on_verdicts, "has stood still for"),
+        (blame_nobody, "held all others up"),
+        (seal_without_the_verdict, "no verdict with it"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planted_bug_about_standstills_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, within those schedules in which ranks stand still."""
+    it_is_found(plant, words, monkeypatch, standstills())
+
+
+def standstills() -> Iterator[Schedule]:
+    """Yield schedules in which ranks stand still: first some in which that ends when it is just being noticed."""
+    for seed in range(1, 9):
+        yield parse(f"job seed={seed} members=4 minimum=2 maximum=3\n4.0 stick n2 for {3 + seed / 10}")
+    for schedule in map(draw, range(1, MOST + 1)):
+        if any(command.do in STANDING for command in schedule.commands):
+            yield schedule
+
+
+def it_is_found(
+    plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch, schedules: Iterable[Schedule] | None = None
+) -> None:
     plant(monkeypatch)
-    outcome = first_failure()
+    outcome = first_failure(map(draw, range(1, MOST + 1)) if schedules is None else schedules)
     assert outcome is not None, f"{MOST} schedules did not show it"
     said = "\n".join(outcome.violations)
     assert any(word in said for word in words.split("|")), outcome.report()

@@ -72,6 +72,21 @@ FOUND = {
         7.762 etcd-restore for 1.31
         8.230 notice n6 for 7.68
     """,
+    # Both counted their attempts from the same number, and one's proposal had the key of what the other sealed.
+    "two leaders after an etcd that came back empty": """
+        job seed=386 members=7 minimum=1 maximum=7 multiple_of=1 beside=1
+        2.962 kill n7
+        3.152 stick n7 for 4.12
+        3.808 stick n6 for 24.03
+        6.537 compact
+        6.704 notice n5,n6,n7 for 3.22
+        7.643 stick n4 for 13.97
+        9.551 etcd-empty for 0.12
+        10.742 start n2
+        10.747 pause leader for 7.71
+        11.406 lose n7 for 1.11
+        11.412 compact
+    """,
     # Nodes that came during an etcd outage led when etcd came back without data, and restarted the job.
     "newcomers in an emptied etcd": """
         job seed=108 members=7 minimum=1 maximum=7 multiple_of=1 beside=1

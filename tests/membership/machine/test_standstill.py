@@ -76,6 +76,14 @@ def test_time_alone_does_not_change_a_stall() -> None:
     assert outline(stuck(At.WAIT)) != outline(stuck())
 
 
+def test_a_rank_that_moves_is_not_made_silent() -> None:
+    """Beside a silent one on its node: as long as the node says nothing else, it moves."""
+    both = stuck(silent=0.5)
+    assert aged(both, 20.0) == both
+    assert outline(both) != outline(stuck(silent=1.0))
+    assert outline(stuck(silent=1.0)) == outline(stuck(silent=20.0))
+
+
 def test_ranks_that_only_wait_are_not_suspected() -> None:
     """Those that wait for nobody are, and those with anything odd about them."""
     kinds = {at: suspected(stuck(at).ranks[0]) for at in At}
