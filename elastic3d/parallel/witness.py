@@ -19,7 +19,7 @@ _MASK = (1 << 64) - 1
 _LAST = 1 << 30
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """One link of the chain, in the order of computation. back: 0 on the way forward, 1 on the way back.
 
     place: how many stages come before it on this way. number: its turn within the stage. name: for people.
@@ -39,25 +39,25 @@ class Witness:
 
     def __init__(self, turns: Sequence[int], *, leaf: int = 1, stages: int = 1) -> None:
         self._turns, self._leaf, self._stages = frozenset(turns), leaf, stages
-        self.said: dict[int, dict[Link, int]] = {turn: {} for turn in turns}
+        self.said: dict[int, dict[ChainLink, int]] = {turn: {} for turn in turns}
 
     def output(self, round_: int, stage: int, tensor: torch.Tensor) -> None:
         """Take what a stage made of a micro-batch on the way forward; the last one, its loss."""
         if round_ // self._leaf in self._turns:
-            link = Link(0, stage, round_ % self._leaf, f"the output of stage {stage}")
+            link = ChainLink(0, stage, round_ % self._leaf, f"the output of stage {stage}")
             self.said[round_ // self._leaf][link] = _digest([tensor])
 
     def returned(self, round_: int, stage: int, tensor: torch.Tensor) -> None:
         """Take the gradient of a stage's input, which goes back to the stage before it."""
         if round_ // self._leaf in self._turns:
             name = f"the gradient of the input of stage {stage}"
-            link = Link(1, self._stages - 1 - stage, _LAST + round_ % self._leaf, name)
+            link = ChainLink(1, self._stages - 1 - stage, _LAST + round_ % self._leaf, name)
             self.said[round_ // self._leaf][link] = _digest([tensor])
 
     def gradients(self, turn: int, stage: int, number: int, unit: str, tensors: Sequence[torch.Tensor]) -> None:
         """Take the gradients of one unit, whole and before they are sent. number: of the unit, in backward order."""
         if turn in self._turns:
-            self.said[turn][Link(1, self._stages - 1 - stage, number, unit)] = _digest(tensors)
+            self.said[turn][ChainLink(1, self._stages - 1 - stage, number, unit)] = _digest(tensors)
 
 
 def _digest(tensors: Sequence[torch.Tensor]) -> int:

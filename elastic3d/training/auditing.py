@@ -30,7 +30,7 @@ from elastic3d.health.audit import Audit, AuditPlan
 from elastic3d.health.hearing import Finding, Hearing, Statement, hear
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.assembly import Assembly
-from elastic3d.parallel.witness import Link, Witness
+from elastic3d.parallel.witness import ChainLink, Witness
 from elastic3d.planner import place_of
 from elastic3d.port import Audited, AuditReport, Port
 
@@ -44,7 +44,7 @@ Losses = dict[int, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class AuditedRank:
     """A rank of the generation: the node it is on, and the name of its device."""
 
     node: str
@@ -56,7 +56,7 @@ class Dispute:
     """Ranks of one place differ over one leaf. link: the first of the chain at which they do. said: by rank."""
 
     leaf: int
-    link: Link
+    link: ChainLink
     said: dict[int, int]
 
 
@@ -80,7 +80,7 @@ class Auditor:
         assembly: Assembly,
         batches: Batches,
         *,
-        peers: Sequence[Peer],
+        peers: Sequence[AuditedRank],
         port: Port,
         clock: Clock,
     ) -> None:
@@ -151,7 +151,7 @@ class Auditor:
         chains = {one: witness.said[turn] for turn, one in heard}
         return losses, self._compared(chains)
 
-    def _compared(self, chains: dict[int, dict[Link, int]]) -> Dispute | None:
+    def _compared(self, chains: dict[int, dict[ChainLink, int]]) -> Dispute | None:
         """Return the first link of the lowest leaf over which two ranks of one place differ; a collective.
 
         A few bytes a leaf are exchanged where all agree, and everything that was said about the leaf where not.
@@ -169,8 +169,8 @@ class Auditor:
         leaf = min(differ)
         mine = [[*link, digest] for link, digest in chains.get(leaf, {}).items()]
         rows = [json.loads(data) for data in self._mesh.gather(json.dumps(mine).encode())]
-        chains_of = [{Link(*row[:4]): int(row[4]) for row in those} for those in rows]
-        links: list[tuple[Link, dict[int, int]]] = []
+        chains_of = [{ChainLink(*row[:4]): int(row[4]) for row in those} for those in rows]
+        links: list[tuple[ChainLink, dict[int, int]]] = []
         for ranks in self._places():
             for link in {link for rank in ranks for link in chains_of[rank]}:
                 digests = {rank: chains_of[rank][link] for rank in ranks if link in chains_of[rank]}
@@ -252,7 +252,7 @@ def begin(assembly: Assembly, batches: Batches, *, port: Port, clock: Clock) -> 
         return None
     layout, device = mesh.layout, port.device
     mine = json.dumps([port.assignment.node, device.described()]).encode()
-    peers = [Peer(node=node, device=name) for node, name in map(json.loads, mesh.gather(mine))]
+    peers = [AuditedRank(node=node, device=name) for node, name in map(json.loads, mesh.gather(mine))]
     names = sorted({peer.node for peer in peers})
     plan = audit.plan(
         layout,
@@ -274,6 +274,6 @@ def begin(assembly: Assembly, batches: Batches, *, port: Port, clock: Clock) -> 
     return Auditor(plan, assembly, batches, peers=peers, port=port, clock=clock)
 
 
-def _summary(chain: dict[Link, int]) -> str:
+def _summary(chain: dict[ChainLink, int]) -> str:
     """Return a digest of all links of a chain, in 16 characters."""
     return blake3(repr(sorted(chain.items())).encode()).hexdigest(length=8)
