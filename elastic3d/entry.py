@@ -17,8 +17,9 @@ from elastic3d.admission.host import available_memory
 from elastic3d.calibration.record import load
 from elastic3d.calibration.script_question import answer_if_asked
 from elastic3d.errors import ConfigurationError, UsageError
+from elastic3d.health.evidence import EvidenceWriter
 from elastic3d.health.options import Health, watching
-from elastic3d.log import bind_process
+from elastic3d.log import bind_process, process_log
 from elastic3d.port import Port
 from elastic3d.quantities import seconds, size
 from elastic3d.rendezvous import agent
@@ -173,6 +174,13 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions
     local_rank, slots = int(environment.LOCAL_RANK.need()), int(environment.LOCAL_WORLD_SIZE.need())
     bind_process(run=settings.run_id, node=settings.node, slot=local_rank)
     inbox: Inbox = queue.SimpleQueue()
+    evidence = EvidenceWriter(
+        options.events or "",
+        settings.node,
+        local_rank,
+        limit=options.health.evidence if options.health is not None else 0,
+        failed=lambda error: process_log().emit("evidence.lost", error=error),
+    )
     # The template is forked here, before this process has any thread.
     mine = LocalSlot(
         index=local_rank,
@@ -181,6 +189,8 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions
         events=inbox,
         replica_bytes=available_memory(lambda path: Path(path).read_text()) // slots,
         health=options.health,
+        taken=evidence.take,
+        moved=evidence.moved,
     )
     output.unblock()
     if identity and agent.pid_of(identity) != os.getppid():
@@ -197,10 +207,11 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions
         others: list[SlotPort] = []
         try:
             others += [RemoteSlot(name(index), inbox, patience=COMPANION_PATIENCE) for index in range(1, slots)]
-            Keeper(settings, options, [mine, *others], inbox).run()
+            Keeper(settings, options, [mine, *others], inbox, evidence).run()
         finally:
             for slot in others:
                 slot.close()
     finally:
         mine.close()
+        evidence.flush(FLUSH_PATIENCE)
         output.flush(FLUSH_PATIENCE)

@@ -77,6 +77,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "member.fenced": _warning("incarnation", "detail"),
         # The machine had no memory or descriptor for a trainer's progress record: that it stands still is not found.
         "rank.unwatched": _warning("error"),
+        # What was taken of a rank that stands still could not be written: the folder is full, or refuses. Once.
+        "evidence.lost": _warning("error"),
         # One for each check that this node did not pass; it then ends without joining.
         "admission.failed": _error("check", "detail", "seconds"),
         # An exception ended a background thread, or one turn of it; `consequence` says what follows.

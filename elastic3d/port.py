@@ -252,7 +252,7 @@ class Progress(Protocol):
         """Note that the next operation of an axis is posted, and not waited for yet; return its number."""
         ...
 
-    def wait(self, axis: int, number: int, fingerprint: int = 0) -> None:
+    def wait(self, axis: int, number: int, fingerprint: int) -> None:
         """Note that an operation posted before is waited for."""
         ...
 
@@ -294,7 +294,7 @@ class Unrecorded:
         """Return 0."""
         return 0
 
-    def wait(self, axis: int, number: int, fingerprint: int = 0) -> None:
+    def wait(self, axis: int, number: int, fingerprint: int) -> None:
         """Do nothing."""
 
     def leave(self, axis: int, number: int) -> None:

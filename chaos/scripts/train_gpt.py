@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -117,8 +118,8 @@ def report(run: elastic3d.Run, out: Path | None) -> None:
         os.replace(unfinished, out / "result.json")
 
 
-def arguments() -> argparse.Namespace:
-    """Return the options of the command line."""
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command line, or of `given` in its place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=17)
@@ -139,7 +140,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--store", default=None, help="where checkpoints go: any fsspec URL")
     parser.add_argument("--events", default=None, help="folder for event files")
     parser.add_argument("--out", type=Path, default=None, help="folder for the result")
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 def every(text: str) -> int | str:

@@ -15,6 +15,7 @@ import typer
 from elastic3d.cli import ckpt, node_commands, samples, status
 from elastic3d.cli.calibrate import calibrate
 from elastic3d.cli.doctor import doctor
+from elastic3d.cli.explain import explain_job
 from elastic3d.cli.job import about_a_job
 from elastic3d.cli.plan import plan
 from elastic3d.errors import Elastic3dError
@@ -57,6 +58,7 @@ def application() -> typer.Typer:
     app.callback()(_options)
     app.command("status", cls=status.OptionalWatch, rich_help_panel=LOOK)(about_a_job(status.status))
     app.command("events", rich_help_panel=LOOK)(about_a_job(status.events))
+    app.command("explain", rich_help_panel=LOOK)(about_a_job(explain_job))
     for name, command in (
         ("drain", node_commands.drain),
         ("quarantine", node_commands.quarantine),

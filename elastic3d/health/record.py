@@ -153,12 +153,12 @@ class ProgressWriter:
         words[place] = number = words[place] + 1
         return number
 
-    def wait(self, axis: int, number: int, fingerprint: int = 0) -> None:
-        """Note that an operation posted before is waited for. fingerprint: that of the axis' last one if 0."""
+    def wait(self, axis: int, number: int, fingerprint: int) -> None:
+        """Note that an operation posted before is waited for."""
         words = self._words
         self._tick()
         words[_WAIT_NUMBER] = number
-        words[_WAIT_FINGERPRINT] = fingerprint or words[_AXES + axis * _AXIS_WORDS + 2]
+        words[_WAIT_FINGERPRINT] = fingerprint
         words[_WAIT_AXIS] = axis + 1
 
     def leave(self, axis: int, number: int) -> None:

@@ -10,6 +10,8 @@ import faulthandler
 import os
 import re
 import signal
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from elastic3d.clock import Clock
@@ -19,6 +21,16 @@ LARGEST = 256 << 10
 
 PATIENCE = 0.05
 """Seconds for which stacks are waited for: they are there after some milliseconds, or when the process runs again."""
+
+_COLLECTIVES = (
+    "torch/distributed/distributed_c10d.py",
+    "torch/distributed/_functional_collectives.py",
+    "elastic3d/parallel/all_ranks.py",
+)
+"""Files in which a rank waits for others."""
+
+_NEAR = 4
+"""Innermost frames among which one of those files says that the rank waits."""
 
 _THREAD = re.compile(r"(?:Thread|Current thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'File "(.*)", line (\d+|\?+) in (.*)')
@@ -67,10 +79,19 @@ def _catches(pid: int) -> bool:
 
 def top_frame(stacks: str, thread: int) -> str:
     """Return where a thread is, as "file:line in function", "" if the stacks do not say. thread: its number."""
+    return next((f"{Path(file).name}:{line} in {name}" for file, line, name in _frames(stacks, thread)), "")
+
+
+def in_collective(stacks: str, thread: int) -> bool:
+    """Return whether a thread is within a collective that nobody recorded: the script's own, or one of tp."""
+    return any(file.endswith(_COLLECTIVES) for file, _, _ in islice(_frames(stacks, thread), _NEAR))
+
+
+def _frames(stacks: str, thread: int) -> Iterator[tuple[str, str, str]]:
+    """Yield file, line and function of a thread's frames, the innermost first."""
     here = False
     for line in stacks.splitlines():
         if match := _THREAD.match(line.strip()):
             here = int(match[1], 16) == thread
         elif here and (match := _FRAME.match(line.strip())):
-            return f"{Path(match[1]).name}:{match[2]} in {match[3]}"
-    return ""
+            yield match[1], match[2], match[3]

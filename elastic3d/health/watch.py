@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.health import stacks
 from elastic3d.health.deadlines import allowance
+from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.processes import ProcessSample, group_of, others_between, sample
 from elastic3d.health.record import ProgressPage, ProgressRecord, parse
-from elastic3d.membership.stalls import RankStall, RankState
+from elastic3d.membership.stalls import AxisCount, RankStall, RankState, Wait
 
 INTERVAL = 0.25
 """Seconds between two looks."""
@@ -42,6 +43,9 @@ BEAT_LATE = 1.0
 
 EACH = 0.5
 """Least seconds between two reports of one rank."""
+
+
+_COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.REDUCE, Phase.VOTE, Phase.UPDATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +124,7 @@ class _Watched:
     trainer: int
     generation: str
     rank: int
+    tensor: bool
     pid: int
     page: ProgressPage
     ticks: int = -1
@@ -158,10 +163,17 @@ class SlotWatch:
         self._looked_at = clock.monotonic()
         self._over = threading.Event()
 
-    def begin(self, trainer: int, *, pid: int, rank: int, generation: str, page: ProgressPage) -> None:
-        """Watch a trainer from now on: it has been let go. generation: the key of its generation."""
+    def begin(
+        self, trainer: int, *, pid: int, rank: int, generation: str, page: ProgressPage, tensor: bool = False
+    ) -> None:
+        """Watch a trainer from now on: it has been let go.
+
+        generation: the key of its generation. tensor: its layers are cut by tensor parallelism.
+        """
         with self._lock:
-            self._watched[trainer] = _Watched(trainer=trainer, generation=generation, rank=rank, pid=pid, page=page)
+            self._watched[trainer] = _Watched(
+                trainer=trainer, generation=generation, rank=rank, tensor=tensor, pid=pid, page=page
+            )
 
     def follow(self, trainer: int, on: bool) -> None:
         """Report what a trainer is at whether it is silent or not, or no longer: its node has a silent rank."""
@@ -188,7 +200,7 @@ class SlotWatch:
             at = self._clock.monotonic()
             gone = [*watched.samples] or [ProcessSample(at=at, state="")]
             seen = assess(watched.rank, record, gone, now=at, lost=watched.lost, stuck=self._stuck).stall
-            stall = replace(seen, state=RankState.DEAD, top_frame=stacks.top_frame(watched.stacks, record.thread))
+            stall = replace(_with_stacks(seen, watched, record), state=RankState.DEAD)
             if hurt:
                 self._take(watched, stall, page)
             self._silent(trainer, stall, hurt)
@@ -235,7 +247,7 @@ class SlotWatch:
             return
         if seen.over:
             self._ask_stacks(watched, record, seen.stall)
-        stall = replace(seen.stall, top_frame=stacks.top_frame(watched.stacks, record.thread))
+        stall = _with_stacks(seen.stall, watched, record)
         if seen.over:
             watched.silent = True
         said = _said(stall, seen.over)
@@ -266,6 +278,19 @@ class SlotWatch:
                 stacks=watched.stacks,
             )
         )
+
+
+def _with_stacks(stall: RankStall, watched: _Watched, record: ProgressRecord) -> RankStall:
+    """Add what a rank's stacks show: where it is, and that it waits in a collective which it has not recorded.
+
+    How many of those there were is not known; so a rank waits in the first of them, and others have posted none.
+    """
+    stall = replace(stall, top_frame=stacks.top_frame(watched.stacks, record.thread))
+    if record.wait is not None or not stacks.in_collective(watched.stacks, record.thread):
+        return stall
+    axis = Axis.TP if watched.tensor and record.phase in _COMPUTING else Axis.USER
+    count = AxisCount(axis=axis.name.lower(), posted=1, done=0)
+    return replace(stall, axes=(*stall.axes, count), wait=Wait(axis=count.axis, number=1))
 
 
 def _said(stall: RankStall, over: bool) -> object:

@@ -99,7 +99,7 @@ class Assembly:
         stages.check_recompute(layout, plan.numerics.recompute)
         self._tied = ties(model)
         self.parts = stages.cut(model, plan.blocks, layout, place.pp)
-        self.experts = experts.Spread(model, named, mesh.dp)
+        self.experts = experts.Spread(model, named, mesh.dp, mesh.progress)
         self.randomness = Randomness(plan.seed, mesh.computes_on)
         self._sharded = mesh.shard or (mesh.alone() if plan.numerics.precision.dtype else None)
         self.model = model

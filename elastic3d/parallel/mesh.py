@@ -6,7 +6,8 @@ axes: dp index = replica * shards + shard.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -23,7 +24,7 @@ from elastic3d.values import Layout
 
 GROUP_TIMEOUT = timedelta(minutes=10)
 
-_SUM, _HIGHEST, _GATHER, _BROADCAST = range(1, 5)
+_SUM, _HIGHEST, _GATHER, _BROADCAST, _DEVICE = range(1, 6)
 """Kinds of operations on the world, for their fingerprints; 0 is that of making it."""
 
 
@@ -86,6 +87,19 @@ class Mesh:
             return votes
 
         return wait
+
+    @contextmanager
+    def device_awaited(self) -> Iterator[None]:
+        """Note that this rank waits for its device, on which operations of the step wait for other ranks' devices.
+
+        On the CPU every operation is waited for where it is made, and noted there.
+        """
+        if self.layout.world == 1 or self.device.type == "cpu":
+            yield
+            return
+        number = self.progress.enter(Axis.WORLD, fingerprint(_DEVICE))
+        yield
+        self.progress.leave(Axis.WORLD, number)
 
     def highest(self, number: int) -> int:
         """Return the highest of all ranks' numbers, on every rank."""

@@ -34,7 +34,8 @@ def vote(assembly: Assembly, loss: Loss, port: Port, *, checkpoint: bool, clip: 
     squares = assembly.squares() if clip else {}
     finites = [] if clip or not skip else finite(assembly.model)
     reading = early or device.begin_reading([*parts.values(), *finites, *(rows for _, rows in squares.values())])
-    read = iter(reading.wait())
+    with assembly.mesh.device_awaited():
+        read = iter(reading.wait())
     losses = {index: next(read).tolist() for index in parts}
     sound = [bool(next(read)) for _ in finites]
     ballot = Ballot(

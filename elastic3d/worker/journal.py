@@ -97,7 +97,8 @@ class Journal:
 
     def _moving(self, key: str) -> None:
         if key == self._stalled:
-            for rank in self._suspected:
+            # Of a generation that is over, nobody moves again: its stall is only taken back.
+            for rank in self._suspected if key == self._sealed else ():
                 self.emit("rank.recovered", generation=int(key.partition(".")[0]), rank=rank)
             self._suspected = {}
 

@@ -20,6 +20,7 @@ MODULES = (
     "elastic3d.cli.plan.documents",
     "elastic3d.cli.samples_documents",
     "elastic3d.doctor.findings",
+    "elastic3d.health.explanation",
     "elastic3d.membership.inspection.status",
     "elastic3d.membership.policy",
     "elastic3d.rendezvous.settings",

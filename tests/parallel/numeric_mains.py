@@ -238,8 +238,8 @@ def train_sent(run: Run, *, bound: int | None = None, **choices: Any) -> Sent:
     lanes: list[Lane] = []
     made, exchange = Lane.__init__, Lane.exchange
 
-    def noted(lane: Lane) -> None:
-        made(lane)
+    def noted(lane: Lane, *given: Any) -> None:
+        made(lane, *given)
         lanes.append(lane)
 
     def counted(lane: Lane, out: torch.Tensor, *rest: Any) -> None:

@@ -25,8 +25,13 @@ def fast(run: Run) -> list[tuple[ProgressRecord, Program]]:
     return _trained(run, "fast")
 
 
-def _trained(run: Run, reduction: str) -> list[tuple[ProgressRecord, Program]]:
-    model = run.shard(lambda: Model(dropout=0.0), blocks="blocks", seed=3, reduction=reduction)
+def compressed(run: Run) -> list[tuple[ProgressRecord, Program]]:
+    """The same with gradients in 16 bits."""
+    return _trained(run, "fast", compress="bf16")
+
+
+def _trained(run: Run, reduction: str, compress: str | None = None) -> list[tuple[ProgressRecord, Program]]:
+    model = run.shard(lambda: Model(dropout=0.0), blocks="blocks", seed=3, reduction=reduction, compress=compress)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = run.batches(Sentences(), global_batch=16, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)

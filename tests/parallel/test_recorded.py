@@ -16,6 +16,7 @@ from tests.parallel.worlds import Orders, run_world
 
 pytestmark = pytest.mark.gloo
 
+V = Layout(pp=2, dp=2, zero=2, schedule=Schedule.ZBV, virtual=2)
 GROUPS = (Axis.WORLD, Axis.DP, Axis.SHARD)
 MEETING = ((Axis.TO_NEXT, Axis.FROM_PREVIOUS), (Axis.TO_PREVIOUS, Axis.FROM_NEXT))
 
@@ -28,13 +29,12 @@ def of_axis(program: Program, axis: Axis) -> list[int]:
     ("main", "layout"),
     [
         (recorded_mains.ordered, Layout(pp=1, dp=2, zero=3)),
-        (recorded_mains.fast, Layout(pp=1, dp=2, zero=2)),
         (recorded_mains.ordered, Layout(pp=2, dp=1, schedule=Schedule.INTERLEAVED, virtual=2)),
-        (recorded_mains.ordered, Layout(pp=3, dp=1)),
+        pytest.param(recorded_mains.fast, Layout(pp=1, dp=2, zero=2), marks=pytest.mark.slow),
+        pytest.param(recorded_mains.ordered, Layout(pp=3, dp=1), marks=pytest.mark.slow),
         pytest.param(recorded_mains.ordered, Layout(pp=1, dp=4, replicas=2), marks=pytest.mark.slow),
-        pytest.param(
-            recorded_mains.ordered, Layout(pp=2, dp=2, schedule=Schedule.ZBV, virtual=2), marks=pytest.mark.slow
-        ),
+        pytest.param(recorded_mains.compressed, Layout(pp=1, dp=4, replicas=2), marks=pytest.mark.slow),
+        pytest.param(recorded_mains.ordered, V, marks=pytest.mark.slow),
         pytest.param(recorded_mains.ordered, Layout(pp=2, dp=2, schedule=Schedule.GPIPE), marks=pytest.mark.slow),
     ],
     ids=str,

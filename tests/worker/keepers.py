@@ -161,10 +161,12 @@ class Nursery:
         index: int = 0,
         threads_before: bool = False,
         broken_again: bool = False,
+        watched: bool = False,
     ) -> Keeper:
         """Fork a keeper whose trainers run an entry of nursery.py.
 
         threads_before: it has a thread before it has a slot. broken_again: its script fails when it is run again.
+        watched: it looks at its trainers' progress records.
         """
         number = next(self._numbers)
         name = f"elastic3d-test-{os.getpid()}-{number}"
@@ -176,6 +178,7 @@ class Nursery:
             "output": str(output),
             "threads_before": threads_before,
             "broken_again": broken_again,
+            "watched": watched,
         }
         template.send(self._control, template.Fork(trainer=number, spec=json.dumps(spec)))
         while not isinstance(packet := self._packet(), template.Forked):

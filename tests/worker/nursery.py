@@ -19,6 +19,8 @@ import torch
 import torch.utils.data
 
 from checkpointing.format.tiles import Box, TensorSpec
+from elastic3d.health.options import Watching
+from elastic3d.health.phases import Axis, Phase
 from elastic3d.port import LocalState, Port, StateRestored, StepRecord
 from elastic3d.values import ModelProfile
 from elastic3d.worker.processes import process, template
@@ -67,6 +69,20 @@ def idle(port: Port) -> None:
     while not port.flags().leave:
         time.sleep(0.002)
     port.leave(0)
+
+
+def waiting(port: Port) -> None:
+    """Make some steps, and then wait for others as in a collective, which never comes."""
+    port.await_go()
+    port.restored(NOTHING)
+    for step in range(1, 6):
+        port.progress.phase(Phase.FORWARD)
+        port.progress.step(step)
+        port.committed(record(port, step))
+    port.progress.enter(Axis.DP, 7)
+    while not port.flags().leave:
+        time.sleep(0.002)
+    port.leave(5)
 
 
 def value(step: int, key: str, row: int) -> float:
@@ -252,6 +268,7 @@ ENTRIES: dict[str, Any] = {
         loader,
         escapes,
         floods,
+        waiting,
         sharded,
     )
 }
@@ -277,7 +294,8 @@ def keeper(spec: str, descriptors: tuple[int, ...]) -> None:
     if settings["threads_before"]:
         threading.Thread(target=time.sleep, args=(600,), name="user-thread", daemon=True).start()
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    slot = LocalSlot(index=settings["index"], host="127.0.0.1", entry=entry, events=events)
+    health = Watching(stuck=1.0) if settings["watched"] else None
+    slot = LocalSlot(index=settings["index"], host="127.0.0.1", entry=entry, events=events, health=health)
     print("keeper threads", sorted(thread.name for thread in threading.enumerate()), flush=True)
     SlotServer(slot, events, settings["name"]).serve(patience=20.0)
     slot.close()

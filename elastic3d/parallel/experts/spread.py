@@ -24,6 +24,7 @@ from elastic3d.parallel.experts.layer import Experts
 from elastic3d.parallel.numerics.precision import Precision
 from elastic3d.parallel.refusals import OutsidePromise
 from elastic3d.parallel.scope import Scope
+from elastic3d.port import UNRECORDED, Progress
 from elastic3d.values import Layout, Schedule
 
 
@@ -87,7 +88,14 @@ def check(model: nn.Module, pattern: str, layout: Layout, precision: Precision) 
 class Spread:
     """The experts in one rank's part of a model. To be made before parameters are filled."""
 
-    def __init__(self, model: nn.Module, names: Collection[str], mesh: DeviceMesh | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Collection[str],
+        mesh: DeviceMesh | None,
+        progress: Progress = UNRECORDED,
+    ) -> None:
+        self._progress = progress
         self._layers = {name: module for name, module in model.named_modules() if mesh is not None and name in names}
         self._mesh = mesh
         for module in self._layers.values():
@@ -115,7 +123,9 @@ class Spread:
                     mine = whole.detach()[own.start : own.stop].clone()
                     part = DTensor.from_local(mine, self._mesh, [Shard(0)], run_check=False)
                     setattr(module, name, nn.Parameter(part, requires_grad=whole.requires_grad))
-            vars(module)["forward"] = Dispatch(run, experts=number_of(module), group=self._mesh.get_group())
+            vars(module)["forward"] = Dispatch(
+                run, experts=number_of(module), group=self._mesh.get_group(), progress=self._progress
+            )
         return {parameter for module in here for parameter in module.parameters()}
 
     def check_step(self, layout: Layout, micro_batches: int, leaf: int) -> None:

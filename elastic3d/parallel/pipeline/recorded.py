@@ -24,7 +24,7 @@ class RecordedNeighbours:
 
     def __init__(self, progress: Progress, *, rank: int, ranks: int) -> None:
         self._progress, self._rank, self._ranks = progress, rank, ranks
-        self._under_way: dict[int, tuple[Any, list[tuple[Axis, int]]]] = {}
+        self._under_way: dict[int, tuple[Any, list[tuple[Axis, int, int]]]] = {}
 
     def axis(self, peer: int, *, sends: bool) -> Axis:
         """Return the axis of an operation with a neighbour; of two ranks the first one's next is the second."""
@@ -53,10 +53,10 @@ class RecordedNeighbours:
             for work in works:
                 _, numbers = self._under_way.pop(id(work), (None, []))
                 # What is received is waited for the longest: it is what shows.
-                for axis, number in sorted(numbers, key=lambda one: one[0] in _RECEIVING):
-                    self._progress.wait(axis, number)
+                for axis, number, mark in sorted(numbers, key=lambda one: one[0] in _RECEIVING):
+                    self._progress.wait(axis, number, mark)
                 wait([work])
-                for axis, number in numbers:
+                for axis, number, _ in numbers:
                     self._progress.leave(axis, number)
 
         module._batch_p2p, module._wait_batch_p2p = noted_batch, noted_wait
@@ -66,9 +66,10 @@ class RecordedNeighbours:
             module._batch_p2p, module._wait_batch_p2p = batch, wait
             self._under_way.clear()
 
-    def _posted(self, op: dist.P2POp) -> tuple[Axis, int]:
+    def _posted(self, op: dist.P2POp) -> tuple[Axis, int, int]:
         axis = self.axis(op.group_peer, sends=op.op is dist.isend)
-        return axis, self._progress.post(axis, fingerprint(op.tensor.numel(), op.tensor.itemsize))
+        mark = fingerprint(op.tensor.numel(), op.tensor.itemsize)
+        return axis, self._progress.post(axis, mark), mark
 
 
 _RECEIVING = (Axis.FROM_NEXT, Axis.FROM_PREVIOUS)

@@ -79,6 +79,7 @@ def make(
         shard=_group(mesh, "shard" if layout.replicas > 1 else "dp", layout.shards),
         replica=_group(mesh, "replica", layout.replicas),
         zero=layout.zero,
+        progress=mesh.progress,
     )
 
 

@@ -25,11 +25,14 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.fsdp import FSDPModule
 
+from elastic3d.health.phases import Axis
+from elastic3d.health.record import fingerprint
 from elastic3d.parallel.reduction.flat import Flat
 from elastic3d.parallel.reduction.fold import Add, Fold
 from elastic3d.parallel.reduction.lanes import Lanes
 from elastic3d.parallel.reduction.ordered import forget, prepare
 from elastic3d.parallel.reduction.units import flats_of, reduce_now
+from elastic3d.port import UNRECORDED, Progress
 
 WIRES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 POWERSGD = "powersgd"
@@ -51,8 +54,8 @@ class Crossing(Protocol):
 class Rounded:
     """An all-to-all and an all-gather of parts in 16 bits, added up in the chunk's own dtype."""
 
-    def __init__(self, group: dist.ProcessGroup, wire: torch.dtype) -> None:
-        self._group, self._wire = group, wire
+    def __init__(self, group: dist.ProcessGroup, wire: torch.dtype, progress: Progress = UNRECORDED) -> None:
+        self._group, self._wire, self._progress = group, wire, progress
 
     def sum(self, flat: Flat, number: int, chunk: torch.Tensor) -> torch.Tensor:
         """Return the sum; every replica gets the same bits."""
@@ -61,12 +64,15 @@ class Rounded:
         sent = torch.zeros(ranks * part, dtype=self._wire, device=chunk.device)
         sent[: chunk.numel()] = chunk
         pieces = torch.empty_like(sent)
+        # Both operations count as one.
+        entered = self._progress.enter(Axis.REPLICA, fingerprint(number, sent.numel()))
         dist.all_to_all_single(pieces.view(torch.uint8), sent.view(torch.uint8), group=self._group)
         total = torch.zeros(part, dtype=chunk.dtype, device=chunk.device)
         for piece in pieces.view(ranks, part):
             total.add_(piece)
         mine = total.to(self._wire)
         dist.all_gather_into_tensor(sent.view(torch.uint8), mine.view(torch.uint8), group=self._group)
+        self._progress.leave(Axis.REPLICA, entered)
         return chunk.copy_(sent[: chunk.numel()])
 
 
@@ -95,8 +101,8 @@ class _Bucket:
 class LowRank:
     """torch's PowerSGD hook over the replicas. units: how many take part in a step."""
 
-    def __init__(self, group: dist.ProcessGroup, units: int) -> None:
-        self._ranks, self._units = group.size(), units
+    def __init__(self, group: dist.ProcessGroup, units: int, progress: Progress = UNRECORDED) -> None:
+        self._ranks, self._units, self._progress = group.size(), units, progress
         self._state = PowerSGDState(
             group, matrix_approximation_rank=RANK, start_powerSGD_iter=START, orthogonalization_epsilon=EPSILON
         )
@@ -105,7 +111,9 @@ class LowRank:
         """Return the approximate sum; the hook's mean times the number of replicas."""
         rows = [rows for rows in flat.split(chunk) if rows.numel()]
         bucket = _Bucket(number, chunk, rows, last=number == self._units - 1)
+        entered = self._progress.enter(Axis.REPLICA, fingerprint(number, chunk.numel()))
         mean: torch.Tensor = powerSGD_hook(self._state, bucket).wait()
+        self._progress.leave(Axis.REPLICA, entered)
         return mean.mul_(self._ranks)
 
 
@@ -127,8 +135,10 @@ class Compressed:
         shard: dist.ProcessGroup | None,
         replica: dist.ProcessGroup | None,
         zero: int,
+        progress: Progress = UNRECORDED,
     ) -> None:
-        self._units, self._zero, self._lanes = units, zero, Lanes()
+        self._units, self._zero = units, zero
+        self._lanes = Lanes(progress, Axis.DP if replica is None else Axis.SHARD)
         wire = WIRES.get(compress)
         flats = [flat for flat in flats_of(model, units) if flat.chunk]
         self._folds = [
@@ -136,7 +146,7 @@ class Compressed:
         ]
         self._crossing: Crossing | None = None
         if replica is not None:
-            self._crossing = Rounded(replica, wire) if wire else LowRank(replica, len(flats))
+            self._crossing = Rounded(replica, wire, progress) if wire else LowRank(replica, len(flats), progress)
 
     def begin_step(self, micro_batches: int) -> None:
         """Do nothing: the order of sums does not depend on their number."""

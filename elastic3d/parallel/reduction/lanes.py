@@ -23,13 +23,13 @@ Arrived = Callable[[torch.Tensor], None]
 
 
 class Lane:
-    """A pair of buffers, and what is under way in them."""
+    """A pair of buffers, and what is under way in them. axis: of the ranks that exchange it."""
 
-    def __init__(self, progress: Progress = UNRECORDED) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress = UNRECORDED, axis: Axis = Axis.DP) -> None:
+        self._progress, self._axis = progress, axis
         self._out = torch.empty(0, dtype=torch.uint8)
         self._in = torch.empty(0, dtype=torch.uint8)
-        self._pending: tuple[Any, torch.Tensor, Arrived, int] | None = None
+        self._pending: tuple[Any, torch.Tensor, Arrived, int, int] | None = None
 
     @property
     def held(self) -> int:
@@ -50,7 +50,8 @@ class Lane:
         self._in = _at_least(self._in, ranks * mine * item, out.device)
         pieces = self._in[: ranks * mine * item]
         # The same on all ranks, unlike what each receives.
-        number = self._progress.post(Axis.DP, fingerprint(item, out.numel()))
+        mark = fingerprint(item, out.numel())
+        number = self._progress.post(self._axis, mark)
         # As bytes: they are moved, not computed with, and gloo does not know every dtype.
         work = dist.all_to_all_single(
             pieces,
@@ -60,16 +61,16 @@ class Lane:
             group=group,
             async_op=True,
         )
-        self._pending = (work, pieces.view(out.dtype).view(ranks, mine), arrived, number)
+        self._pending = (work, pieces.view(out.dtype).view(ranks, mine), arrived, number, mark)
 
     def settle(self) -> None:
         """Wait for what is under way and hand it over."""
         if self._pending is not None:
-            work, pieces, arrived, number = self._pending
+            work, pieces, arrived, number, mark = self._pending
             self._pending = None
-            self._progress.wait(Axis.DP, number)
+            self._progress.wait(self._axis, number, mark)
             work.wait()
-            self._progress.leave(Axis.DP, number)
+            self._progress.leave(self._axis, number)
             arrived(pieces)
 
 
@@ -79,9 +80,9 @@ class Lanes:
     bound = BUCKET
     """Bytes of what may be sent at once."""
 
-    def __init__(self, progress: Progress = UNRECORDED) -> None:
+    def __init__(self, progress: Progress = UNRECORDED, axis: Axis = Axis.DP) -> None:
         self.progress = progress
-        self._lanes = [Lane(progress) for _ in range(DEPTH)]
+        self._lanes = [Lane(progress, axis) for _ in range(DEPTH)]
         self._next = 0
 
     def next(self) -> Lane:

@@ -331,7 +331,7 @@ class Generations:
                 pass
             case w.ExitKind.PEER_LOST:
                 exception = event.exception
-                said = exception.message.strip().partition("\n")[0][:LINE] if exception is not None else ""
+                said = exception.message.strip().partition("\n")[0][:LINE] if exception is not None else event.detail
                 self._tell(m.TrainerLostPeer(key=key, detail=f"rank {rank}: {said}" if said else ""))
                 self.stop(key)
             case w.ExitKind.CONVICTED:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import secrets
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from checkpointing import Store
@@ -20,12 +20,16 @@ from elastic3d.clock import SYSTEM
 from elastic3d.errors import JobEnded
 from elastic3d.etcd import EtcdClient
 from elastic3d.etcd_refs import EtcdRegister
+from elastic3d.health import stuck
+from elastic3d.health.evidence import EvidenceWriter
+from elastic3d.health.options import Watching
 from elastic3d.log import Level
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
 from elastic3d.membership.records import MemberRecord, Notice, Pulse
+from elastic3d.membership.stalls import Judge, Stall, Verdict
 from elastic3d.planner import Plan, plan
 from elastic3d.rendezvous.connect import connect, encryption
 from elastic3d.rendezvous.settings import Settings
@@ -78,10 +82,21 @@ class SealedMembership:
 
 
 class Keeper:
-    """One node's membership and its slots. `slots` in local order, all putting their events into `inbox`."""
+    """One node's membership and its slots.
 
-    def __init__(self, settings: Settings, options: RunOptions, slots: Sequence[SlotPort], inbox: Inbox) -> None:
+    slots: in local order, all putting their events into `inbox`. evidence: where the first one's is written.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        options: RunOptions,
+        slots: Sequence[SlotPort],
+        inbox: Inbox,
+        evidence: EvidenceWriter,
+    ) -> None:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
+        self._evidence = evidence
         self._costs = options.costs
         self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
         threads.report_to(self._journal.thread_failed)
@@ -233,6 +248,7 @@ class Keeper:
             noted=self._noted,
             secret=self._generations.credentials.secret,
             trusted=self._inbox.put,
+            judge=_judge(self._options.health),
         )
         if self._member.start(links, again=again, end_seen=self._settings.end_seen):
             self._journal.emit("member.joined", incarnation=record.node.incarnation)
@@ -309,6 +325,7 @@ class Keeper:
                 self._journal.unreachable(event.ids)
             case acts.Concluded():
                 self._journal.concluded(event.verdict)
+                self._evidence.conclude(event.verdict, event.stalls)
             case acts.Awaiting():
                 self._progress.awaiting(event.nodes)
             case acts.Draining():
@@ -422,3 +439,15 @@ class Keeper:
             self._journal.emit("peer.lost", peer=event.id.partition("@")[0], evidence=event.evidence)
         if self._member is not None:
             self._member.tell(event)
+
+
+def _judge(health: Watching | None) -> Judge | None:
+    """Return what finds out, while this node leads, why nothing moves; None where the script wants none of it."""
+    if health is None:
+        return None
+
+    def judge(generation: Generation, stalls: Mapping[str, Stall], since: float) -> Verdict | None:
+        verdict = stuck.judge(generation, stalls, since)
+        return verdict if verdict is None or health.act else replace(verdict, act=False)
+
+    return judge

@@ -12,13 +12,13 @@ import json
 import os
 import queue
 import selectors
+import signal
 import socket
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastic3d.devices import device_at
-from elastic3d.health.record import ProgressPage
 from elastic3d.health.watch import SlotWatch
 from elastic3d.log import process_log
 from elastic3d.port import Assignment, Flags, Go, StateRestored
@@ -31,6 +31,7 @@ from elastic3d.worker.processes.channel import FromKeeper, FromTrainer, KeeperEn
 from elastic3d.worker.processes.events import ExitKind, SlotEvent
 from elastic3d.worker.processes.process import ExitCode
 from elastic3d.worker.processes.supervisor import TemplateLost, TemplateSupervisor, describe_exit
+from elastic3d.worker.processes.watching import Watchers
 
 _CLEAN_SECONDS = 0.02
 _WATCH_SECONDS = 1.0
@@ -51,7 +52,6 @@ class _Trainer:
     step: int = -1
     table: str = ""
     last: FromTrainer | None = None
-    page: ProgressPage | None = None  # where it records its progress
     early: list[FromTrainer] = field(default_factory=list)  # messages that arrived before its template had reported it
 
 
@@ -67,7 +67,7 @@ class SlotLoop:
         events: queue.SimpleQueue[SlotEvent],
         watch: SlotWatch | None = None,
     ) -> None:
-        self._watch = watch
+        self._watchers = Watchers(watch)
         self._index = index
         self._supervisor = supervisor
         self._memory = memory
@@ -96,35 +96,12 @@ class SlotLoop:
     def prepare(self, number: int, assignment: Assignment) -> None:
         """Ask the template for a trainer."""
         ours, theirs = channel.pair()
-        page = self._page() if assignment.recorded else None
-        assignment = dataclasses.replace(assignment, recorded=page is not None)
-        trainer = _Trainer(number=number, assignment=assignment, end=KeeperEnd(ours), theirs=theirs, page=page)
+        assignment = self._watchers.prepare(number, assignment)
+        trainer = _Trainer(number=number, assignment=assignment, end=KeeperEnd(ours), theirs=theirs)
         self._trainers[number] = trainer
         self._selector.register(trainer.end, selectors.EVENT_READ, lambda: self._hear(trainer))
         self._flag(trainer)
         self._fork(trainer)
-
-    def _page(self) -> ProgressPage | None:
-        """Return a page for a trainer's progress; None, which is reported, where the machine has none to give."""
-        if self._watch is None:
-            return None
-        try:
-            return ProgressPage()
-        except OSError as error:
-            process_log().emit("rank.unwatched", error=str(error))
-            return None
-
-    def _watch_over(self, trainer: _Trainer) -> None:
-        """Have a trainer watched once it is there and was let go."""
-        if self._watch is not None and trainer.page is not None and trainer.gone and trainer.pid is not None:
-            assignment = trainer.assignment
-            self._watch.begin(
-                trainer.number,
-                pid=trainer.pid,
-                rank=assignment.rank,
-                generation=assignment.store_prefix,
-                page=trainer.page,
-            )
 
     def go(self, number: int, go: Go) -> None:
         """Let a trainer start, once nobody else holds the slot's device where that has one trainer at a time."""
@@ -142,7 +119,8 @@ class SlotLoop:
                 continue
             self._send(trainer, channel.Start(go=dataclasses.replace(trainer.go, newest=self._newest)))
             trainer.go, trainer.gone = None, True
-            self._watch_over(trainer)
+            if trainer.pid is not None:
+                self._watchers.begin(trainer.number, trainer.pid, trainer.assignment)
 
     def ask_leave(self, number: int) -> None:
         """Raise a trainer's leave flag."""
@@ -257,9 +235,7 @@ class SlotLoop:
     def _fork(self, trainer: _Trainer) -> None:
         assert trainer.theirs is not None
         trainer.early.clear()
-        descriptors = [trainer.theirs.fileno()]
-        if trainer.page is not None:
-            descriptors.extend(trainer.page.descriptors)
+        descriptors = [trainer.theirs.fileno(), *self._watchers.descriptors(trainer.number)]
         if not trainer.assignment.measuring:
             descriptors.extend(self._memory.descriptors())
         spec = json.dumps(to_json(trainer.assignment))
@@ -275,7 +251,8 @@ class SlotLoop:
                 case template.Forked():
                     trainer = self._trainers[packet.trainer]
                     trainer.pid = packet.pid
-                    self._watch_over(trainer)
+                    if trainer.gone:
+                        self._watchers.begin(trainer.number, packet.pid, trainer.assignment)
                     self._close_theirs(trainer)
                     self._tell(events.Started(slot=self._index, trainer=trainer.number, pid=packet.pid))
                     early, trainer.early = trainer.early, []
@@ -437,10 +414,11 @@ class SlotLoop:
             self._writer = None
             self._memory.trainer_gone()
         kind = kind or _kind(trainer, code)
-        if trainer.page is not None:
-            if self._watch is not None:
-                self._watch.end(trainer.number, hurt=_hurt(kind))
-            trainer.page.close()
+        if kind is ExitKind.CRASH and code == -signal.SIGABRT and self._watchers.waited(trainer.number):
+            # gloo's own threads end the process where the sizes of a collective do not fit: that is no fault of the
+            # rank that they end, and what all recorded says whose it is.
+            kind = ExitKind.PEER_LOST
+        self._watchers.ended(trainer.number, kind)
         self._tell(
             events.TrainerExited(
                 slot=self._index,
@@ -472,13 +450,6 @@ class SlotLoop:
 
     def _tell(self, event: SlotEvent) -> None:
         self._events.put(event)
-
-
-def _hurt(kind: ExitKind) -> bool | None:
-    """Return what the end of a trainer says of its progress record, as `SlotWatch.end` takes it."""
-    if kind in (ExitKind.PEER_LOST, ExitKind.CRASH):
-        return True
-    return False if kind is ExitKind.STOPPED else None
 
 
 def _kind(trainer: _Trainer, code: int) -> ExitKind:

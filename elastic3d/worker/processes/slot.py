@@ -149,13 +149,15 @@ class LocalSlot:
         replica_bytes: int | None = None,
         health: Watching | None = None,
         taken: Callable[[Taken], None] = lambda taken: None,
+        moved: Callable[[int], None] = lambda trainer: None,
     ) -> None:
         """Fork the template, then start the threads.
 
         host: the node's address, where tiles are served. replica_bytes: memory that other nodes' snapshots may take
         here in all, None for no limit. entry: what a trainer runs, given its port; a new interpreter gets it by running
         the script again up to `elastic3d.run` (see `serve_role`). health: how trainers with a progress record are
-        watched, None for not at all; taken: called, on the watch's thread, with what was taken of a silent one.
+        watched, None for not at all. taken: called, on the watch's thread, with what was taken of a silent one; moved:
+        with its number when it moves again.
         """
         self.index = index
         self._numbers = itertools.count(1)
@@ -163,13 +165,18 @@ class LocalSlot:
         supervisor = TemplateSupervisor(functools.partial(run_trainer, entry))
         self._memory = SnapshotMemory(replica_bytes=replica_bytes)
         self._watch = None
+
+        def moves(trainer: int) -> None:
+            events.put(RankMoving(slot=index, trainer=trainer))
+            moved(trainer)
+
         if health is not None:
             self._watch = SlotWatch(
                 stuck=health.stuck,
                 silent=lambda trainer, rank, over: events.put(
                     RankSilent(slot=index, trainer=trainer, rank=rank, over=over)
                 ),
-                moving=lambda trainer: events.put(RankMoving(slot=index, trainer=trainer)),
+                moving=moves,
                 taken=taken,
             )
         self._loop = loop = SlotLoop(

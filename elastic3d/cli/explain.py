@@ -1,0 +1,136 @@
+"""`elastic3d explain`: why a generation stood still, from etcd or from the files that its nodes left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elastic3d.cli.job import JobOptions
+from elastic3d.errors import JobUnknown, UsageError
+from elastic3d.health.evidence import FOLDER, STALLS, VERDICT
+from elastic3d.health.explanation import Explanation, Formed, explain, page
+from elastic3d.membership.inspection.keys import find
+from elastic3d.membership.stalls import RankStall, Stall, Verdict
+from elastic3d.values import from_json, to_json
+
+SCHEMA = 1
+
+
+def explain_job(
+    options: JobOptions,
+    generation: Annotated[
+        int,
+        typer.Argument(min=0, metavar="[N]", help="The generation. Default: the newest that stood still."),
+    ] = 0,
+    events: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER",
+            help="Read what nodes left there (`events=`), and ask no etcd.",
+            show_default=False,
+        ),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Explain why a job stood still: who held it up, the evidence, what was done, and what to do now.
+
+    etcd has what was found about the last 200 generations. The folder of `elastic3d.run(events=...)` has the evidence
+    too: stacks, /proc, and what each rank was at. Exit codes: 0, 2 for a wrong call, 3 if there is no such job, 1 if
+    nothing was found about it.
+
+    Examples:
+
+        elastic3d explain --id gpt-1b
+
+        elastic3d explain 12 --events /data/gpt-1b/events
+
+        elastic3d explain --json
+    """
+    explanation = _from_files(Path(events), generation) if events else _from_etcd(options, generation)
+    if explanation is None:
+        which = f"generation {generation}" if generation else "any generation"
+        print(f"nothing was found about {which}: no rank held the others up, as far as is known")
+        raise typer.Exit(1)
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, **to_json(explanation)}, indent=2))
+    else:
+        print(page(explanation))
+
+
+def _from_etcd(options: JobOptions, generation: int) -> Explanation | None:
+    with options.connect() as (client, job):
+        items, _ = client.range(job.root)
+    if not items:
+        raise JobUnknown(f"job {job.run_id!r} is gone: nothing stands under {job.root} any more")
+    run_keys = find(job.root, items)
+    verdict = _chosen(run_keys.verdicts.values(), generation)
+    if verdict is None:
+        return None
+    formed = [
+        Formed(number=one.number, active=one.active, left=one.left)
+        for one in sorted(run_keys.history.values(), key=lambda one: (one.number, one.attempt))
+    ]
+    ended = run_keys.end.detail if run_keys.end is not None and run_keys.end.failed else ""
+    return explain(verdict, formed=formed, ended=ended)
+
+
+def _chosen(verdicts: Any, generation: int) -> Verdict | None:
+    """Return the newest verdict, or the newest on one generation; those that had something done before others."""
+    fitting = [verdict for verdict in verdicts if generation in (0, _place(verdict)[0])]
+    return max(fitting, key=lambda verdict: (*_place(verdict), verdict.act), default=None)
+
+
+def _place(verdict: Verdict) -> tuple[int, int]:
+    number, _, attempt = verdict.key.partition(".")
+    return int(number), int(attempt or 0)
+
+
+def _from_files(folder: Path, generation: int) -> Explanation | None:
+    if not folder.is_dir():
+        raise UsageError(f"--events {str(folder)!r}: there is no such folder")
+    bundles = {path.parent: _read(path) for path in sorted((folder / FOLDER).glob(f"*/{VERDICT}"))}
+    verdict = _chosen(bundles.values(), generation)
+    if verdict is None:
+        return None
+    mine = next(bundle for bundle, held in bundles.items() if held == verdict)
+    stalls: dict[str, tuple[RankStall, ...]] = {}
+    if (mine / STALLS).exists():
+        said = json.loads((mine / STALLS).read_text())["stalls"]
+        stalls = {id: from_json(Stall, stall).ranks for id, stall in said.items()}
+    evidence = sorted(str(path) for path in (folder / FOLDER).glob(f"{verdict.key}-*"))
+    return explain(verdict, formed=_formed(folder), stalls=stalls, evidence=evidence)
+
+
+def _read(path: Path) -> Verdict:
+    try:
+        return from_json(Verdict, json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{path} holds no verdict of elastic3d: {error}") from error
+
+
+def _formed(folder: Path) -> list[Formed]:
+    """Return the generations that any node's events tell of."""
+    sealed = {int(line["number"]): line for line in _lines(folder) if line.get("event") == "generation.sealed"}
+    formed: list[Formed] = []
+    before: set[str] = set()
+    for number, line in sorted(sealed.items()):
+        nodes = {*line["nodes"], *(line.get("spares") or ())}
+        formed.append(Formed(number=number, active=len(line["nodes"]), left=tuple(sorted(before - nodes))))
+        before = nodes
+    return formed
+
+
+def _lines(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob("*.jsonl")):
+        with path.open(errors="replace") as file:
+            for text in file:
+                try:
+                    line = json.loads(text)
+                except ValueError:
+                    continue  # half a line, as after a crash
+                if isinstance(line, dict):
+                    yield line

@@ -1,0 +1,77 @@
+"""The score card counts what it ought to, and draws the same jobs from the same seed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from chaos.score import KINDS, Result, Said, Trial, card, quantile, trials
+from chaos.scripts.train_faulty import Fault as ScriptFault
+from elastic3d.health.stuck import Fault
+from elastic3d.values import Layout
+
+
+def result(kind: str, fault: str | None, node: str = "node1", *, same_bits: bool = True, after: float = 4.0) -> Result:
+    said = () if fault is None else (Said(fault=fault, nodes=(node,), ranks=(1,), act=True, after=after, detail=""),)
+    trial = Trial(kind=kind, rank=1, step=6, micro_batch=0, layout=Layout(pp=1, dp=2))
+    return Result(
+        trial=trial,
+        node="node1",
+        happened=True,
+        said=said,
+        recovered=math.nan if fault is None else 6.0,
+        steps_lost=1,
+        same_bits=same_bits,
+    )
+
+
+def test_a_card_of_right_verdicts_passes() -> None:
+    """And a control about which nothing was said."""
+    rows = card([result("stop", Fault.STOPPED, after=3.0), result("stop", Fault.STOPPED), result("stall", None)])
+    assert all(row.passed for row in rows)
+    assert next((row.kind, row.p50, row.p95) for row in rows) == ("stop", 3.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "precision", "recall", "culprits"),
+    [
+        (result("stop", Fault.STOPPED, "node0"), 0.5, 1.0, 0.5),
+        (result("stop", Fault.IDLE), 1.0, 0.5, 1.0),
+        (result("stop", None), 1.0, 0.5, 0.5),
+        (result("stop", Fault.STOPPED, same_bits=False), 1.0, 1.0, 1.0),
+    ],
+)
+def test_a_wrong_node_a_wrong_class_silence_and_other_bits_fail(
+    wrong: Result, precision: float, recall: float, culprits: float
+) -> None:
+    """Each in its own column."""
+    (row,) = card([result("stop", Fault.STOPPED), wrong])
+    assert (row.precision, row.recall, row.culprits) == (precision, recall, culprits)
+    assert not row.passed
+
+
+def test_anything_done_in_a_control_fails_it_and_the_class_it_was_called() -> None:
+    """A false alarm costs precision where it was filed."""
+    rows = {row.kind: row for row in card([result("stall", Fault.LOADER), result("loader", Fault.LOADER)])}
+    assert not rows["stall"].passed
+    assert rows["loader"].precision == 0.5
+
+
+def test_trials_are_drawn_from_the_seed() -> None:
+    """The same seed meets the same ranks at the same steps, and each fault is one that the script knows."""
+    drawn = list(trials(list(KINDS), 2, 3, steps=24, most=2))
+    assert drawn == list(trials(list(KINDS), 2, 3, steps=24, most=2))
+    assert drawn != list(trials(list(KINDS), 2, 4, steps=24, most=2))
+    for trial in drawn:
+        assert trial.layout.world <= 2
+        if trial.fault:
+            assert ScriptFault.parse(trial.fault, Path()).of == trial.rank
+
+
+def test_quantiles() -> None:
+    """The value that a share of the values does not exceed."""
+    assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.0
+    assert quantile([4.0, 1.0, 3.0, 2.0], 0.95) == 4.0
+    assert math.isnan(quantile([], 0.5))

@@ -1,0 +1,118 @@
+"""What a person reads about a generation that stood still."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from chaos.etcd import EtcdServer
+from elastic3d import etcd_keys as keys
+from elastic3d.cli import application
+from elastic3d.etcd import EtcdClient
+from elastic3d.health.evidence import EvidenceWriter
+from elastic3d.health.explanation import _TODO, Formed, explain, page
+from elastic3d.health.stuck import Fault, judge
+from elastic3d.membership.records import GenerationHistory, encode
+from elastic3d.membership.stalls import RankState, Stall, Verdict, VerdictKind
+from elastic3d.values import Cause, Layout
+from tests.health.standstill import STEPS, generation, program, stalls, standstill, with_rank
+
+LAYOUT = Layout(pp=2, dp=2)
+
+
+@pytest.fixture
+def said() -> dict[str, Stall]:
+    steps = {rank: [program(LAYOUT, rank) for _ in range(STEPS)] for rank in range(4)}
+    ranks = with_rank(
+        standstill(LAYOUT, steps, {1: 12}), 1, state=RankState.STOPPED, top_frame="train.py:12 in forward"
+    )
+    return stalls(generation(LAYOUT), ranks)
+
+
+@pytest.fixture
+def verdict(said: dict[str, Stall]) -> Verdict:
+    held = judge(generation(LAYOUT), said, 0.0)
+    assert held is not None
+    return held
+
+
+def test_one_page_says_who_why_what_was_done_and_what_to_do(said: dict[str, Stall], verdict: Verdict) -> None:
+    """Everything a person asks first."""
+    after = [Formed(number=4, active=4), Formed(number=5, active=3, left=("n1",))]
+    text = page(
+        explain(verdict, formed=after, stalls={id: stall.ranks for id, stall in said.items()}, evidence=["/events/x"])
+    )
+    for part in (
+        "Generation 4 stood still after step 41: stopped",
+        "node n1 (rank 1); not the script's code",
+        "3 of the 3 other ranks waited",
+        "generation 5 was formed with 3 nodes, without n1",
+        "SIGSTOP",
+        "/events/x",
+        "rank 1 of n1: stopped for 5.0 s at forward, waits for no rank, in train.py:12 in forward",
+    ):
+        assert part in text, text
+    assert len(text.splitlines()) < 40
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_every_class_says_what_to_do(fault: Fault) -> None:
+    """A name alone helps nobody."""
+    verdict = Verdict(kind=VerdictKind.STUCK, fault=str(fault), key="3.0", step=7, detail="it stood still")
+    assert explain(verdict).todo[0] == _TODO[fault]
+    assert page(explain(verdict, ended="it stood still twice")).count("it stood still") == 2
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(application(), ["explain", *arguments])
+
+
+def test_the_command_reads_what_nodes_left(tmp_path: Path, said: dict[str, Stall], verdict: Verdict) -> None:
+    """Long after the job, on any machine, from the folder of events alone."""
+    writer = EvidenceWriter(str(tmp_path), "n0", 0, limit=1 << 20)
+    writer.conclude(verdict, said)
+    assert writer.flush(30)
+    sealed = {"event": "generation.sealed", "number": 5, "cause": "stuck", "nodes": ["n0", "n2"], "at": 1.0}
+    (tmp_path / "n0-0.jsonl").write_text(json.dumps(sealed) + "\n" + '{"event": "gener')
+    shown = run("--events", str(tmp_path))
+    assert shown.exit_code == 0, shown.output
+    assert "generation 5 was formed with 2 nodes" in shown.output
+    document = json.loads(run("4", "--events", str(tmp_path), "--json").output)
+    assert (document["schema"], document["nodes"], document["ranks"]) == (1, ["n1"], [1])
+    assert document["silent"][1]["state"] == "stopped"
+    assert document["evidence"] == [str(tmp_path / "evidence" / "4.1-41-stuck-n0")]
+    nothing = run("3", "--events", str(tmp_path))
+    assert nothing.exit_code == 1
+    assert "nothing was found about generation 3" in nothing.output
+    assert run("--events", str(tmp_path / "none")).exit_code == 2
+
+
+@pytest.mark.etcd
+def test_the_command_reads_etcd_too(verdict: Verdict) -> None:
+    """Without a folder: what was found about the last generations stays there, and so does what followed."""
+    after = GenerationHistory(
+        number=5,
+        attempt=0,
+        cause=Cause.STUCK,
+        detail=verdict.detail,
+        leader="n0",
+        active=3,
+        spares=0,
+        joined=(),
+        left=("n1",),
+        layout="pp 1 x dp 3",
+        at=1.0,
+    )
+    with EtcdServer() as server:
+        with EtcdClient(server.endpoint) as client:
+            root = "/elastic3d/gpt-1b/"
+            client.put(root + keys.verdict(verdict.key), encode(verdict))
+            client.put(root + keys.history(5, 0), encode(after))
+        shown = run("--endpoint", server.endpoint)
+        assert shown.exit_code == 0, shown.output
+        assert "generation 5 was formed with 3 nodes, without n1" in shown.output
+        assert run("9", "--endpoint", server.endpoint).exit_code == 1

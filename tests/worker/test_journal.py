@@ -1,0 +1,38 @@
+"""What a node writes of its ranks that stand still."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from elastic3d.membership import events as m
+from elastic3d.membership.stalls import RankState, Stall
+from elastic3d.values import Layout
+from elastic3d.worker.journal import Journal
+from tests.health.standstill import STEPS, generation, program, stalls, standstill, with_rank
+
+
+def test_a_rank_recovers_by_moving_and_not_by_the_end_of_its_generation(tmp_path: Path) -> None:
+    """Its stall is taken back either way."""
+    layout = Layout(pp=1, dp=2)
+    steps = {rank: [program(layout, rank) for _ in range(STEPS)] for rank in range(2)}
+    ranks = with_rank(standstill(layout, steps, {1: 9}), 1, state=RankState.STOPPED)
+    first = generation(layout)
+    stall: Stall = stalls(first, ranks)["n1@1"]
+    journal = Journal(str(tmp_path), "run", "n1")
+    for sealed in (first, replace(first, number=5)):
+        journal.noted(m.GenerationPut(generation=sealed, revision=sealed.number))
+        if sealed is first:
+            journal.noted(m.RanksSilent(stall=stall))
+            journal.noted(m.RanksMoving(key=first.key))
+            journal.noted(m.RanksSilent(stall=stall))
+    journal.noted(m.RanksMoving(key=first.key))
+    assert journal.flush(30)
+    journal.close()
+    names = [json.loads(line)["event"] for line in (tmp_path / "n1-0.jsonl").read_text().splitlines()]
+    assert [name for name in names if name.startswith("rank.")] == [
+        "rank.suspected",
+        "rank.recovered",
+        "rank.suspected",
+    ]
