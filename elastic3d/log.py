@@ -159,8 +159,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # The passes of step `step` were made again before its update, because what `nodes` had computed was wrong once.
         "step.redone": _warning("step", "nodes", "detail"),
         # The device of a rank of `nodes` computes wrongly: step `step` is not made with it, and its machine is set
-        # aside.
-        "node.lying": _error("step", "micro_batch", "where", "ranks", "nodes", "detail"),
+        # aside. `clean` is the newest step of the generation in whose audit all agreed (-1: none): what the device did
+        # to later ones stays in the weights, unless you begin anew from a checkpoint of that step or before.
+        "node.lying": _error("step", "micro_batch", "where", "ranks", "nodes", "detail", "clean"),
         # The node that holds rank 0 has seen no step for `seconds`; repeated each minute.
         "step.late": _warning("seconds", "detail"),
         # A rank of this node shows no progress for `seconds`, or died (`state`). `waits`: for the n-th operation of

@@ -190,6 +190,7 @@ class AuditReport:
 
     step: that would have been made of the audited passes, -1 for none. micro_batch: the first over which ranks
     differed. where: what they differed on, in words. finding: of the hearing. ranks, nodes: who computed wrongly.
+    clean: the newest step of this generation in whose audit all agreed, -1 for none.
     """
 
     kind: Audited
@@ -200,6 +201,7 @@ class AuditReport:
     finding: str = ""
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
+    clean: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a script says about finding the rank that holds everybody up: `health=` of `elastic3d.run`."""
+"""What a script says about finding the rank that holds everybody up, or lies: `health=` of `elastic3d.run`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How ranks that stand still are found: `health=` of `elastic3d.run`.
+    """How ranks that stand still, or compute wrongly, are found: `health=` of `elastic3d.run`.
 
     UsageError for values that make no sense.
     """
@@ -38,7 +38,8 @@ class Health:
     only reports it."""
     audit: float | str = "off"
     """Share of the computing in which nodes repeat each other's micro-batches, such as "1%" or 0.01: a device that
-    computes wrongly is found by it, named, and its machine left out. "off", the default, for none."""
+    computes wrongly is found by it, named, and its machine left out (with `act="log"`, only named). "off", the
+    default, for none."""
     evidence: int | str = "500MB"
     """What bundles of evidence may take in the folder `events=`, in bytes or as "500MB", the default."""
 

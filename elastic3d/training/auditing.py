@@ -228,6 +228,7 @@ class Auditor:
             ranks=hearing.culprits,
             nodes=tuple(sorted({self._peers[rank].node for rank in hearing.culprits})),
             detail=hearing.detail,
+            clean=self.clean,
         )
 
     def _place(self, rank: int) -> tuple[int, int]:

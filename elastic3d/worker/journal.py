@@ -209,7 +209,7 @@ def _audited(log: EventLog, report: AuditReport) -> None:
         case Audited.REDONE:
             log.emit("step.redone", step=report.step, nodes=nodes, detail=report.detail)
         case Audited.LYING:
-            log.emit("node.lying", **said, ranks=ranks, nodes=nodes)
+            log.emit("node.lying", **said, ranks=ranks, nodes=nodes, clean=report.clean)
 
 
 def _shown(generation: Generation) -> dict[str, object]:
