@@ -56,7 +56,8 @@ from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import Go, LocalState, Port, StateRestored, StepRecord
 from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
-from elastic3d.training import identity, loading, parts, restoring, state_facts
+from elastic3d.training import auditing, identity, loading, parts, restoring, state_facts
+from elastic3d.training.auditing import Auditor, Convicted
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.collecting import FewerCollections
 from elastic3d.training.loss import Loss
@@ -96,6 +97,7 @@ class Run:
         self._ranks: AllRanks | None = None
         self._outside: Outside | None = None
         self._group_errors: GroupErrors | None = None
+        self._auditor: Auditor | None = None
         torch.set_num_threads(self._assignment.threads)
         deterministic()
         self._parts = Parts(clock)
@@ -252,8 +254,8 @@ class Run:
         if self._mesh is not None:
             place, layout = self._mesh.place, self._layout
             mine = stages_of_rank(layout, place.pp)
-            ends = {"inputs": 0 in mine, "targets": layout.stages - 1 in mine}
-            share = replace(share, dp=layout.dp, index=place.dp, **ends)
+            inputs, targets = 0 in mine, layout.stages - 1 in mine
+            share = replace(share, dp=layout.dp, index=place.dp, inputs=inputs, targets=targets)
         self._batches = Batches(
             dataset,
             global_batch=global_batch,
@@ -295,6 +297,7 @@ class Run:
             identity.check_planned(assembly.profile_digest(batches), self._assignment)
         with self._peers():
             assembly.prepare(batches)
+            self._auditor = auditing.begin(assembly, batches, port=self._port, clock=self._clock)
             self._parts.end(parts.PREPARING)
             go = self._go or self._port.await_go()
             self._parts.end(parts.AWAITING)
@@ -343,10 +346,15 @@ class Run:
         if model is not self._model:
             raise UsageError("run.backward needs the model that run.shard returned")
         assert self._outside is not None
+        objected = objective(loss_fn, self._scale.scale)
         self._progress.phase(Phase.FORWARD)
         self._progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
         with self._peers(), self._outside.inside():
-            loss = Loss(assembly.passes.run(batch, objective(loss_fn, self._scale.scale)), batch)
+            try:
+                passes = self._auditor or assembly.passes
+                loss = Loss(passes.run(batch, objected), batch)
+            except Convicted as convicted:
+                self._port.convicted(convicted.report)
         self._progress.in_script()
         return loss
 

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, NoReturn
 
 from elastic3d.devices import device_at
 from elastic3d.errors import CollectiveFailed
-from elastic3d.port import UNRECORDED, Assignment, Flags, Go, LocalState, Progress, StateRestored, StepRecord
+from elastic3d.port import (
+    UNRECORDED,
+    Assignment,
+    AuditReport,
+    Flags,
+    Go,
+    LocalState,
+    Progress,
+    StateRestored,
+    StepRecord,
+)
 from elastic3d.values import Layout, ModelProfile, ProvenChain
 
 if TYPE_CHECKING:
@@ -83,6 +93,13 @@ class StandalonePort:
     def committed(self, record: StepRecord) -> None:
         """Keep the record."""
         self.records.append(record)
+
+    def audited(self, report: AuditReport) -> None:
+        """Do nothing: one rank is audited by nobody."""
+
+    def convicted(self, report: AuditReport) -> NoReturn:
+        """Never called."""
+        raise AssertionError("a script started by hand is never audited")
 
     def restored(self, state: StateRestored) -> None:
         """Do nothing."""

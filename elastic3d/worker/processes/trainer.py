@@ -27,6 +27,7 @@ from elastic3d.log import bind_process, process_log
 from elastic3d.port import (
     UNRECORDED,
     Assignment,
+    AuditReport,
     Flags,
     Go,
     LocalState,
@@ -177,6 +178,16 @@ class ChannelPort:
     def restored(self, state: StateRestored) -> None:
         """Tell the keeper where the state came from, so that it frees what is no longer needed."""
         self._say(state)
+
+    def audited(self, report: AuditReport) -> None:
+        """Tell the keeper what an audit found."""
+        self._say(channel.AuditTold(report=report))
+
+    def convicted(self, report: AuditReport) -> NoReturn:
+        """End this trainer before its update, whoever computes wrongly. A snapshot being copied is completed."""
+        self._finish_quietly()
+        self._say(channel.AuditTold(report=report, last=True))
+        process.leave(ExitCode.CONVICTED)
 
     def leave(self, step: int) -> NoReturn:
         """End this trainer at a step boundary."""
