@@ -20,8 +20,9 @@ SCRIPT = Path(__file__).parent / "scripts" / "train_on_emulated_device.py"
 
 
 @pytest.fixture
-def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
+def emulated(quiet: Quiet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     """The small job, on devices that are accounted for below the test's folder."""
+    quiet(SMALL)  # on the CPU, before there is another device
     monkeypatch.setenv("ELASTIC3D_DEVICE", emulated_device.KIND)
     monkeypatch.setenv(emulated_device.FOLDER, str(tmp_path / "devices"))
     return dataclasses.replace(SMALL, script=SCRIPT)
