@@ -36,7 +36,7 @@ def main() -> None:
 def serve() -> None:
     """Be the lighthouse."""
     server = importlib.import_module("torchft.coordination").LighthouseServer(
-        bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=100, quorum_tick_ms=10, heartbeat_timeout_ms=500
+        bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=1000, quorum_tick_ms=10, heartbeat_timeout_ms=1000
     )
     # It names itself by the host's name, which need not resolve.
     print("http://127.0.0.1:" + str(server.address()).rpartition(":")[2], flush=True)
