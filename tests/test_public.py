@@ -16,6 +16,7 @@ def test_elastic3d_exports_exactly_the_listed_names() -> None:
         "run",
         "Run",
         "Checkpointing",
+        "Health",
         "Layout",
         "Growing",
         "TokenFile",
