@@ -101,8 +101,8 @@ class Said:
 class Result:
     """What became of a trial. node: the one at fault. happened: whether the fault took place.
 
-    recovered: seconds from the fault to the first step after it, NaN if there was none. steps_lost: made again.
-    broken: promises of the oracle that were not kept, with those about bits.
+    recovered: seconds from the fault to the first step after its verdict, NaN if there was none. steps_lost: those made
+    again. broken: promises of the oracle that were not kept, with those about bits.
     """
 
     trial: Trial
@@ -217,15 +217,16 @@ def read(trial: Trial, outcome: Outcome, quiet: Outcome, workdir: Path) -> Resul
     happened = mark.exists()
     at = float(json.loads(mark.read_text())["at"]) if happened else math.nan
     first = next(iter(outcome.picture.generations), None)
-    later = [step.at for step in outcome.picture.steps if step.at > at]
+    named_at = next((event.at for event in events if event.name == "rank.stuck" and event.fields.get("act")), math.inf)
+    later = [step.at for step in outcome.picture.steps if step.at > named_at]
     stuck = sum(view.steps_repeated for view in outcome.picture.generations if view.cause == "stuck")
     differences = compare(outcome, quiet)
     return Result(
         trial=trial,
-        node=first.nodes[trial.rank] if first is not None else "",
+        node=first.nodes[trial.rank // outcome.setting.slots] if first is not None else "",
         happened=happened,
         said=tuple(_said(events, at)),
-        recovered=min(later) - at if later and _acted(events) else math.nan,
+        recovered=min(later) - at if later else math.nan,
         steps_lost=stuck,
         same_bits=not differences,
         broken=(*judge(outcome).broken, *differences),
@@ -243,10 +244,6 @@ def _said(events: Sequence[Event], at: float) -> Iterator[Said]:
                 after=event.at - at,
                 detail=str(event.fields.get("detail") or ""),
             )
-
-
-def _acted(events: Sequence[Event]) -> bool:
-    return any(event.name == "rank.stuck" and event.fields.get("act") for event in events)
 
 
 def card(results: Sequence[Result]) -> tuple[Row, ...]:

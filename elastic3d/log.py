@@ -148,6 +148,20 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "training.progress": _info("step", "until", "loss", "steps_per_second", "left"),
         # The first non-finite loss in a row; training goes on unless the script says `skip_nonfinite`.
         "loss.nonfinite": _warning("step", "loss"),
+        # Nobody repeats what the ranks of this generation compute, although the run asks for it.
+        "audit.off": _warning("detail"),
+        # Two ranks that ran micro-batch `micro_batch` of step `step` came to other bits, first at `where`; `finding` is
+        # that of the ranks which then repeated it: "transient", "persistent", "nondeterministic" or "undecided".
+        # `ranks` and `nodes` are those that computed wrongly.
+        "audit.failed": _warning("step", "micro_batch", "where", "finding", "ranks", "nodes", "detail"),
+        # Nobody could be convicted, and training goes on with what may be wrong.
+        "audit.inconclusive": _error("step", "micro_batch", "where", "finding", "detail"),
+        # The passes of step `step` were made again before its update, because what `nodes` had computed was wrong once.
+        "step.redone": _warning("step", "nodes", "detail"),
+        # The device of a rank of `nodes` computes wrongly: step `step` is not made with it, and its machine is set
+        # aside. `clean` is the newest step of the generation in whose audit all agreed (-1: none): what the device did
+        # to later ones stays in the weights, unless you begin anew from a checkpoint of that step or before.
+        "node.lying": _error("step", "micro_batch", "where", "ranks", "nodes", "detail", "clean"),
         # The node that holds rank 0 has seen no step for `seconds`; repeated each minute.
         "step.late": _warning("seconds", "detail"),
         # A rank of this node shows no progress for `seconds`, or died (`state`). `waits`: for the n-th operation of

@@ -9,6 +9,7 @@ trainer's process, or raises if the host is the user's own script.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from checkpointing.format.grid import TILE_BYTES
@@ -39,6 +40,8 @@ class Assignment:
     the run; None while measuring. device: the kind of device it computes on; its slot says which one. device_free:
     bytes of the device's memory that are free while no trainer holds any, 0 if that was not measured. expects_state:
     there is most likely a state to go on from, so that initial weights would be made in vain; correct either way.
+    audit: the share of computing that audits may take, 0.0 for none. audit_acts: a rank that computes wrongly ends the
+    generation; else it is only reported.
     proven: what a measuring trainer of this node has proven of the model, so that it need not be proven again.
     recorded: the descriptors of its progress record come with it.
     """
@@ -70,6 +73,8 @@ class Assignment:
     device: str = "cpu"
     device_free: int = 0
     expects_state: bool = False
+    audit: float = 0.0
+    audit_acts: bool = True
     proven: ProvenChain | None = None
     recorded: bool = False
 
@@ -167,6 +172,36 @@ class StateRestored:
     detail: str = ""
     damaged: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
+
+
+class Audited(StrEnum):
+    """What audits have to say."""
+
+    OFF = "off"  # this generation is not audited
+    FAILED = "failed"  # two ranks differed, and this is what a hearing found
+    REDONE = "redone"  # the step's passes are made again
+    INCONCLUSIVE = "inconclusive"  # nobody could be convicted, and training goes on
+    LYING = "lying"  # a rank computes wrongly: no update is made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """One thing that audits have to say, the same on every rank.
+
+    step: that would have been made of the audited passes, -1 for none. micro_batch: the first over which ranks
+    differed. where: what they differed on, in words. finding: of the hearing. ranks, nodes: who computed wrongly.
+    clean: the newest step of this generation in whose audit all agreed, -1 for none.
+    """
+
+    kind: Audited
+    detail: str
+    step: int = -1
+    micro_batch: int = -1
+    where: str = ""
+    finding: str = ""
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    clean: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +352,14 @@ class Port(Protocol):
         """Take note of a step; does not block. `record.safe_step` tells which buffers may be used again."""
         ...
 
+    def audited(self, report: AuditReport) -> None:
+        """Report what an audit found."""
+        ...
+
+    def convicted(self, report: AuditReport) -> NoReturn:
+        """End this trainer before its update: `report` says which rank computes wrongly, this one or another."""
+        ...
+
     def restored(self, state: StateRestored) -> None:
         """Report what state training goes on from."""
         ...
@@ -325,8 +368,11 @@ class Port(Protocol):
         """End this trainer at a step boundary, after a final `snapshot(wait=True)`."""
         ...
 
-    def peer_lost(self, error: BaseException) -> NoReturn:
-        """End this trainer because a collective failed: another rank is gone, or this one cannot reach it."""
+    def peer_lost(self, error: BaseException, *, patience: float | None = None) -> NoReturn:
+        """End this trainer because a collective failed: another rank is gone, or this one cannot reach it.
+
+        For any thread. patience: seconds that a snapshot which is being copied may take, None for as long as it needs.
+        """
         ...
 
     def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:

@@ -319,6 +319,7 @@ class Cause(StrEnum):
     DRAIN = "drain"
     QUARANTINE = "quarantine"
     STUCK = "stuck"
+    LYING = "lying"
 
     @property
     def of_script(self) -> bool:

@@ -9,7 +9,7 @@ of the collectives, marked `counts=False`, and the receiver drops its results.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from elastic3d.data.ahead import Ahead
 from elastic3d.data.making import Drawn, Keyed, Undrawn, moved, pinned
 from elastic3d.data.positions import Order, fold_sums
 from elastic3d.data.sizes import Growing
-from elastic3d.data.sources import Loaded, Numbered, SampleSource, Share, Streamed
+from elastic3d.data.sources import Loaded, Numbered, Pair, SampleSource, Share, Streamed
 from elastic3d.data.streams import Cursor, check_stream
 from elastic3d.errors import UsageError
 from elastic3d.port import UNRECORDED, Progress
@@ -60,7 +60,8 @@ class MicroBatch:
 class Batch:
     """One rank's part of one step. samples, sample_sum: really loaded by those of its micro-batches that count.
 
-    count: number M of the step's micro-batches over all ranks.
+    count: number M of the step's micro-batches over all ranks. summed: whether those that count are to be added up;
+    False where all are only run to see what comes out.
     """
 
     step: int
@@ -68,7 +69,16 @@ class Batch:
     micro_batches: tuple[MicroBatch, ...]
     samples: int
     sample_sum: int
+    summed: bool = True
 
+    @property
+    def counted(self) -> int:
+        """How many of its micro-batches over all ranks are added up, those with the lowest numbers."""
+        return self.count if self.summed else 0
+
+
+PASSED_OVER = 1000
+"""A micro-batch j that is run once more has the number M * PASSED_OVER + j: no number below it counts or fills."""
 
 WORDS = 200
 """Most characters of a fingerprint that is kept unhashed: it goes into every snapshot."""
@@ -109,7 +119,9 @@ class Batches:
             seed=seed,
             changes=tuple(changes),
         )
-        self.share = share or Share()
+        self._numbered = numbered
+        self._dataset = dataset
+        self.take(share or Share())
         self.order.check_leaf(self.share.leaf)
         self.workers = workers
         self.device = device or torch.device("cpu")
@@ -119,10 +131,19 @@ class Batches:
         # What nodes, and runs over one state, must have in common besides the length, if the data set has it.
         said = str(getattr(dataset, "fingerprint", ""))
         self.fingerprint = said if len(said) <= WORDS else blake3(said.encode()).hexdigest()
-        self._source: SampleSource = (Numbered if numbered else Streamed)(dataset, self.order, self.share)
         self._keyed = Keyed(seed, lent=True)
         self._cursors: dict[int, Cursor] = {}
         self._threaded = True
+
+    def take(self, share: Share) -> None:
+        """Load this part of each step from now on; not while steps are iterated."""
+        self.share = share
+        self._source: SampleSource = (Numbered if self._numbered else Streamed)(self._dataset, self.order, share)
+
+    @property
+    def rereads(self) -> bool:
+        """Whether `again` can load micro-batches: not from a stream."""
+        return self._numbered
 
     @property
     def cursor(self) -> Cursor | None:
@@ -159,6 +180,20 @@ class Batches:
     def example(self) -> Any:
         """Return one collated micro-batch (input, target), to learn shapes from; the same on every rank."""
         return self._source.example(self._keyed)
+
+    def again(self, step: int, numbers: Sequence[int]) -> Batch:
+        """Return some micro-batches of a step, whosever they are, loaded anew and not to be added up.
+
+        Not for a stream (`rereads`).
+        """
+        count = self.order.micro_batches_at(step)
+        pairs = {}
+        for index in set(numbers) if self.share.loads else ():
+            pair = self._source.again(step, index, self._keyed)
+            assert pair is not None
+            pairs[index] = pair
+        parts = [self._part(PASSED_OVER * count + index, index, pairs.get(index)) for index in numbers]
+        return Batch(step=step, count=count, micro_batches=tuple(parts), samples=0, sample_sum=0, summed=False)
 
     def _loaded(self, first: int, stop: int) -> Generator[Loaded, None, None]:
         pin = self.device.type == "cuda"
@@ -202,20 +237,12 @@ class Batches:
         count = self.order.micro_batches_at(step)
         micro_batches, samples = [], 0
         sums: list[int] = []
-        for round_, index in enumerate(self.share.micro_batches(count)):
-            counts = index < count
-            inputs = targets = None
-            if self.share.loads:
-                inputs, targets = loaded.pairs[round_]
-                inputs = moved(inputs, self.device) if self.share.inputs else None
-                targets = moved(targets, self.device) if self.share.targets else None
-                if counts:
-                    ids = self.order.micro_batch_samples(step, index)
-                    samples += len(ids)
-                    sums.append(self.order.keyed_sum(np.array(ids, dtype=np.uint64)))
-            micro_batches.append(
-                MicroBatch(index=index, like=index % count, counts=counts, input=inputs, target=targets)
-            )
+        for round_, index in enumerate(self.share.micro_batches(step, count)):
+            micro_batches.append(self._part(index, index % count, loaded.pairs[round_] if self.share.loads else None))
+            if self.share.loads and index < count:
+                ids = self.order.micro_batch_samples(step, index)
+                samples += len(ids)
+                sums.append(self.order.keyed_sum(np.array(ids, dtype=np.uint64)))
         return Batch(
             step=step,
             count=count,
@@ -223,6 +250,13 @@ class Batches:
             samples=samples,
             sample_sum=fold_sums(sums),
         )
+
+    def _part(self, index: int, like: int, pair: Pair | None) -> MicroBatch:
+        inputs = targets = None
+        if pair is not None:
+            inputs = moved(pair[0], self.device) if self.share.inputs else None
+            targets = moved(pair[1], self.device) if self.share.targets else None
+        return MicroBatch(index=index, like=like, counts=index == like, input=inputs, target=targets)
 
 
 def _pinned(loaded: Loaded) -> Loaded:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,12 +19,19 @@ from elastic3d.values import rounds
 Pair = tuple[Any, Any]
 
 
+def nothing_more(step: int, micro_batches: int) -> Sequence[int]:
+    """Return no micro-batches: those that a step runs beyond its own."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """The part of each step's micro-batches that one rank computes.
 
     dp, index: of the data-parallel axis. leaf: how many micro-batches in a row one rank computes. inputs, targets:
-    whether this rank's pipeline stage needs them at all.
+    whether this rank's pipeline stage needs them at all. extra: of (step, M), the numbers under which this rank runs
+    micro-batches once more after its own, which do not count: each is at least M times the rounds of any step, and
+    equal modulo M to the micro-batch that it repeats.
     """
 
     dp: int = 1
@@ -31,6 +39,7 @@ class Share:
     leaf: int = 1
     inputs: bool = True
     targets: bool = True
+    extra: Callable[[int, int], Sequence[int]] = nothing_more
 
     @property
     def loads(self) -> bool:
@@ -38,18 +47,19 @@ class Share:
         return self.inputs or self.targets
 
     def rounds(self, micro_batches: int) -> int:
-        """Return how many micro-batches each dp rank runs in a step."""
+        """Return how many micro-batches each dp rank runs in a step, those that repeat others aside."""
         return rounds(micro_batches, self.dp, self.leaf)
 
-    def micro_batches(self, micro_batches: int) -> list[int]:
+    def micro_batches(self, step: int, micro_batches: int) -> list[int]:
         """Return the numbers of this rank's micro-batches by round; M and more mark places that do not count."""
         turns = self.rounds(micro_batches) // self.leaf
         leaves = [turn * self.dp + self.index for turn in range(turns)]
-        return [leaf * self.leaf + number for leaf in leaves for number in range(self.leaf)]
+        own = [leaf * self.leaf + number for leaf in leaves for number in range(self.leaf)]
+        return own + list(self.extra(step, micro_batches))
 
-    def wanted(self, micro_batches: int) -> list[int]:
+    def wanted(self, step: int, micro_batches: int) -> list[int]:
         """Return the micro-batch whose samples each round loads; one that does not count takes another's."""
-        return [index % micro_batches for index in self.micro_batches(micro_batches)] if self.loads else []
+        return [index % micro_batches for index in self.micro_batches(step, micro_batches)] if self.loads else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +87,10 @@ class SampleSource(Protocol):
         """Return the first micro-batch of the run, the same on every rank."""
         ...
 
+    def again(self, step: int, index: int, draws: Draws) -> Pair | None:
+        """Return any micro-batch of a step, whosever it is; None where none can be read a second time."""
+        ...
+
 
 class Numbered:
     """A map-style data set."""
@@ -85,11 +99,13 @@ class Numbered:
 
     def __init__(self, dataset: Any, order: Order, share: Share) -> None:
         self._dataset, self._order, self._share = dataset, order, share
+        # A thread may load the next step while a micro-batch of this one is loaded again.
+        self._alone = threading.Lock()
 
     def steps(self, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> Iterator[Loaded]:
         """Load this rank's part of each step."""
         for step in range(first, stop):
-            wanted = self._share.wanted(self._order.micro_batches_at(step))
+            wanted = self._share.wanted(step, self._order.micro_batches_at(step))
             yield Loaded(pairs=[self._pair(step, index, draws) for index in wanted])
 
     def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
@@ -108,21 +124,25 @@ class Numbered:
             multiprocessing_context="fork",
         )
         with _working(loader) as pairs:
-            for count in counts:
-                yield Loaded(pairs=[next(pairs) for _ in self._share.wanted(count)])
+            for step, count in enumerate(counts, first):
+                yield Loaded(pairs=[next(pairs) for _ in self._share.wanted(step, count)])
 
     def example(self, draws: Draws) -> Pair:
         """Return the first micro-batch of the run."""
         return self._pair(0, 0, draws)
 
+    def again(self, step: int, index: int, draws: Draws) -> Pair:
+        """Return any micro-batch of a step."""
+        return self._pair(step, index, draws)
+
     def _places(self, first: int, stop: int) -> Iterator[list[tuple[int, int]]]:
         for step in range(first, stop):
-            for index in self._share.wanted(self._order.micro_batches_at(step)):
+            for index in self._share.wanted(step, self._order.micro_batches_at(step)):
                 yield self._order.micro_batch_places(step, index)
 
     def _pair(self, step: int, index: int, draws: Draws) -> Pair:
         sampled = _Sampled(self._dataset, self._order)
-        with draws.around():
+        with self._alone, draws.around():
             return _collated([sampled.make(place, draws) for place in self._order.micro_batch_places(step, index)])
 
 
@@ -140,7 +160,7 @@ class Streamed:
         reader = StreamReader(self._dataset, cursor, position=order.positions(first)[0], draws=draws)
         for step in range(first, stop):
             count = order.micro_batches_at(step)
-            wanted = self._share.wanted(count)
+            wanted = self._share.wanted(step, count)
             pairs: dict[int, Pair] = {}
             for index in range(count):
                 if index not in wanted:
@@ -178,6 +198,9 @@ class Streamed:
         if state is not None:
             self._dataset.load_state_dict(state)
         return pair
+
+    def again(self, step: int, index: int, draws: Draws) -> None:
+        """Return None: a stream is read once."""
 
 
 class _Sampled(torch.utils.data.Dataset[Any]):

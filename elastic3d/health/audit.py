@@ -1,6 +1,7 @@
 """Which steps are audited, and who replays whose micro-batch: pure functions of the step and of the layout.
 
-An audit is a round of micro-batches more than a step needs, in which the ranks of each dp column run a micro-batch of
+An audit is a round of micro-batches more than a step needs (of whole leaves, where several micro-batches are summed
+before they are sent), in which the ranks of each dp column run a micro-batch of
 another column, marked as one that does not count: its gradients are digested and dropped, as those of the fillers are
 that a step has anyway where dp does not divide its micro-batches. The same micro-batch over the same weights has to
 give the same bits, so that a difference says that one of the two columns computed wrongly.
@@ -17,75 +18,92 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elastic3d.data.batches import PASSED_OVER
 from elastic3d.data.permutation import key
 from elastic3d.planner import place_of
 from elastic3d.planner.schedules import problem
-from elastic3d.values import Layout
-
-PASSED_OVER = 1000
-"""Micro-batch j is replayed under the number M * PASSED_OVER + j: no number below it is one that counts or fills."""
+from elastic3d.values import Layout, rounds
 
 MOST_EXTRA = 64
-"""Most extra rounds that are looked for; a schedule that allows none of them is never audited."""
+"""Most extra leaves that are looked for; a schedule that allows none of them is never audited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditPlan:
-    """How a run is audited under one layout. every: one step in so many, 0 for never. extra: rounds of an audited step.
+    """How a run is audited under one layout. every: one step in so many, 0 for never. extra: rounds of an audited step
+    beyond its own, a multiple of `leaf`.
 
     why: what keeps it from being audited, "" if it is. shifts: between a column and the one it audits, to draw from.
+    leaf: how many micro-batches are summed before they are sent, and so replayed together. hearing: the fewest rounds
+    in which all columns can run one leaf without a step.
     """
 
     every: int
     extra: int
     shifts: tuple[int, ...]
     why: str = ""
+    leaf: int = 1
+    hearing: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """The audit of one step. Column i replays, in each extra round, a micro-batch of column (i + shift) % dp."""
+    """The audit of one step. Column i replays leaves of column (i + shift) % dp; a leaf is mostly one micro-batch."""
 
     step: int
     shift: int
-    rounds: tuple[int, ...]
-    """For each extra round, the round of the step whose micro-batches are replayed."""
+    turns: tuple[int, ...]
+    """For each leaf that is replayed, the turn of the step in which it was computed."""
 
-    def replays(self, column: int, dp: int, micro_batches: int) -> list[int]:
-        """Return the micro-batch that a column replays in each extra round.
+    def replays(self, column: int, dp: int, leaves: int) -> list[int]:
+        """Return the leaves that a column replays after its own, of `leaves` that the step has.
 
-        In a round that not all columns have a micro-batch of their own in, the audited column's of round 0 is taken.
+        In a turn that not all columns have a leaf of their own in, the audited column's of turn 0 is taken.
         """
-        audited = (column + self.shift) % dp
-        numbers = [round_ * dp + audited for round_ in self.rounds]
-        return [number if number < micro_batches else audited for number in numbers]
+        return self.audited((column + self.shift) % dp, dp, leaves)
+
+    def audited(self, column: int, dp: int, leaves: int) -> list[int]:
+        """Return the leaves of a column that another one replays."""
+        numbers = [turn * dp + column for turn in self.turns]
+        return [number if number < leaves else column for number in numbers]
 
 
-def plan(layout: Layout, *, budget: float, blocks: int, counts: Sequence[int], nodes: Sequence[int]) -> AuditPlan:
+def plan(
+    layout: Layout, *, budget: float, blocks: int, counts: Sequence[int], nodes: Sequence[int], leaf: int = 1
+) -> AuditPlan:
     """Return how often a run can be audited at a cost of `budget`, a share of its computing (0.01 for 1 %).
 
     counts: every number of micro-batches that a step may have. nodes: for each rank, a number that tells its node.
+    leaf: how many micro-batches are summed before they are sent.
     """
     if not budget:
         return AuditPlan(every=0, extra=0, shifts=(), why="audits are off")
     if layout.dp == 1:
         return AuditPlan(every=0, extra=0, shifts=(), why="dp=1: no other rank computes what a rank computes")
-    extra = extra_rounds(layout, blocks=blocks, counts=counts)
-    if extra is None:
+    if min(counts) < leaf * layout.dp:
+        few = f"{min(counts)} micro-batches leave some of dp={layout.dp} columns without one of their own"
+        return AuditPlan(every=0, extra=0, shifts=(), why=few)
+    extra = extra_rounds(layout, blocks=blocks, counts=counts, leaf=leaf)
+    hearing = _fewest(layout, blocks, [0], leaf)
+    if extra is None or hearing is None:
         return AuditPlan(every=0, extra=0, shifts=(), why=f"the schedule of {layout} takes no rounds beyond its own")
-    rounds = min(-(-count // layout.dp) for count in counts)
-    every = max(1, math.ceil(extra / (budget * rounds) - 1e-9))
-    return AuditPlan(every=every, extra=extra, shifts=shifts(layout, nodes))
+    fewest = min(rounds(count, layout.dp, leaf) for count in counts)
+    every = max(1, math.ceil(extra / (budget * fewest) - 1e-9))
+    return AuditPlan(every=every, extra=extra, shifts=shifts(layout, nodes), leaf=leaf, hearing=hearing)
 
 
-def extra_rounds(layout: Layout, *, blocks: int, counts: Sequence[int]) -> int | None:
-    """Return the fewest rounds, at least 1, that every step may have beyond its own; None if there is no such number.
+def extra_rounds(layout: Layout, *, blocks: int, counts: Sequence[int], leaf: int = 1) -> int | None:
+    """Return the fewest rounds, one leaf at least, that every step may have beyond its own; None if there is no number.
 
     Interleaved schedules take rounds in turns of equal size: 4 and 5 may not do where 4 and 6 do.
     """
-    for extra in range(1, MOST_EXTRA + 1):
-        grown = [(-(-count // layout.dp) + extra) * layout.dp for count in counts]
-        if not any(problem(layout, blocks=blocks, micro_batches=count) for count in grown):
+    return _fewest(layout, blocks, [rounds(count, layout.dp, leaf) for count in counts], leaf)
+
+
+def _fewest(layout: Layout, blocks: int, own: Sequence[int], leaf: int) -> int | None:
+    for extra in range(leaf, MOST_EXTRA * leaf + 1, leaf):
+        grown = [(present + extra) * layout.dp for present in own]
+        if not any(problem(layout, blocks=blocks, micro_batches=count, leaf=leaf) for count in grown):
             return extra
     return None
 
@@ -119,7 +137,20 @@ def audit_at(plan: AuditPlan, step: int, *, seed: int, dp: int, micro_batches: i
     window, place = divmod(step, plan.every)
     if int(key("audit", seed, window)) % plan.every != place:
         return None
-    rounds = -(-micro_batches // dp)
-    drawn = [int(key("audited round", seed, step, number)) % rounds for number in range(plan.extra)]
+    turns = rounds(micro_batches, dp, plan.leaf) // plan.leaf
+    drawn = [int(key("audited round", seed, step, number)) % turns for number in range(plan.extra // plan.leaf)]
     shift = plan.shifts[int(key("audit shift", seed, step)) % len(plan.shifts)]
-    return Audit(step=step, shift=shift, rounds=tuple(drawn))
+    return Audit(step=step, shift=shift, turns=tuple(drawn))
+
+
+def replayed(plan: AuditPlan, step: int, *, seed: int, dp: int, column: int, micro_batches: int) -> list[int]:
+    """Return the numbers under which a column runs other columns' micro-batches after its own; none on most steps.
+
+    Micro-batch j of M is replayed under the number M * PASSED_OVER + j.
+    """
+    audit = audit_at(plan, step, seed=seed, dp=dp, micro_batches=micro_batches)
+    if audit is None:
+        return []
+    leaves = audit.replays(column, dp, micro_batches // plan.leaf)
+    numbers = [leaf * plan.leaf + number for leaf in leaves for number in range(plan.leaf)]
+    return [micro_batches * PASSED_OVER + number for number in numbers]

@@ -1,7 +1,8 @@
-"""What a script says about finding the rank that holds everybody up: `health=` of `elastic3d.run`."""
+"""What a script says about finding the rank that holds everybody up, or lies: `health=` of `elastic3d.run`."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,7 +28,7 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How ranks that stand still are found: `health=` of `elastic3d.run`.
+    """How ranks that stand still, or compute wrongly, are found: `health=` of `elastic3d.run`.
 
     UsageError for values that make no sense.
     """
@@ -39,6 +40,10 @@ class Health:
     act: str = "all"
     """What follows: "all", the default, ends the generation, and training goes on without whoever holds it up; "log"
     only reports it."""
+    audit: float | str = "off"
+    """Share of the computing in which nodes repeat each other's micro-batches, such as "1%" or 0.01: a device that
+    computes wrongly is found by it, named, and its machine left out (with `act="log"`, only named). "off", the
+    default, for none."""
     evidence: int | str = "500MB"
     """What bundles of evidence may take in the folder `events=`, in bytes or as "500MB", the default."""
 
@@ -50,6 +55,7 @@ class Health:
         if self.act not in set(Act):
             raise UsageError(f"{_OF}(act={self.act!r}): give one of {', '.join(Act)}")
         size(self.evidence, f"{_OF}: evidence")
+        audit_budget(self.audit)
 
 
 _OF = "elastic3d.Health"
@@ -59,15 +65,15 @@ WORDS = {"on": "all", "log": "log"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watching:
-    """A `Health`, read. stuck: seconds. act: whether verdicts are acted upon. evidence: bytes.
-
-    restore: seconds for which a rank may be idle while it gets its state.
+    """A `Health`, read. stuck: seconds. act: whether verdicts are acted upon. evidence: bytes. audit: share of the
+    computing that audits may take, 0.0 for none. restore: seconds for which a rank may be idle while it gets its state.
     """
 
     stuck: float = 3.0
     act: bool = True
     evidence: int = 500_000_000
     restore: float = RESTORE
+    audit: float = 0.0
 
 
 def watching(given: Health | str, *, patience: float = 0.0) -> Watching | None:
@@ -89,4 +95,18 @@ def watching(given: Health | str, *, patience: float = 0.0) -> Watching | None:
         act=given.act == Act.ALL,
         evidence=size(given.evidence, f"{_OF}: evidence"),
         restore=RESTORE + patience,
+        audit=audit_budget(given.audit),
     )
+
+
+def audit_budget(value: float | str) -> float:
+    """Return the share of the computing that audits may take, 0.0 for "off"; UsageError for anything that is none."""
+    share = 0.0 if value == "off" else value
+    if isinstance(share, str):
+        percent = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?) ?%", share.strip())
+        share = float(percent[1]) / 100 if percent else -1.0
+    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+        raise UsageError(
+            f"{_OF}(audit={value!r}): give a share of the computing, such as '1%' or 0.01, at most '100%', or 'off'"
+        )
+    return float(share)

@@ -34,6 +34,10 @@ MANY, MANY_SHARE = 2, 0.1
 BUSY = 200
 """Milliseconds of processor time within the last 2 s from which on a rank computes."""
 
+PATIENT = 10
+"""Times a busy rank's own limit for which its work between steps, or that of all ranks alike, is only reported: scripts
+evaluate and compile, and one that does so at every turn would lose its nodes one after the other."""
+
 LINES = 64
 """How many lines of who waits for whom a verdict carries."""
 
@@ -200,18 +204,26 @@ def _stands(case: _Case, sinks: list[int]) -> Verdict | None:
     if blocked:
         return _named(case, Fault.BLOCKED, blocked, confidence=0.95)
     left = [number for number in sinks if _phase(case.ranks[number]) is Phase.LEAVE]
-    if left and len(left) < len(case.ranks):
+    if left and any(_phase(rank) is not Phase.LEAVE for rank in case.ranks.values()):
         return _named(case, Fault.LEFT, left, confidence=0.9)
+    if left:
+        # All steps are made: whatever one of them does last, the others can wait for.
+        return _named(case, Fault.USER, left, confidence=0.5, act=False)
     # An idle one may wait for a busy one by means that nobody records; not the other way round.
     busy = [number for number in sinks if _busy(case.ranks[number])]
     if busy:
-        loads = all(_phase(case.ranks[number]) is Phase.DATA for number in busy)
-        return _named(case, Fault.LOADER if loads else Fault.SPINNING, busy, confidence=0.9)
+        phases = {_phase(case.ranks[number]) for number in busy}
+        fault = {Phase.USER: Fault.USER, Phase.DATA: Fault.LOADER}.get(min(phases), Fault.SPINNING)
+        if len(phases) > 1:
+            fault = Fault.SPINNING
+        long = all(case.ranks[number].silent >= PATIENT * case.ranks[number].allowed_busy for number in busy)
+        act = long or (fault is not Fault.USER and len(busy) < len(case.ranks))
+        return _named(case, fault, busy, confidence=0.9 if act else 0.7, act=act)
     faults = {_BY_PHASE.get(_phase(case.ranks[number]), Fault.IDLE) for number in sinks}
     return _named(case, min(faults) if len(faults) == 1 else Fault.IDLE, sinks, confidence=0.9)
 
 
-def _named(case: _Case, fault: Fault, ranks: list[int], *, confidence: float) -> Verdict:
+def _named(case: _Case, fault: Fault, ranks: list[int], *, confidence: float, act: bool = True) -> Verdict:
     first = case.ranks[ranks[0]]
     others = sum(1 for number in case.graph.waits if number not in ranks)
     what = {
@@ -222,7 +234,7 @@ def _named(case: _Case, fault: Fault, ranks: list[int], *, confidence: float) ->
         Fault.SPINNING: "computing without progress",
         Fault.LEFT: "at its end while others train",
         Fault.COPY: "waiting for the copy of its snapshot",
-        Fault.USER: "idle in the script's own code between steps",
+        Fault.USER: f"{'computing' if _busy(first) else 'idle'} in the script's own code",
     }.get(fault, "idle")
     verb = "is" if len(ranks) == 1 else "are"
     silent = first.silent / 1000
@@ -233,7 +245,7 @@ def _named(case: _Case, fault: Fault, ranks: list[int], *, confidence: float) ->
         detail += f"; {others} other{'s wait' if others > 1 else ' waits'}"
     # Where all nodes are at fault, none is.
     named = len(case.nodes_of(ranks)) < len(case.generation.nodes) or len(case.generation.nodes) == 1
-    return case.verdict(fault, ranks, detail, confidence=confidence, named=named)
+    return case.verdict(fault, ranks, detail, confidence=confidence, act=act, named=named)
 
 
 def _phase(rank: RankStall) -> Phase:

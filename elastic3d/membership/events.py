@@ -189,7 +189,8 @@ class MainFinished:
 class TrainerFailed:
     """A trainer of this node failed: the script raised (`error=True`), or it ended and nobody had asked it to.
 
-    final: trying again cannot mend it. out_of_memory: what was raised says that memory ran out.
+    final: trying again cannot mend it. out_of_memory: what was raised says that memory ran out. lying: it ended because
+    its device computes wrongly, by the word of ranks on other nodes.
     """
 
     key: str
@@ -197,6 +198,7 @@ class TrainerFailed:
     error: bool = False
     final: bool = False
     out_of_memory: bool = False
+    lying: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

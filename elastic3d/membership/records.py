@@ -103,6 +103,7 @@ class Report:
 
     prepared: its trainers are built and wait. left: its trainers left at the boundary after `step`. finished: `main`
     returned on all its slots. failed: a trainer failed, and not by an error of the script. error: the script raised.
+    lying: it failed because a device of this node computes wrongly, by the word of ranks on other nodes.
     final: trying again cannot mend that error. out_of_memory: that error was that memory ran out. peer_lost: a trainer
     lost a peer and stopped, which is no failure of its own. detail: what failed, raised or was lost, in words. silent:
     ids of the neighbours on the ring it does not hear. unreachable: ids of nodes it could not connect to while its
@@ -122,6 +123,7 @@ class Report:
     detail: str = ""
     final: bool = False
     out_of_memory: bool = False
+    lying: str = ""
     step: int = 0
     silent: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()

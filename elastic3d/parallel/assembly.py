@@ -39,6 +39,7 @@ from elastic3d.parallel.randomness import Randomness, keyed_seed
 from elastic3d.parallel.recorded import record
 from elastic3d.parallel.reduction import choice
 from elastic3d.parallel.reduction.joint import Joint
+from elastic3d.parallel.reduction.ordered import Ordered
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.reduction.units import shard_unit
 from elastic3d.parallel.refusals import look_at_kernels, look_at_model
@@ -48,6 +49,7 @@ from elastic3d.parallel.tensor.cutting import boundary, cut_layers
 from elastic3d.parallel.tensor.proof import prove as prove_parts
 from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Paper
+from elastic3d.parallel.witness import Witness
 from elastic3d.planner import schedules
 from elastic3d.values import ModelProfile, ProvenChain
 
@@ -181,6 +183,11 @@ class Assembly:
             self.experts.check_step(layout, count, leaf)
         reductions = [self._reduction(part, units) for part, units in zip(self.parts, self.units, strict=True)]
         self.reduction = Joint(reductions)
+        self._ordered = [
+            (part.stage, reduction)
+            for part, reduction in zip(self.parts, reductions, strict=True)
+            if isinstance(reduction, Ordered)
+        ]
         self.passes: Passes
         if layout.pp == 1:
             self.passes = Loop(self.model, reductions[0], self.randomness, self.mesh.progress)
@@ -193,7 +200,7 @@ class Assembly:
         for part in self.parts:
             stages.dress(part.module, chain.templates)
         if chain.frame.beside:
-            batches.share = replace(batches.share, inputs=True)
+            batches.take(replace(batches.share, inputs=True))
         self.passes = Pipeline(
             list(zip(self.parts, reductions, strict=True)),
             self.randomness,
@@ -205,6 +212,25 @@ class Assembly:
             boundary=boundary(chain.activation, self.scheme, layout.tp),
             progress=self.mesh.progress,
         )
+
+    def unaudited(self) -> str:
+        """Return why nobody can repeat what a rank computes and get the same bits, "" if another rank can."""
+        if self.plan.reduction != "ordered":
+            return f'reduction="{self.plan.reduction}" leaves no gradient of a micro-batch to compare'
+        if self.plan.experts is not None:
+            return "experts are spread over the ranks that would audit each other"
+        return ""
+
+    def watch(self, witness: Witness | None) -> None:
+        """Have the passes that follow digested, or no longer."""
+        self.passes.witness = witness
+        for stage, reduction in self._ordered:
+            reduction.watch(witness, stage)
+
+    def drop(self) -> None:
+        """Forget what the passes of the step have left: they are made again."""
+        for _, reduction in self._ordered:
+            reduction.drop()
 
     def paper(self, micro_batches: int) -> Paper:
         """Return the voting paper of a step of this many micro-batches."""

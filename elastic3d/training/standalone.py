@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, NoReturn
 
 from elastic3d.devices import device_at
 from elastic3d.errors import CollectiveFailed
-from elastic3d.port import UNRECORDED, Assignment, Flags, Go, LocalState, Progress, StateRestored, StepRecord
+from elastic3d.port import (
+    UNRECORDED,
+    Assignment,
+    AuditReport,
+    Flags,
+    Go,
+    LocalState,
+    Progress,
+    StateRestored,
+    StepRecord,
+)
 from elastic3d.values import Layout, ModelProfile, ProvenChain
 
 if TYPE_CHECKING:
@@ -84,6 +94,13 @@ class StandalonePort:
         """Keep the record."""
         self.records.append(record)
 
+    def audited(self, report: AuditReport) -> None:
+        """Do nothing: one rank is audited by nobody."""
+
+    def convicted(self, report: AuditReport) -> NoReturn:
+        """Never called."""
+        raise AssertionError("a script started by hand is never audited")
+
     def restored(self, state: StateRestored) -> None:
         """Do nothing."""
 
@@ -91,7 +108,7 @@ class StandalonePort:
         """Never called."""
         raise AssertionError("a script started by hand is never asked to leave")
 
-    def peer_lost(self, error: BaseException) -> NoReturn:
+    def peer_lost(self, error: BaseException, *, patience: float | None = None) -> NoReturn:
         """Raise the error: without peers of ours, the failed collective is one that the script itself made."""
         raise CollectiveFailed(f"a collective of the script's own failed: {error}") from error
 

@@ -10,6 +10,7 @@ from elastic3d.clock import SYSTEM
 from elastic3d.log import LIMIT, EventLog, Level
 from elastic3d.membership import events as m
 from elastic3d.membership.stalls import Stall, Verdict, suspected
+from elastic3d.port import Audited, AuditReport
 from elastic3d.values import Generation
 from elastic3d.worker.processes import events as w
 
@@ -146,7 +147,10 @@ class Journal:
                     pass
 
     def trainer(
-        self, event: w.Started | w.Restored | w.StepFinished | w.TrainerExited, generation: int, rank: int
+        self,
+        event: w.Started | w.Restored | w.StepFinished | w.AuditHeard | w.TrainerExited,
+        generation: int,
+        rank: int,
     ) -> None:
         """Write what one of the node's trainers did; steps of rank 0 only, since all ranks make the same ones."""
         log = self._log.bind(generation=generation, slot=event.slot, rank=rank)
@@ -177,6 +181,9 @@ class Journal:
                     sample_sum=record.sample_sum,
                     processor=record.processor,
                 )
+            # All ranks tell the same: what rank 0 does is kept, and on the node of a device that computes wrongly.
+            case w.AuditHeard() if rank == 0 or (event.report.kind is Audited.LYING and rank in event.report.ranks):
+                _audited(log, event.report)
             case w.TrainerExited():
                 error = None if event.kind in WELL else event.detail or None
                 raised = event.exception
@@ -186,6 +193,23 @@ class Journal:
                 log.emit("trainer.exited", kind=str(event.kind), step=event.step, error=error)
             case _:
                 pass
+
+
+def _audited(log: EventLog, report: AuditReport) -> None:
+    """Write what an audit found."""
+    said = {"step": report.step, "micro_batch": report.micro_batch, "where": report.where, "detail": report.detail}
+    ranks, nodes = list(report.ranks), list(report.nodes)
+    match report.kind:
+        case Audited.OFF:
+            log.emit("audit.off", detail=report.detail)
+        case Audited.FAILED:
+            log.emit("audit.failed", **said, finding=report.finding, ranks=ranks, nodes=nodes)
+        case Audited.INCONCLUSIVE:
+            log.emit("audit.inconclusive", **said, finding=report.finding)
+        case Audited.REDONE:
+            log.emit("step.redone", step=report.step, nodes=nodes, detail=report.detail)
+        case Audited.LYING:
+            log.emit("node.lying", **said, ranks=ranks, nodes=nodes, clean=report.clean)
 
 
 def _shown(generation: Generation) -> dict[str, object]:

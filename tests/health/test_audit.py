@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic3d.health import audit
-from elastic3d.health.audit import AuditPlan, audit_at, extra_rounds, plan, shifts
+from elastic3d.data.batches import PASSED_OVER
+from elastic3d.health.audit import AuditPlan, audit_at, extra_rounds, plan, replayed, shifts
 from elastic3d.values import Layout, Schedule
 
 
@@ -73,7 +74,7 @@ def test_one_step_of_each_window_is_audited(
         for number in replayed:
             assert 0 <= number < micro_batches
             assert number % dp == (column + one.shift) % dp != column
-            assert (micro_batches * audit.PASSED_OVER + number) % micro_batches == number
+            assert (micro_batches * PASSED_OVER + number) % micro_batches == number
 
 
 def test_over_time_every_column_is_audited_by_every_other() -> None:
@@ -92,7 +93,7 @@ def test_every_round_is_replayed_sooner_or_later() -> None:
     """A fault in one round only is no place to hide."""
     made = AuditPlan(every=2, extra=1, shifts=(1,))
     audits = [audit_at(made, step, seed=3, dp=2, micro_batches=8) for step in range(200)]
-    assert {round_ for one in audits if one is not None for round_ in one.rounds} == {0, 1, 2, 3}
+    assert {round_ for one in audits if one is not None for round_ in one.turns} == {0, 1, 2, 3}
 
 
 def test_a_change_of_layout_changes_no_other_layouts_audits() -> None:
@@ -107,3 +108,29 @@ def test_zero_does_not_matter(zero: int) -> None:
     """An audit is a round like any other."""
     layout = Layout(pp=2, dp=2, zero=zero)
     assert extra_rounds(layout, blocks=4, counts=[4, 8]) == 1
+
+
+@pytest.mark.parametrize(("dp", "leaf", "micro_batches"), [(2, 2, 8), (3, 2, 14), (2, 3, 6), (4, 1, 6)])
+def test_whole_leaves_are_replayed(dp: int, leaf: int, micro_batches: int) -> None:
+    """Micro-batches that are summed before they are sent are replayed together, by another column than their own."""
+    layout = Layout(pp=1, dp=dp)
+    made = plan(layout, budget=1.0, blocks=4, counts=[micro_batches], nodes=nodes_of(layout, 1), leaf=leaf)
+    assert (made.extra % leaf, made.hearing % leaf, made.leaf) == (0, 0, leaf)
+    for step, column in itertools.product(range(20), range(dp)):
+        numbers = replayed(made, step, seed=2, dp=dp, column=column, micro_batches=micro_batches)
+        likes = [number - micro_batches * PASSED_OVER for number in numbers]
+        assert len(likes) == made.extra
+        for first in range(0, len(likes), leaf):
+            run = likes[first : first + leaf]
+            assert run == list(range(run[0], run[0] + leaf))
+            assert run[0] % leaf == 0
+            assert 0 <= run[-1] < micro_batches
+            assert run[0] // leaf % dp != column
+
+
+def test_columns_without_a_micro_batch_of_their_own_audit_nobody() -> None:
+    """Which is said, rather than that a filler stands for what counts."""
+    layout = Layout(pp=1, dp=4)
+    made = plan(layout, budget=1.0, blocks=4, counts=[3], nodes=nodes_of(layout, 1))
+    assert made.every == 0
+    assert "dp=4" in made.why

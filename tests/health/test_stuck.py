@@ -165,6 +165,34 @@ def test_deadlines_and_classes_of_a_rank_that_waits_for_nobody(
     assert held is None or held.ranks == (1,)
 
 
+def test_long_work_between_steps_is_told_long_before_anything_is_done() -> None:
+    """One rank that evaluates without `run.pause` would otherwise cost its node at every turn."""
+    ranks = with_rank(sink(ALONE, 1), 1, phase="user", state=RankState.BUSY, cpu=1900, allowed_busy=60_000)
+    assert verdict(ALONE, ranks) is None
+    for since, act in ((60.0, False), (600.0, True)):
+        held = verdict(ALONE, ranks, since)
+        assert held is not None
+        assert (held.fault, held.ranks, held.act) == (Fault.USER, (1,), act)
+
+
+def test_what_all_ranks_compute_is_told_long_before_anything_is_done() -> None:
+    """As when all of them compile in the midst of a run: none waits for another, and to begin anew would not help."""
+    layout = Layout(pp=1, dp=2)
+    ranks = {n: replace(r, wait=None, state=RankState.BUSY, cpu=1900) for n, r in sink(layout, 1).items()}
+    for since, act in ((30.0, False), (300.0, True)):
+        held = verdict(layout, ranks, since)
+        assert held is not None
+        assert (held.fault, held.culprits, held.act) == (Fault.SPINNING, (), act)
+
+
+def test_what_one_rank_does_last_is_only_told() -> None:
+    """All steps are made, and the others wait for it in a collective of the script's own, or are at their end."""
+    ranks = with_rank(sink(ALONE, 1), 1, phase="leave")
+    held = verdict(ALONE, {number: replace(rank, phase="leave") for number, rank in ranks.items()})
+    assert held is not None
+    assert (held.fault, held.ranks, held.act) == (Fault.USER, (1,), False)
+
+
 def test_where_all_stand_at_the_same_nobody_is_named_and_nothing_done() -> None:
     """A store that is away holds up every rank at once: that is told, and a new generation would not help."""
     ranks = sink(ALONE, 0)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from chaos.simulation.standstills import judge
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
@@ -97,6 +98,7 @@ class Hand:
             noted=self.noted.append,
             secret=self.secret,
             trusted=self._trust,
+            judge=judge,
         )
         self.member.start(self.links, again=again, end_seen=self._end_seen)
 

@@ -15,6 +15,7 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > stop b | wake b                all its processes are stopped, and resume
     > leave b                        it leaves cleanly, and its process ends
     > fail b | error b               a trainer fails | the script raises
+    > lies b                         a device of it computes wrongly, by the word of ranks on other nodes
     > final b | memory b             the script raises an error that is final | that memory ran out
     > lost b                         its trainers lose a peer, and stop
     > unprepared b                   the user's code raises while it prepares for a proposal
@@ -166,12 +167,15 @@ class Story:
             case "leave":
                 for name in words:
                     self.to(name, e.LeaveAsked())
-            case "fail" | "error" | "final" | "memory":
+            case "fail" | "lies" | "error" | "final" | "memory":
                 for name in words:
                     key = self.cores[name].running.key
                     self.trainers[name][key] = "dead"
-                    failed = e.TrainerFailed(key=key, detail="the trainer's own words", error=verb != "fail")
-                    self.to(name, replace(failed, final=verb == "final", out_of_memory=verb == "memory"))
+                    failed = e.TrainerFailed(
+                        key=key, detail="the trainer's own words", error=verb not in ("fail", "lies")
+                    )
+                    more = {"final": verb == "final", "out_of_memory": verb == "memory", "lying": verb == "lies"}
+                    self.to(name, replace(failed, **more))
             case "lost":
                 for name in words:
                     key = self.cores[name].running.key

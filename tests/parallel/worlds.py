@@ -26,7 +26,7 @@ from checkpointing.format.tiles import digest
 from checkpointing.interchange.tensors import buffer_of
 from checkpointing.reading.resolver import Offered, TileSource
 from elastic3d.health.record import SIZE, ProgressWriter
-from elastic3d.port import Flags, Go, LocalState, NearMemory, StateRestored, StepRecord
+from elastic3d.port import AuditReport, Flags, Go, LocalState, NearMemory, StateRestored, StepRecord
 from elastic3d.training import Main, Run, train
 from elastic3d.training.restoring import Decision
 from elastic3d.training.standalone import StandalonePort
@@ -54,6 +54,7 @@ class Orders:
     checkpoint_every: int = 0
     measuring: bool = False
     expects_state: bool = False
+    audit: float = 0.0
     proven: ProvenChain | None = None
 
 
@@ -76,6 +77,7 @@ class Report:
     restored: tuple[str, int, int] | None = None
     snapshots: list[tuple[int, bool, bool]] = field(default_factory=list)
     profile: ModelProfile | None = None
+    audits: list[AuditReport] = field(default_factory=list)
     proven: ProvenChain | None = None
     result: Any = None
 
@@ -99,6 +101,8 @@ class Host(StandalonePort):
             else 1,
             measuring=orders.measuring,
             rank=rank,
+            node=f"node{rank}",
+            audit=orders.audit,
             world=orders.layout.world,
             layout=None if orders.measuring else orders.layout,
             store_host=store[0],
@@ -131,10 +135,17 @@ class Host(StandalonePort):
     def restored(self, state: StateRestored) -> None:
         self.report.restored = (state.source, state.step, state.generation)
 
+    def audited(self, report: AuditReport) -> None:
+        self.report.audits.append(report)
+
+    def convicted(self, report: AuditReport) -> NoReturn:
+        self.report.audits.append(report)
+        raise Ended("convicted", report.ranks)
+
     def leave(self, step: int) -> NoReturn:
         raise Ended("left", step)
 
-    def peer_lost(self, error: BaseException) -> NoReturn:
+    def peer_lost(self, error: BaseException, *, patience: float | None = None) -> NoReturn:
         raise Ended("peer lost", str(error))
 
     def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:

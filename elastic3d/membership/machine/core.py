@@ -241,7 +241,9 @@ class Core:
                         out_of_memory=event.out_of_memory,
                     )
                 else:
-                    self.report = replace(self.report, failed=event.key, detail=event.detail)
+                    self.report = replace(
+                        self.report, failed=event.key, detail=event.detail, lying=event.key if event.lying else ""
+                    )
             case e.TrainerLostPeer() if trainers.phase(event.key) is not None:
                 trainers.over(event.key)
                 # A report that a trainer failed, or that the script raised, says more than this.

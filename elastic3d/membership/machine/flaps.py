@@ -1,7 +1,8 @@
 """Machines that lose their nodes again and again, or whose ranks hold all others up, and are kept out because of it.
 
 A machine whose ranks stood still is kept out only while enough nodes are left without it: it moves most of the time,
-and the others alone would not train at all.
+and the others alone would not train at all. One with a device that computes wrongly is kept out at once, and even if
+too few are left: the job rather waits than trains on wrong numbers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from elastic3d.values import Cause
 
 STUCK = 2
 """Times that ranks of one machine hold all others up, within `Policy.flap_memory`, after which it is set aside."""
+
+LYING = 86400.0
+"""Seconds for which a machine is kept out because a device of it computes wrongly: time for somebody to look at it."""
 
 
 def count(situation: Situation, lost: dict[str, str]) -> None:
@@ -35,7 +39,9 @@ def blame(situation: Situation, why: Interruption) -> None:
     view, policy, leader_state = situation.view, situation.policy, situation.leader_state
     if why.verdict is not None and not why.verdict.program:
         for id in why.verdict.culprits:
-            _blame(situation, id)
+            _blame(situation, id, stuck=True)
+    for id in why.liars:
+        _blame(situation, id, lying=True)
     current, place = view.generation, view.place(why.culprit)
     if why.cause is Cause.FAILURE and current is not None and place is not None and policy.beside:
         failure = f"{why.culprit}/{current.key}"
@@ -47,12 +53,12 @@ def blame(situation: Situation, why: Interruption) -> None:
 def condemned(situation: Situation) -> set[str]:
     """Return the machines that go into quarantine by the losses still to be written."""
     roster, policy, leader_state = situation.roster, situation.policy, situation.leader_state
-    if not policy.flaps:
-        return set()
-    places: set[str] = set()
-    for loss in leader_state.losses:
+    places = {loss.place for loss in leader_state.losses if loss.lying}
+    for loss in leader_state.losses if policy.flaps else ():
         flap = roster.flaps.get(loss.place)
         new = flap is None or flap.id != loss.id
+        if loss.lying:
+            continue
         if loss.stuck:
             again = (flap.stuck if flap else 0) + new >= STUCK
             if again and _dispensable(situation, {*places, loss.place}):
@@ -62,14 +68,14 @@ def condemned(situation: Situation) -> set[str]:
     return places
 
 
-def _blame(situation: Situation, culprit: str) -> None:
-    """Count the standstill of this generation against a node."""
+def _blame(situation: Situation, culprit: str, *, stuck: bool = False, lying: bool = False) -> None:
+    """Count the standstill of this generation, or its wrong numbers, against a node."""
     view, leader_state = situation.view, situation.leader_state
     current, place = view.generation, view.place(culprit)
     failure = f"{culprit}/{current.key}" if current is not None else ""
     if failure and place is not None and failure not in leader_state.counted:
         leader_state.counted[failure] = None
-        leader_state.losses.append(CountedLoss(id=failure, place=place, stuck=True))
+        leader_state.losses.append(CountedLoss(id=failure, place=place, stuck=stuck, lying=lying))
 
 
 def _dispensable(situation: Situation, places: set[str]) -> bool:
@@ -82,16 +88,22 @@ def _dispensable(situation: Situation, places: set[str]) -> bool:
 def write_flap(situation: Situation) -> acts.Fenced | None:
     """Return the write that counts the next loss, or keeps its machine out; None if all are counted."""
     view, roster, policy, leader_state = situation.view, situation.roster, situation.policy, situation.leader_state
-    while leader_state.losses and policy.flaps:
+    while leader_state.losses:
         loss = leader_state.losses[0]
+        if loss.lying and loss.place not in roster.quarantines:
+            kept = Quarantine(seconds=LYING, reason="a device of it computes wrongly", by=view.me.node.name)
+            return acts.PutQuarantine(place=loss.place, quarantine=kept, token=view.token)
+        if loss.lying or not policy.flaps:
+            leader_state.losses.pop(0)
+            continue
         flap = roster.flaps.get(loss.place)
         if flap is None or flap.id != loss.id:
             count, stuck = (flap.count, flap.stuck) if flap else (0, 0)
             more = Flap(id=loss.id, count=count + (not loss.stuck), stuck=stuck + loss.stuck)
             return acts.PutFlap(place=loss.place, flap=more, seconds=policy.flap_memory, token=view.token)
-        kept = None if loss.place in roster.quarantines else _kept_out(situation, loss, flap)
-        if kept is not None:
-            return acts.PutQuarantine(place=loss.place, quarantine=kept, token=view.token)
+        out = None if loss.place in roster.quarantines else _kept_out(situation, loss, flap)
+        if out is not None:
+            return acts.PutQuarantine(place=loss.place, quarantine=out, token=view.token)
         leader_state.losses.pop(0)
     return None
 

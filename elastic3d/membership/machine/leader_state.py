@@ -13,12 +13,14 @@ from elastic3d.membership.stalls import Verdict
 class CountedLoss:
     """A machine lost an incarnation, or its trainer died: one more on its count. `id` is new for each.
 
-    stuck: or its ranks held all others up, which has a count of its own.
+    stuck: or its ranks held all others up, which has a count of its own. lying: or a device of it computes wrongly,
+    which needs no count.
     """
 
     id: str
     place: str
     stuck: bool = False
+    lying: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,13 +19,19 @@ from elastic3d.parallel.foreign import Caller
 from elastic3d.parallel.numerics.objective import weighed
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction.protocol import Reduction
+from elastic3d.parallel.witness import Witness
 from elastic3d.port import UNRECORDED, Progress
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
 class Passes(Protocol):
-    """Run the forward and backward passes of a step on this rank."""
+    """Run the forward and backward passes of a step on this rank.
+
+    witness: told what comes out of the passes where they are audited, None otherwise.
+    """
+
+    witness: Witness | None
 
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
         """Leave the step's gradients to the reduction; return this rank's losses by the number of their micro-batch."""
@@ -40,11 +46,12 @@ class Loop:
     ) -> None:
         self._model, self._reduction, self._randomness, self._progress = model, reduction, randomness, progress
         self._caller = Caller(model)
+        self.witness: Witness | None = None
 
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
         """Run every micro-batch forward and back."""
         losses = {}
-        self._reduction.begin_step(batch.count)
+        self._reduction.begin_step(batch.counted)
         for round_, part in enumerate(batch.micro_batches):
             self._randomness.at(batch.step, part.like)
             self._reduction.begin(round_, last=round_ == len(batch.micro_batches) - 1)
@@ -53,6 +60,8 @@ class Loop:
             loss = loss_fn(self._caller(self._model, part.input), part.target)
             if part.counts:
                 losses[part.index] = loss.detach()
+            if self.witness is not None:
+                self.witness.output(round_, 0, loss)
             self._progress.phase(Phase.BACKWARD)
             self._progress.tick(chunk=round_)
             scaled(loss, part, self._reduction, batch.count).backward()  # type: ignore[no-untyped-call]

@@ -32,6 +32,7 @@ from elastic3d.parallel.pipeline.recorded import RecordedNeighbours
 from elastic3d.parallel.pipeline.stages import Stage
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction.protocol import Reduction
+from elastic3d.parallel.witness import Witness
 from elastic3d.planner.schedules import schedule_of
 from elastic3d.port import UNRECORDED, Progress
 from elastic3d.values import Layout, Schedule
@@ -64,6 +65,7 @@ class Pipeline:
         self._randomness = randomness
         self._frame = frame
         self._output: Any = None
+        self.witness: Witness | None = None
         self._losses: dict[int, torch.Tensor] = {}
         self._loss_fn: LossFunction | None = None
         self._stages = [
@@ -82,6 +84,7 @@ class Pipeline:
         ]
         self._last: Reduction | None = next((reduction for part, reduction in parts if part.last), None)
         self._first = any(part.first for part, _ in parts)
+        self._end = layout.stages - 1
         self._schedule: Any = None
         self._rounds = 0
         self._count = 0
@@ -100,7 +103,7 @@ class Pipeline:
         # This is the schedules' own `step` without the cutting of a large batch into micro-batches: ours are already
         # cut.
         for stage in self._stages:
-            stage.reduction.begin_step(batch.count)
+            stage.reduction.begin_step(batch.counted)
             stage.has_backward = True
             stage.clear_runtime_states()
         with self._neighbours.noted():
@@ -110,6 +113,16 @@ class Pipeline:
                 return_outputs=False,
             )
         return self._losses
+
+    def made(self, stage: int, tensor: torch.Tensor) -> None:
+        """Digest what a stage made of the present micro-batch, where that is audited."""
+        if self.witness is not None:
+            self.witness.output(self._chunk, stage, tensor)
+
+    def returned(self, stage: int, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Digest the gradient of a stage's input, where that is audited."""
+        if self.witness is not None and tensors and tensors[0] is not None:
+            self.witness.returned(self._chunk, stage, tensors[0])
 
     def at(self, chunk: int, phase: Phase) -> bool:
         """Set which micro-batch the next pass works on; return whether it is the step's last."""
@@ -134,6 +147,7 @@ class Pipeline:
         loss, self._output = self._loss_fn(self._output, target), None
         if part.counts:
             self._losses[part.index] = loss.detach()
+        self.made(self._end, loss)
         return scaled(loss, part, self._last, self._count)
 
 
@@ -187,6 +201,8 @@ class _Stage(PipelineStage):
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         (tensor,) = args
         output = self._passes.forward(self.submod, tensor, last=self.is_last)
+        if not self.is_last:
+            self._passes.made(self.stage_index, output)
         # A split backward pass detaches the stage's output, which a view does not allow.
         return output.clone() if self._passes.splits and not self.is_last and output._is_view() else output
 
@@ -217,9 +233,14 @@ class _Stage(PipelineStage):
         if backward_type == "weight":
             return stage_backward_weight(self.submod.parameters(), bwd_kwargs["param_groups"]), None
         given = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
+        groups = None
         if backward_type == "input":
-            return stage_backward_input(*given, self.submod.parameters())
-        return stage_backward(*given), None
+            inputs, groups = stage_backward_input(*given, self.submod.parameters())
+        else:
+            inputs = stage_backward(*given)
+        if not self.is_first:
+            self._passes.returned(self.stage_index, inputs)
+        return inputs, groups
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Do nothing: the reduction has happened."""

@@ -7,6 +7,7 @@ shard, one parameter after the other. Reads FSDP's parameter groups, which torch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -22,6 +23,13 @@ class Flat:
         self.shards: int = group.mesh_info.shard_mesh_size
         self.chunk = sum(p.padded_sharded_param_size.numel() for p in self._parameters)
         self.seen: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        """What people call the unit: the longest path that all its parameters are below, or the first of them."""
+        paths = [name.split(".")[:-1] for name in self._names]
+        common = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))]
+        return ".".join(common) or (self._names[0] if self._names else "")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -10,7 +10,7 @@ stretch exchanged and cut into parts for itself. Every number is added up alone,
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,9 @@ from elastic3d.parallel.reduction.lanes import Lanes
 
 Add = Callable[[torch.Tensor, torch.Tensor, bool], None]
 """Adds rows to a sum in their order, as `elastic3d.devices.ComputeDevice.add_rows`."""
+
+Seen = Callable[[int, Sequence[torch.Tensor]], None]
+"""Looks at (round, the unit's whole gradients) before they are sent."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +46,8 @@ class Fold:
 
     wire: returns the dtype that pieces are sent in, known from the first forward pass on; by default that of the sum.
     rounds: it need not hold them exactly. Piece i of round r is number r * ranks + i; those from `pieces` on only fill
-    the last round, and are dropped: multiplied by zero, a NaN would stay.
+    the last round, and are dropped: multiplied by zero, a NaN would stay. watch: looks at gradients before they are
+    sent, None in most steps.
 
     FSDP ends a unit's backward pass once for each run of its module. Which run is the last it does not say, and ranks
     have to send in one order: gradients that come after a piece was sent are refused with ModelError.
@@ -64,6 +68,7 @@ class Fold:
         self._lanes, self._group, self._add, self._ways = lanes, group, add, ways
         self._wire, self._rounds = wire, rounds
         self.pieces: int | None = None
+        self.watch: Seen | None = None
         self._rank = group.rank() if group else 0
         self._ranks = group.size() if group else 1
         assert self._ranks == flat.shards * ways
@@ -81,6 +86,11 @@ class Fold:
         """Leave the next backward pass's gradients where they are, for a later round to take along."""
         self._open = self._sent = False
 
+    def drop(self) -> None:
+        """Forget the sum of the rounds so far; nothing may be under way."""
+        for stretch in self._stretches:
+            stretch.empty = True
+
     def chunk(self) -> torch.Tensor | None:
         """Return the sum of this rank's chunk, and begin a new one with the next round; None without any round.
 
@@ -88,8 +98,7 @@ class Fold:
         """
         if all(stretch.empty for stretch in self._stretches):
             return None
-        for stretch in self._stretches:
-            stretch.empty = True
+        self.drop()
         return self._sum if self._ways == 1 else self._gather()
 
     def _backward_ended(self) -> bool:
@@ -111,6 +120,8 @@ class Fold:
             self._stretches = stretches(flat.chunk, width=width, ways=self._ways, way=self._rank % self._ways)
             self._sum = torch.empty(sum(s.mine for s in self._stretches), dtype=flat.dtype, device=flat.device)
         gradients = flat.take(wire, rounds=self._rounds)
+        if self.watch is not None:
+            self.watch(round_, gradients)
         for stretch in self._stretches:
             lane = self._lanes.next()
             out = lane.outgoing(flat.shards * (stretch.stop - stretch.start), wire, flat.device)

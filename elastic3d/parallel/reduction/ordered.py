@@ -32,6 +32,7 @@ in a fixed order cannot be formed per node first: addition is not associative. L
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -43,6 +44,7 @@ from elastic3d.parallel.reduction.flat import Flat
 from elastic3d.parallel.reduction.fold import Add, Fold
 from elastic3d.parallel.reduction.lanes import Lanes
 from elastic3d.parallel.reduction.units import flats_of, reduce_now
+from elastic3d.parallel.witness import Witness
 from elastic3d.port import UNRECORDED, Progress
 
 
@@ -74,9 +76,26 @@ class Ordered:
         self._folds = [Fold(flat, self._lanes, group, add, ways=replicas, wire=wire) for flat in flats_of(model, units)]
 
     def begin_step(self, micro_batches: int) -> None:
-        """Tell every fold how many pieces count in the step."""
+        """Tell every fold how many pieces count in the step; what is under way still belongs to the pass before."""
+        self._lanes.settle()
         for fold in self._folds:
             fold.pieces = micro_batches // self._leaf
+
+    def watch(self, witness: Witness | None, stage: int) -> None:
+        """Have the gradients of every unit digested, or no longer. stage: whose they are."""
+        for index, fold in enumerate(self._folds):
+            if witness is None:
+                fold.watch = None
+                continue
+            # The root's gradients are complete last, those of blocks from the last one on.
+            number = index if index == len(self._folds) - 1 else len(self._folds) - 2 - index
+            fold.watch = functools.partial(_tell, witness, stage, number, fold.flat.name)
+
+    def drop(self) -> None:
+        """Forget what the step has summed so far: its passes are made again."""
+        self._lanes.settle()
+        for fold in self._folds:
+            fold.drop()
 
     def begin(self, round_: int, *, last: bool) -> None:
         """Tell every fold which piece comes next, or that a leaf is not complete with this round."""
@@ -108,6 +127,10 @@ class Ordered:
     def present(self) -> set[str]:
         """Return the names of the parameters that got a gradient here, and forget them."""
         return forget([fold.flat for fold in self._folds])
+
+
+def _tell(witness: Witness, stage: int, number: int, unit: str, turn: int, gradients: Sequence[torch.Tensor]) -> None:
+    witness.gradients(turn, stage, number, unit, gradients)
 
 
 def _summed(flat: Flat) -> torch.dtype:

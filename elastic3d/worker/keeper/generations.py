@@ -11,7 +11,7 @@ from typing import Any
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.membership import events as m
 from elastic3d.membership import topology
-from elastic3d.port import Go, NearMemory, StepRecord
+from elastic3d.port import Audited, Go, NearMemory, StepRecord
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.snapshots.interval import at_risk
 from elastic3d.trust.credentials import Credentials
@@ -35,7 +35,7 @@ HELD_WITHIN = 60.0
 LINE = 300
 """Characters of a collective's error about a lost peer that are passed on to the other nodes."""
 
-TrainerEvent = w.Started | w.TrainerReady | w.Restored | w.StepFinished | w.TrainerExited
+TrainerEvent = w.Started | w.TrainerReady | w.Restored | w.StepFinished | w.AuditHeard | w.TrainerExited
 
 
 class Generations:
@@ -291,6 +291,8 @@ class Generations:
                     most_seconds=self._options.stale_after,
                     most_snapshots=self._options.stale_snapshots,
                 )
+            case w.AuditHeard() if event.report.kind is Audited.LYING:
+                world.convicted = event.report
             case w.TrainerExited():
                 self._exited(event, key, world, rank)
             case _:
@@ -331,6 +333,16 @@ class Generations:
                 exception = event.exception
                 said = exception.message.strip().partition("\n")[0][:LINE] if exception is not None else event.detail
                 self._tell(m.TrainerLostPeer(key=key, detail=f"rank {rank}: {said}" if said else ""))
+                self.stop(key)
+            case w.ExitKind.CONVICTED:
+                report = world.convicted
+                assert report is not None
+                detail = f"rank {', '.join(map(str, report.ranks))} computes wrongly: {report.detail}"
+                ours = range(world.first_rank, world.first_rank + len(self._slots))
+                if any(culprit in ours for culprit in report.ranks):
+                    self._tell(m.TrainerFailed(key=key, detail=detail, lying=True))
+                else:
+                    self._tell(m.TrainerLostPeer(key=key, detail=detail))
                 self.stop(key)
             case w.ExitKind.ERROR | w.ExitKind.OUT_OF_MEMORY:
                 said = self.raised = words(event, self._settings.node, rank)

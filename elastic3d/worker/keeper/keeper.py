@@ -389,7 +389,7 @@ class Keeper:
                 self._generations.silence.heard(event)
             case w.BuddyUnreachable():
                 self._generations.unreachable(event, self._node)
-            case w.Started() | w.TrainerReady() | w.Restored() | w.StepFinished() | w.TrainerExited():
+            case w.Started() | w.TrainerReady() | w.Restored() | w.StepFinished() | w.AuditHeard() | w.TrainerExited():
                 if isinstance(event, w.Restored) and event.state.damaged and self._checkpoints is not None:
                     self._checkpoints.distrust(event.state.damaged)
                 self._generations.heard(event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elastic3d.port import Assignment
+from elastic3d.port import Assignment, AuditReport
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.trust.credentials import Credentials
 from elastic3d.values import DeviceFacts, Generation, ProvenChain
@@ -18,7 +18,8 @@ class TrainerGroup:
 
     unsaved: where `main` returned, the step that goes to the store before other nodes learn of it, -1 for none. failed:
     a trainer ended otherwise than by returning or leaving. last: no node takes over from memory, so that its last state
-    goes to the store; `flushed`: slots that have written theirs.
+    goes to the store; `flushed`: slots that have written theirs. convicted: what an audit found for which its trainers
+    ended, None otherwise.
     """
 
     generation: Generation
@@ -35,6 +36,7 @@ class TrainerGroup:
     last: bool = False
     flushing: bool = False
     flushed: set[int] = field(default_factory=set)
+    convicted: AuditReport | None = None
 
     @property
     def over(self) -> bool:
@@ -96,6 +98,8 @@ def assignment(
         tile_bytes=options.saving.tile_bytes,
         credentials=credentials,
         device=options.device,
+        audit=options.health.audit if options.health is not None else 0.0,
+        audit_acts=options.health is not None and options.health.act,
         expects_state=generation is not None and generation.reached > 0,
         proven=proven,
         recorded=generation is not None and options.health is not None,

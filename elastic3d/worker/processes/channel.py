@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from elastic3d.admission.check import CheckResult
-from elastic3d.port import Flags, Go, StateRestored, StepRecord
+from elastic3d.port import AuditReport, Flags, Go, StateRestored, StepRecord
 from elastic3d.tagged import Tagged
 from elastic3d.trust.frames import Frames, FrameShape, FrameTooLong
 from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain
@@ -69,6 +69,14 @@ class StepTaken:
     """Trainer: a step was made."""
 
     record: StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditTold:
+    """Trainer: an audit found something, or there are none. last: no message follows, for its step is not made."""
+
+    report: AuditReport
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +143,7 @@ FromTrainer = (
     | SnapshotWritten
     | BufferWanted
     | StepTaken
+    | AuditTold
     | MainLeft
     | MainReturned
     | MainRaised

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from elastic3d.admission.check import CheckResult
 from elastic3d.membership.stalls import RankStall
-from elastic3d.port import StateRestored, StepRecord
+from elastic3d.port import AuditReport, StateRestored, StepRecord
 from elastic3d.trust.listening import Refusal
 from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain
 
@@ -24,6 +24,7 @@ class ExitKind(StrEnum):
     PEER_LOST = "peer_lost"  # a collective failed: another rank is gone
     ERROR = "error"  # the script raised
     OUT_OF_MEMORY = "out_of_memory"  # the script raised that memory ran out
+    CONVICTED = "convicted"  # an audit found a rank that computes wrongly, this one or another: no update was made
     STOPPED = "stopped"  # killed because the keeper asked for it
     CRASH = "crash"  # died by a signal nobody here asked for, or with an exit code that is not ours
     TEMPLATE = "template"  # its template died, and it died with it
@@ -92,6 +93,15 @@ class StepFinished:
     slot: int
     trainer: int
     record: StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditHeard:
+    """A trainer told what an audit found; all trainers of the generation tell the same."""
+
+    slot: int
+    trainer: int
+    report: AuditReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +226,7 @@ SlotEvent = (
     | TrainerReady
     | Restored
     | StepFinished
+    | AuditHeard
     | SnapshotTaken
     | SnapshotHeld
     | BuddyUnreachable

@@ -373,6 +373,10 @@ class SlotLoop:
                     self._memory.safe(Mark(generation, message.record.safe_step))
                     self.grant()
                 self._tell(events.StepFinished(slot=slot, trainer=number, record=message.record))
+            case channel.AuditTold():
+                if message.last:
+                    trainer.last = message
+                self._tell(events.AuditHeard(slot=slot, trainer=number, report=message.report))
             case channel.MainLeft():
                 trainer.step = message.step
                 trainer.last = message
@@ -461,6 +465,8 @@ def _kind(trainer: _Trainer, code: int) -> ExitKind:
             return ExitKind.PEER_LOST
         case ExitCode.ERROR, channel.MainRaised(peer=False, exception=exception):
             return ExitKind.ERROR if exception.memory_use is None else ExitKind.OUT_OF_MEMORY
+        case ExitCode.CONVICTED, channel.AuditTold(last=True):
+            return ExitKind.CONVICTED
         case -9, _ if trainer.stopped:
             return ExitKind.STOPPED
         case _:

@@ -36,6 +36,7 @@ class ExitCode(IntEnum):
     ERROR = 83
     MEASURED = 84
     ORPHANED = 85
+    CONVICTED = 86
 
 
 TORCHRUN_VARIABLES = (

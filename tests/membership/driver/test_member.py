@@ -14,12 +14,15 @@ from dataclasses import replace
 import pytest
 
 from chaos.etcd import EtcdServer
+from chaos.simulation.standstills import At, stall
+from elastic3d import etcd_keys as keys
 from elastic3d.etcd import EtcdClient, Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.ended import end_seen
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import SCHEMA, Drain, Out, Tomb, decode, encode, encode_change
+from elastic3d.membership.stalls import Verdict
 from elastic3d.values import Cause, Generation, ModelProfile
 from tests.membership import crew
 from tests.membership.crew import PROFILE, Hand, in_training, wait
@@ -338,6 +341,32 @@ def test_errors_without_progress_end_the_job(job: Job) -> None:
     job.all["a"].member.tell(e.TrainerFailed(key=running.key, detail="ValueError: mine", error=True))
     wait(lambda: all(one.exit is not None for one in job.all.values()), 3)
     assert {one.exit.detail for one in job.all.values() if one.exit} == {"ValueError: mine"}
+
+
+def test_ranks_that_stand_still_end_their_generation(job: Job) -> None:
+    """Each node says so under its lease; the leader seals the next one, with its verdict, and nothing stays behind."""
+    job.start("a", "b", "c")
+    job.trains("abc", 1, 10)
+    for name, one in job.all.items():
+        assert one.running is not None
+        said = stall(one.running, one.record.node, At.FAULT if name == "b" else At.WAIT)
+        one.member.tell(e.RanksSilent(stall=said))
+    first = job.all["a"].went[0]
+    job.trains("abc", 2, 20)
+    records = job.records()
+    assert [one.went[-1].cause for one in job.all.values()] == [Cause.STUCK] * 3
+    verdict = decode(Verdict, records[keys.verdict(first.key)], "the verdict")
+    assert (verdict.key, verdict.culprits) == (first.key, (job.all["b"].id,))
+    wait(lambda: not any(key.startswith(keys.STALLS) for key in job.records()), 10)
+    # They say it again, and one of them moves in time: nothing more happens.
+    for one in job.all.values():
+        assert one.running is not None
+        one.member.tell(e.RanksSilent(stall=stall(one.running, one.record.node, At.WAIT)))
+    wait(lambda: sum(key.startswith(keys.STALLS) for key in job.records()) == 3, 10)
+    job.all["b"].member.tell(e.RanksMoving(key=verdict.key))
+    assert job.all["c"].running is not None
+    job.all["c"].member.tell(e.RanksMoving(key=job.all["c"].running.key))
+    wait(lambda: sum(key.startswith(keys.STALLS) for key in job.records()) == 2, 10)
 
 
 def test_only_the_leader_watches_the_roll(job: Job) -> None:

@@ -30,13 +30,14 @@ def test_every_leaf_is_run_once_and_in_order_by_one_rank(leaves: int, leaf: int,
     shares = [Share(dp=dp, index=index, leaf=leaf) for index in range(dp)]
     count = leaves * leaf
     for share in shares:
-        mine = share.micro_batches(count)
-        assert len(mine) == share.rounds(count) == len(share.wanted(count))
+        mine = share.micro_batches(0, count)
+        assert len(mine) == share.rounds(count) == len(share.wanted(0, count))
         assert mine == sorted(mine)
         assert {number // leaf % dp for number in mine} == {share.index}
-        assert all(wanted == number for number, wanted in zip(mine, share.wanted(count), strict=True) if number < count)
-        assert all(wanted % leaf == number % leaf for number, wanted in zip(mine, share.wanted(count), strict=True))
-    run = sorted(number for share in shares for number in share.micro_batches(count))
+        pairs = list(zip(mine, share.wanted(0, count), strict=True))
+        assert all(wanted == number for number, wanted in pairs if number < count)
+        assert all(wanted % leaf == number % leaf for number, wanted in pairs)
+    run = sorted(number for share in shares for number in share.micro_batches(0, count))
     assert run[:count] == list(range(count))
     assert run[count:] == list(range(count, len(run)))
 

@@ -1,0 +1,280 @@
+"""Audits on one rank: steps in which other columns repeat micro-batches, and what follows where two do not agree.
+
+In an audited step every column also runs micro-batches of another one (`health/audit`), whose gradients are dropped.
+When the passes are over, all ranks compare what they came to. Where two ranks of one place differ, the step is not
+made yet: every column loads the micro-batch itself and repeats it, and `health/hearing` finds who computed wrongly. All
+of it is the same on every rank, because all of them judge the same statements.
+
+| finding | what follows |
+|---|---|
+| transient | the step's sums are dropped and its passes made again |
+| persistent, or the same rank a second time within an hour | no update: the rank is reported, and its port ends it |
+| undecided | the passes are made again, once; if that does not help, training goes on, and says so |
+| not deterministic | this generation is audited no more, and says so; training goes on |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from blake3 import blake3
+
+from elastic3d.clock import Clock
+from elastic3d.data import Batch, Batches
+from elastic3d.health import audit
+from elastic3d.health.audit import Audit, AuditPlan
+from elastic3d.health.hearing import Finding, Hearing, Statement, hear
+from elastic3d.health.record import fingerprint
+from elastic3d.parallel.assembly import Assembly
+from elastic3d.parallel.witness import ChainLink, Witness
+from elastic3d.planner import place_of
+from elastic3d.port import Audited, AuditReport, Port
+
+if TYPE_CHECKING:
+    from elastic3d.parallel.pipeline.passes import LossFunction
+
+HOUR = 3600.0
+"""Seconds within which a second accident of one rank is none."""
+
+Losses = dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedRank:
+    """A rank of the generation: the node it is on, and the name of its device."""
+
+    node: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispute:
+    """Ranks of one place differ over one leaf. link: the first of the chain at which they do. said: by rank."""
+
+    leaf: int
+    link: ChainLink
+    said: dict[int, int]
+
+
+class Convicted(Exception):
+    """A rank computes wrongly, again and again. Never leaves this package: `Run` has the port end the trainer."""
+
+    def __init__(self, report: AuditReport) -> None:
+        super().__init__(report.detail)
+        self.report = report
+
+
+class Auditor:
+    """Makes the passes of all steps of one generation, and audits some.
+
+    peers: every rank. clean: the newest step in which all compared digests were equal, -1 for none.
+    """
+
+    def __init__(
+        self,
+        plan: AuditPlan,
+        assembly: Assembly,
+        batches: Batches,
+        *,
+        peers: Sequence[AuditedRank],
+        port: Port,
+        clock: Clock,
+    ) -> None:
+        self._plan, self._assembly, self._batches, self._peers = plan, assembly, batches, peers
+        self._port, self._report, self._clock = port, port.audited, clock
+        self._mesh = assembly.mesh
+        self._accidents: dict[int, float] = {}
+        self._off = False
+        self.clean = -1
+
+    def run(self, batch: Batch, loss_fn: LossFunction) -> Losses:
+        """Run a step's passes and return this rank's losses; Convicted if no update may be made of them.
+
+        A collective of all ranks on audited steps.
+        """
+        dp, seed = self._mesh.layout.dp, self._batches.order.seed
+        audited = audit.audit_at(self._plan, batch.step, seed=seed, dp=dp, micro_batches=batch.count)
+        if audited is None or self._off:
+            return self._assembly.passes.run(batch, loss_fn)
+        redone = False
+        while True:
+            losses, dispute = self._audited(audited, batch, loss_fn)
+            if dispute is None:
+                self.clean = batch.step
+                return losses
+            hearing, now = self._hear(dispute, batch, loss_fn)
+            report = self._reported(hearing, dispute, batch)
+            self._report(report)
+            match hearing.finding:
+                case Finding.PERSISTENT:
+                    self._convict(report)
+                    return losses
+                case Finding.TRANSIENT:
+                    if any(now - self._accidents.get(rank, -HOUR) < HOUR for rank in hearing.culprits):
+                        self._convict(replace(report, detail=f"{hearing.detail}; so it did within the last hour"))
+                        return losses
+                    self._accidents.update(dict.fromkeys(hearing.culprits, now))
+                case Finding.NONDETERMINISTIC:
+                    self._off = True
+                    self._report(replace(report, kind=Audited.INCONCLUSIVE))
+                    return losses
+                case _ if redone:
+                    self._report(replace(report, kind=Audited.INCONCLUSIVE))
+                    return losses
+            self._report(replace(report, kind=Audited.REDONE))
+            self._port.progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
+            self._assembly.drop()
+            redone = True
+
+    def _convict(self, report: AuditReport) -> None:
+        """Raise Convicted, unless nothing may be done about it: then training goes on, and says so."""
+        if self._port.assignment.audit_acts:
+            raise Convicted(replace(report, kind=Audited.LYING))
+        detail = f"{report.detail}. act='log' has training go on with it"
+        self._report(replace(report, kind=Audited.INCONCLUSIVE, detail=detail))
+
+    def _audited(self, audited: Audit, batch: Batch, loss_fn: LossFunction) -> tuple[Losses, Dispute | None]:
+        """Run the passes, and return what all ranks together disagree on first."""
+        dp, column = self._mesh.layout.dp, self._mesh.place.dp
+        leaf, leaves = self._plan.leaf, batch.count // self._plan.leaf
+        own = audited.audited(column, dp, leaves)
+        others = audited.replays(column, dp, leaves)
+        turns = (len(batch.micro_batches) - self._plan.extra) // leaf
+        # (turn of this rank's passes, leaf that was computed in it)
+        heard = [(one // dp, one) for one in own] + [(turns + number, one) for number, one in enumerate(others)]
+        witness = self._watched([turn for turn, _ in heard])
+        losses = self._passes(batch, loss_fn, witness)
+        chains = {one: witness.said[turn] for turn, one in heard}
+        return losses, self._compared(chains)
+
+    def _compared(self, chains: dict[int, dict[ChainLink, int]]) -> Dispute | None:
+        """Return the first link of the lowest leaf over which two ranks of one place differ; a collective.
+
+        A few bytes a leaf are exchanged where all agree, and everything that was said about the leaf where not.
+        """
+        short = {leaf: _summary(chain) for leaf, chain in chains.items()}
+        said = [json.loads(data) for data in self._mesh.gather(json.dumps(short).encode())]
+        differ = [
+            int(leaf)
+            for ranks in self._places()
+            for leaf in {leaf for rank in ranks for leaf in said[rank]}
+            if len({said[rank][leaf] for rank in ranks if leaf in said[rank]}) > 1
+        ]
+        if not differ:
+            return None
+        leaf = min(differ)
+        mine = [[*link, digest] for link, digest in chains.get(leaf, {}).items()]
+        rows = [json.loads(data) for data in self._mesh.gather(json.dumps(mine).encode())]
+        chains_of = [{ChainLink(*row[:4]): int(row[4]) for row in those} for those in rows]
+        links: list[tuple[ChainLink, dict[int, int]]] = []
+        for ranks in self._places():
+            for link in {link for rank in ranks for link in chains_of[rank]}:
+                digests = {rank: chains_of[rank][link] for rank in ranks if link in chains_of[rank]}
+                if len(set(digests.values())) > 1:
+                    links.append((link, digests))
+        link, digests = min(links, key=lambda one: (one[0], min(one[1])))
+        return Dispute(leaf=leaf, link=link, said=digests)
+
+    def _hear(self, dispute: Dispute, batch: Batch, loss_fn: LossFunction) -> tuple[Hearing, float]:
+        """Have all columns repeat the leaf; return what follows, and rank 0's clock, which is everybody's."""
+        if not self._batches.rereads:
+            return self._unheard(dispute)
+        leaf = self._plan.leaf
+        numbers = [dispute.leaf * leaf + number for number in range(leaf)] * (self._plan.hearing // leaf)
+        witness = self._watched([0])
+        self._port.progress.begin_step(fingerprint(self._plan.hearing, batch.count, 1))
+        self._passes(self._batches.again(batch.step, numbers), loss_fn, witness)
+        digest = witness.said[0].get(dispute.link)
+        said = [json.loads(data) for data in self._mesh.gather(json.dumps([digest, self._clock.monotonic()]).encode())]
+        place = self._place(min(dispute.said))
+        statements = [self._statement(rank, digest) for rank, digest in dispute.said.items()]
+        statements += [
+            self._statement(rank, said[rank][0], repeated=True)
+            for rank in range(len(said))
+            if self._place(rank) == place and said[rank][0] is not None
+        ]
+        return hear(statements), float(said[0][1])
+
+    def _unheard(self, dispute: Dispute) -> tuple[Hearing, float]:
+        ranks = ", ".join(map(str, sorted(dispute.said)))
+        detail = f"ranks {ranks} differ, and a stream cannot be read a second time to hear others"
+        return Hearing(finding=Finding.UNDECIDED, detail=detail), 0.0
+
+    def _watched(self, turns: Sequence[int]) -> Witness:
+        return Witness(turns, leaf=self._plan.leaf, stages=self._mesh.layout.stages)
+
+    def _passes(self, batch: Batch, loss_fn: LossFunction, witness: Witness) -> Losses:
+        self._assembly.watch(witness)
+        try:
+            return self._assembly.passes.run(batch, loss_fn)
+        finally:
+            self._assembly.watch(None)
+
+    def _statement(self, rank: int, digest: int, *, repeated: bool = False) -> Statement:
+        peer = self._peers[rank]
+        return Statement(rank=rank, node=peer.node, device=peer.device, digest=digest, repeated=repeated)
+
+    def _reported(self, hearing: Hearing, dispute: Dispute, batch: Batch) -> AuditReport:
+        return AuditReport(
+            kind=Audited.FAILED,
+            step=batch.step,
+            micro_batch=dispute.leaf * self._plan.leaf,
+            where=dispute.link.name,
+            finding=str(hearing.finding),
+            ranks=hearing.culprits,
+            nodes=tuple(sorted({self._peers[rank].node for rank in hearing.culprits})),
+            detail=hearing.detail,
+            clean=self.clean,
+        )
+
+    def _place(self, rank: int) -> tuple[int, int]:
+        place = place_of(rank, self._mesh.layout)
+        return place.pp, place.tp
+
+    def _places(self) -> list[list[int]]:
+        """Return the ranks that compute the same part of the model, for each part."""
+        places: dict[tuple[int, int], list[int]] = {}
+        for rank in range(self._mesh.layout.world):
+            places.setdefault(self._place(rank), []).append(rank)
+        return list(places.values())
+
+
+def begin(assembly: Assembly, batches: Batches, *, port: Port, clock: Clock) -> Auditor | None:
+    """Return the auditor of a generation, and have `batches` load what it needs; None if it has none.
+
+    A collective where the run is to be audited; why it cannot be is reported.
+    """
+    mesh, order, budget = assembly.mesh, batches.order, port.assignment.audit
+    if not budget:
+        return None
+    layout, device = mesh.layout, port.device
+    mine = json.dumps([port.assignment.node, device.described()]).encode()
+    peers = [AuditedRank(node=node, device=name) for node, name in map(json.loads, mesh.gather(mine))]
+    names = sorted({peer.node for peer in peers})
+    plan = audit.plan(
+        layout,
+        budget=budget,
+        blocks=max(1, len(assembly.parts[0].blocks)),
+        counts=order.counts,
+        nodes=[names.index(peer.node) for peer in peers],
+        leaf=assembly.plan.leaf,
+    )
+    if why := assembly.unaudited() or plan.why:
+        port.audited(AuditReport(kind=Audited.OFF, detail=why))
+        return None
+
+    def extra(step: int, micro_batches: int) -> Sequence[int]:
+        column = mesh.place.dp
+        return audit.replayed(plan, step, seed=order.seed, dp=layout.dp, column=column, micro_batches=micro_batches)
+
+    batches.take(replace(batches.share, extra=extra))
+    return Auditor(plan, assembly, batches, peers=peers, port=port, clock=clock)
+
+
+def _summary(chain: dict[ChainLink, int]) -> str:
+    """Return a digest of all links of a chain, in 16 characters."""
+    return blake3(repr(sorted(chain.items())).encode()).hexdigest(length=8)

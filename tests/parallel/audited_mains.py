@@ -1,0 +1,111 @@
+"""Mains of runs that are audited, on some of whose ranks the device computes wrongly."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic3d.training import Run
+from tests.data.streams import Stateful
+from tests.parallel.models import Block, Model, Sentences, loss_fn
+
+STEPS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flip:
+    """Flip a bit of what a rank computes in one of its blocks.
+
+    what: "output" of the block on the way forward, "input" for its input's gradient, "weight" for a weight's. step:
+    the first in which it happens. passes: how many of the block's passes from then on are wrong. skip: those before.
+    fresh: flip another bit each time.
+    """
+
+    rank: int
+    what: str = "output"
+    step: int = 1
+    passes: int = 1
+    skip: int = 0
+    block: int = 0
+    fresh: bool = False
+
+
+def train(run: Run, *, flips: Sequence[Flip] = (), leaf: int = 1, micro_batches: int = 8, stream: bool = False) -> str:
+    """Train the small model, with some blocks that are wrong; return the digest."""
+    model = run.shard(lambda: Model(), blocks="blocks", seed=3, leaf=leaf)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data: Any = Stateful() if stream else Sentences()
+    batches = run.batches(data, global_batch=2 * micro_batches, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    made = [_Wrong(flip, model) for flip in flips if flip.rank == run.rank]
+    for batch in batches.until(step=STEPS):
+        for wrong in made:
+            wrong.at(batch.step)
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
+    # With this budget each step is audited.
+    assert run._auditor is None or run._auditor.clean == STEPS - 1
+    return run.digest()
+
+
+def train_without_bits(run: Run) -> str:
+    """Train with a loss that no two passes come to alike, as atomic additions on a device may make it."""
+    model = run.shard(lambda: Model(), blocks="blocks", seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    number = itertools.count(run.rank * 1000)
+
+    def noisy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return loss_fn(output, target) * (1 + 1e-3 * next(number))
+
+    for batch in batches.until(step=STEPS):
+        run.step(optimizer, loss=run.backward(model, batch, noisy))
+    return run.digest()
+
+
+def train_fast(run: Run) -> None:
+    """Train with the backend's own sums, which nobody can audit."""
+    model = run.shard(lambda: Model(), blocks="blocks", seed=3, reduction="fast")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=2):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+
+
+class _Wrong:
+    """One block of this rank that computes wrongly, counting its passes."""
+
+    def __init__(self, flip: Flip, model: nn.Module) -> None:
+        self._flip, self._due, self._passes = flip, False, 0
+        block = model.get_submodule(f"blocks.{flip.block}")
+        assert isinstance(block, Block)
+        match flip.what:
+            case "output":
+                block.register_forward_hook(lambda module, given, output: self._wrong(output))
+            case "input":
+                block.norm.register_full_backward_hook(lambda module, into, out: (self._wrong(into[0]),))
+            case _:
+                block.down.register_forward_pre_hook(self._hook_weight)
+
+    def at(self, step: int) -> None:
+        """Be due from its step on."""
+        self._due |= step >= self._flip.step
+
+    def _hook_weight(self, module: Any, given: Any) -> None:
+        module.weight.register_hook(self._wrong)
+
+    def _wrong(self, tensor: torch.Tensor) -> torch.Tensor:
+        number = self._passes
+        self._passes += self._due
+        if not self._due or not self._flip.skip <= number < self._flip.skip + self._flip.passes:
+            return tensor
+        bit = 12 + (number % 8 if self._flip.fresh else 0)
+        changed = tensor.detach().clone()
+        changed.view(-1)[:1].view(torch.int32)[0] ^= 1 << bit
+        return tensor + (changed - tensor.detach())
