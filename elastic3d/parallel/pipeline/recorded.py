@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining.schedules import _batch_p2p, _wait_batch_p2p
 
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
@@ -37,11 +38,10 @@ class RecordedNeighbours:
     def noted(self) -> Iterator[None]:
         """Have what torch's schedules do inside noted."""
         module: Any = schedules
-        batch, wait = module._batch_p2p, module._wait_batch_p2p
 
         def noted_batch(ops: Sequence[dist.P2POp], *args: Any, **kwargs: Any) -> list[Any]:
             numbers = [self._posted(op) for op in ops]
-            works: list[Any] = batch(ops, *args, **kwargs)
+            works: list[Any] = _batch_p2p(list(ops), *args, **kwargs)
             if len(works) == len(numbers):
                 for work, number in zip(works, numbers, strict=True):
                     self._under_way[id(work)] = (work, [number])
@@ -55,7 +55,7 @@ class RecordedNeighbours:
                 # What is received is waited for the longest: it is what shows.
                 for axis, number, mark in sorted(numbers, key=lambda one: one[0] in _RECEIVING):
                     self._progress.wait(axis, number, mark)
-                wait([work])
+                _wait_batch_p2p([work])
                 for axis, number, _ in numbers:
                     self._progress.leave(axis, number)
 
@@ -63,7 +63,7 @@ class RecordedNeighbours:
         try:
             yield
         finally:
-            module._batch_p2p, module._wait_batch_p2p = batch, wait
+            module._batch_p2p, module._wait_batch_p2p = _batch_p2p, _wait_batch_p2p
             self._under_way.clear()
 
     def _posted(self, op: dist.P2POp) -> tuple[Axis, int, int]:
