@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest --durations=20 --numprocesses=$(shell echo $$(
 # Where nothing may be written beside sources, every process would compile anew what it imports: seconds for torch alone.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check slow bench lint format docs reference lock lock-check clean
+.PHONY: demo test check slow matrix bench lint format docs reference lock lock-check clean
 
 # A node is killed at step 20, a fresh one joins at step 40; then the same seed runs undisturbed, to compare the bits.
 demo: $(TO_RUN)
@@ -30,6 +30,11 @@ check: $(TO_DEVELOP)
 # Hours, and thousands of cases.
 slow: $(TO_DEVELOP)
 	$(PYTEST) -m slow
+
+# The fast tests and those of several ranks on every supported torch of which there is a build for CPUs; hours.
+# `make matrix MATRIX="--only 2.12,2.13 --json"` chooses; `--help` says more.
+matrix: $(TO_DEVELOP)
+	@$(BIN)/python -m tools.matrix $(MATRIX)
 
 bench: $(TO_DEVELOP)
 	$(BIN)/python -m chaos.bench

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-from elastic3d.devices import CopyStream, Load, Move, register
+from elastic3d.devices import CopyStream, DeviceLoad, Move, register
 from elastic3d.devices.cpu import CpuDevice
 from elastic3d.devices.reading import Reading
 from elastic3d.devices.ring import BounceRing, load
@@ -60,6 +61,8 @@ class EmulatedDevice(CpuDevice):
         self._taken = False
         self.waits = 0
         self.loaded = False
+        self.connected: list[dist.ProcessGroup] = []
+        self.broken = ""
         self._work: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
         self._queued = self._done = 0
         self._changed = threading.Condition()
@@ -140,10 +143,18 @@ class EmulatedDevice(CpuDevice):
         if current != self.index:
             raise WrongThread(f"this thread is on device {current}, and its work is for device {self.index}")
 
-    def load(self, loads: Iterable[Load]) -> None:
+    def load(self, loads: Iterable[DeviceLoad]) -> None:
         """Copy through two buffers of a stream of its own."""
         self.loaded = True
         load(loads, *EmulatedStream(self).buffers)
+
+    def connect(self, group: dist.ProcessGroup) -> None:
+        """Remember that it was asked for."""
+        self.connected.append(group)
+
+    def group_error(self, group: dist.ProcessGroup) -> str:
+        """Return what `broken` says."""
+        return self.broken
 
     def facts(self, slots: int) -> DeviceFacts:
         """Return the host's facts, by this kind."""

@@ -325,8 +325,11 @@ class Port(Protocol):
         """End this trainer at a step boundary, after a final `snapshot(wait=True)`."""
         ...
 
-    def peer_lost(self, error: BaseException) -> NoReturn:
-        """End this trainer because a collective failed: another rank is gone, or this one cannot reach it."""
+    def peer_lost(self, error: BaseException, *, patience: float | None = None) -> NoReturn:
+        """End this trainer because a collective failed: another rank is gone, or this one cannot reach it.
+
+        For any thread. patience: seconds that a snapshot which is being copied may take, None for as long as it needs.
+        """
         ...
 
     def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:

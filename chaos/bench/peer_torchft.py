@@ -46,6 +46,10 @@ def serve() -> None:
 def train(options: argparse.Namespace) -> None:
     """Be one replica."""
     torchft = importlib.import_module("torchft")
+    # The first ones to have imported everything would otherwise be done before the last one comes.
+    (Path(options.out) / f"ready-{options.replica}").touch()
+    while len(list(Path(options.out).glob("ready-*"))) < options.replicas:
+        time.sleep(0.1)
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     model: Any = GPT(width=options.width, blocks=options.blocks, context=options.context)
@@ -99,6 +103,7 @@ def arguments() -> argparse.Namespace:
     for name in ("out", "lighthouse", "replica"):
         parser.add_argument(f"--{name}", default="")
     for name, value in (
+        ("replicas", 4),
         ("steps", 60),
         ("seed", 17),
         ("global-batch", 8),

@@ -164,7 +164,7 @@ def peer(steps: int = 60) -> Recovered | None:
             return _with_repeated(recovered, max(0, before.step - first.step + 1))
 
 
-def torchft(packages: Path, steps: int = 60) -> Recovered | None:
+def torchft(packages: Path, steps: int = 1000) -> Recovered | None:
     """Kill one of four replicas of torchft and wait for the next step of the others."""
     with tempfile.TemporaryDirectory() as folder, _lighthouse(packages) as (address, start):
         out = Path(folder)

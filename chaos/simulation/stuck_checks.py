@@ -30,13 +30,13 @@ FOUND = DEADLINE + GATHER + HEARING + 4.0
 class StuckChecks:
     """Checks of one world. interfered_until: when the last fault was over that is no standstill.
 
-    seals: how many generations came to be because of a standstill. found: by machine, when a rank of it was named.
+    seals: how many generations came to be because of a standstill. named_at: by machine, when a rank of it was named.
     """
 
     world: World
     interfered_until: float = 0.0
     seals: int = 0
-    found: dict[str, list[float]] = field(default_factory=dict)
+    named_at: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def quiet(self) -> bool:
@@ -73,7 +73,7 @@ class StuckChecks:
         for node in before.nodes:
             if node.id not in verdict.culprits:
                 continue
-            times = self.found.setdefault(node.place, [])
+            times = self.named_at.setdefault(node.place, [])
             times[:] = [at for at in times if now - at < world.policy.flap_memory - 1.0]
             times.append(now)
             again = len(times) >= STUCK and node.id in active and self.quiet

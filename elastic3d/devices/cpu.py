@@ -8,13 +8,17 @@ import platform
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from elastic3d.devices.device import CopyStream, Load, Move
+from elastic3d.devices.device import CopyStream, DeviceLoad, Move
 from elastic3d.devices.reading import Reading
 from elastic3d.values import DeviceFacts
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 
 class CpuCopyStream:
@@ -97,10 +101,17 @@ class CpuDevice:
         """Return what copies by memmove."""
         return CpuCopyStream()
 
-    def load(self, loads: Iterable[Load]) -> None:
+    def load(self, loads: Iterable[DeviceLoad]) -> None:
         """Copy at once."""
         for one in loads:
             one.target.copy_(one.source)
+
+    def connect(self, group: dist.ProcessGroup) -> None:
+        """Do nothing: gloo's groups are connected when they are made."""
+
+    def group_error(self, group: dist.ProcessGroup) -> str:
+        """Return "": gloo raises what happens."""
+        return ""
 
     def facts(self, slots: int) -> DeviceFacts:
         """Return the processor's name and a slot's share of the host's memory."""

@@ -19,19 +19,22 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from elastic3d.devices.cpu import copy_from_host
-from elastic3d.devices.device import PINNED, CopyStream, Load, Move
+from elastic3d.devices.device import PINNED, CopyStream, DeviceLoad, Move
 from elastic3d.devices.exhaustion import DeviceUse, describe, holders
 from elastic3d.devices.reading import Reading
 from elastic3d.devices.ring import BounceRing, load
 from elastic3d.errors import ConfigurationError
 from elastic3d.log import process_log
 from elastic3d.values import DeviceFacts
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 AddRows = Callable[[torch.Tensor, torch.Tensor, bool], None]
 
@@ -147,10 +150,23 @@ class CudaDevice:
         """Return a stream with its pinned buffers."""
         return CudaCopyStream(self.torch_device)
 
-    def load(self, loads: Iterable[Load]) -> None:
+    def load(self, loads: Iterable[DeviceLoad]) -> None:
         """Copy through two pinned buffers on the current stream. torch keeps them for the stream of snapshots."""
         stream = torch.cuda.current_stream(self.index)
         load(loads, _Pinned(PINNED, stream), _Pinned(PINNED, stream))
+
+    def connect(self, group: dist.ProcessGroup) -> None:
+        """Have NCCL connect the group's ranks, each by its own device.
+
+        From then on what a group's ranks send to single others waits in one line with its collectives: this is not for
+        pipelines.
+        """
+        group._get_backend(self.torch_device).eager_connect_single_device(self.torch_device)
+
+    def group_error(self, group: dist.ProcessGroup) -> str:
+        """Return what NCCL's own thread has noted: a failed communicator, a lost rank, or a time limit."""
+        error = group._get_backend(self.torch_device).get_error()
+        return "" if error.name == "SUCCESS" else f"NCCL reports {error.name}"
 
     def facts(self, slots: int) -> DeviceFacts:
         """Return what the driver says of it."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import torch
+    import torch.distributed as dist
     from torch import nn
 
     from elastic3d.devices.reading import Reading
@@ -31,7 +32,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class DeviceLoad:
     """One tensor in the host's memory whose values are to be a device's. Both are contiguous and of one dtype."""
 
     source: torch.Tensor
@@ -140,8 +141,16 @@ class ComputeDevice(Protocol):
         """Return a stream of copies for the calling thread, which keeps it for as long as it copies."""
         ...
 
-    def load(self, loads: Iterable[Load]) -> None:
+    def load(self, loads: Iterable[DeviceLoad]) -> None:
         """Copy from the host's memory, in the order of the calling thread's work; return when all is there."""
+        ...
+
+    def connect(self, group: dist.ProcessGroup) -> None:
+        """Make the communicator of a group, with all of its ranks, now rather than in its first collective."""
+        ...
+
+    def group_error(self, group: dist.ProcessGroup) -> str:
+        """Return how a collective of a group failed behind the host's back, "" if none did. For any thread."""
         ...
 
     def facts(self, slots: int) -> DeviceFacts:

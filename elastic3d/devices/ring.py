@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from elastic3d.devices.device import Load, Move
+from elastic3d.devices.device import DeviceLoad, Move
 
 
 class BounceBuffer(Protocol):
@@ -55,7 +55,7 @@ class LoadBuffer(Protocol):
         ...
 
 
-def load(loads: Iterable[Load], first: LoadBuffer, second: LoadBuffer) -> None:
+def load(loads: Iterable[DeviceLoad], first: LoadBuffer, second: LoadBuffer) -> None:
     """Copy tensors of the host to a device through two fresh buffers in turns; return when all are there."""
     filling, other, filled = first, second, 0
     waits = False  # whether the device may still read what was queued from the other one

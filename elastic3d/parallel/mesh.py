@@ -35,6 +35,11 @@ class Mesh:
     `dp` itself, or with replicas the two axes (replica, shard). tp: the ranks that compute one layer together. All are
     cut from one mesh, as FSDP over tensor-parallel parameters needs.
 
+    groups: all of them by their axis. On a device those of pp get their communicators one by one, where they are first
+    used: of a group that is connected as a whole, torch queues what goes from stage to stage behind everything else
+    (https://github.com/pytorch/pytorch/issues/154132). The others are connected at once, in one order on every rank, so
+    that no step waits for it.
+
     What ranks tell each other besides (votes, numbers, bytes) is on the CPU: it waits for no device, and none for it.
     """
 
@@ -46,6 +51,7 @@ class Mesh:
         self.dp: DeviceMesh | None = None
         self.shard: DeviceMesh | None = None
         self.tp: DeviceMesh | None = None
+        self.groups: dict[str, dist.ProcessGroup] = {}
         self._axes: DeviceMesh | None = None
         if layout.world == 1:
             return
@@ -62,6 +68,22 @@ class Mesh:
             self.dp = self.shard = mesh["dp"]
         if layout.tp > 1:
             self.tp = mesh["tp"]
+        self.groups = self._by_axis()
+        for axis, group in self.groups.items():
+            if axis != "pp":
+                device.connect(group)
+
+    def _by_axis(self) -> dict[str, dist.ProcessGroup]:
+        groups: dict[str, dist.ProcessGroup] = {}
+        if self.tp is not None:
+            groups["tp"] = self.tp.get_group()
+        if self.shard is not None and self.shard is not self.dp:
+            groups["replica"], groups["shard"] = self.shard.get_group("replica"), self.shard.get_group("shard")
+        if self.dp is not None:
+            groups["dp"] = self.dp.get_group()
+        if self.pp is not None:
+            groups["pp"] = self.pp
+        return {axis: group for axis, group in groups.items() if group.size() > 1}
 
     def alone(self) -> DeviceMesh:
         """Return the axis dp of a single rank, for sharding that only casts; makes a world if there is none."""

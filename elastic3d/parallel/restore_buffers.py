@@ -8,7 +8,7 @@ import torch
 
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.interchange.tensors import buffer_of
-from elastic3d.devices import ComputeDevice, Load
+from elastic3d.devices import ComputeDevice, DeviceLoad
 from elastic3d.parallel.state import TensorInMemory
 
 
@@ -49,7 +49,7 @@ class RestoreBuffers:
             for local, values in rest:
                 local.copy_(values)
 
-    def _loads(self, rest: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[Load]:
+    def _loads(self, rest: list[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[DeviceLoad]:
         """Yield what the device is to take, and add to `rest` what goes from there to its tensor."""
         for held, into in self._targets.values():
             local = held.local
@@ -57,8 +57,8 @@ class RestoreBuffers:
                 continue
             values = into.to(local.dtype)
             if local.is_contiguous():
-                yield Load(source=values, target=local)
+                yield DeviceLoad(source=values, target=local)
             else:
                 target = torch.empty(local.shape, dtype=local.dtype, device=local.device)
-                yield Load(source=values, target=target)
+                yield DeviceLoad(source=values, target=target)
                 rest.append((local, target))

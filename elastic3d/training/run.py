@@ -30,12 +30,13 @@ from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.devices.contract import deterministic
 from elastic3d.devices.turn import await_memory
-from elastic3d.errors import UsageError
+from elastic3d.errors import UnmatchedCollective, UsageError
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.all_ranks import AllRanks, unmatched
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.digest import state_digest
+from elastic3d.parallel.group_errors import GroupErrors
 from elastic3d.parallel.initial import WHOLE_BELOW, nbytes, outline, skeleton
 from elastic3d.parallel.mesh import Mesh, join_world
 from elastic3d.parallel.numerics import local_step
@@ -57,12 +58,16 @@ from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
 from elastic3d.training import identity, loading, parts, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
+from elastic3d.training.collecting import FewerCollections
 from elastic3d.training.loss import Loss
 from elastic3d.training.parts import Parts
 from elastic3d.training.state_facts import AskedState
 from elastic3d.training.state_loading import StateLoader
 from elastic3d.training.step_vote import vote
 from elastic3d.values import Layout
+
+COPY_PATIENCE = 5.0
+"""Seconds that a snapshot may still take to be copied where a device has stopped in the middle of its work."""
 
 
 class Run:
@@ -90,9 +95,11 @@ class Run:
         self._go: Go | None = None
         self._ranks: AllRanks | None = None
         self._outside: Outside | None = None
+        self._group_errors: GroupErrors | None = None
         torch.set_num_threads(self._assignment.threads)
         deterministic()
         self._parts = Parts(clock)
+        self._collections = FewerCollections()
 
     @property
     def steps(self) -> int:
@@ -205,6 +212,8 @@ class Run:
                 self._ranks = AllRanks(store, rank=self.rank, world=self.world)
                 self._progress.leave(Axis.WORLD, meeting)
             self._mesh = Mesh(self._layout, self.rank, self._port.device, progress=self._progress)
+            if self._mesh.groups and self._port.device.exclusive:
+                self._group_errors = GroupErrors(self._mesh.groups, self._port.device, self._group_failed)
             if self._mesh.tp is not None:
                 check_node(self._mesh.tp, self._assignment.node)
             self._parts.end(parts.GROUPS)
@@ -320,6 +329,7 @@ class Run:
             self._stored_step = batches.step
         if decision.source != restoring.NONE:
             self._snapshot(checkpoint=False, wait=False)
+        self._collections.end()
         self._since, self._processor = self._clock.monotonic(), processor_seconds()
 
     def backward(self, model: nn.Module, batch: Batch, loss_fn: UserLoss) -> Loss:
@@ -392,6 +402,7 @@ class Run:
             self._snapshot(checkpoint=outcome.checkpoint, wait=outcome.leave)
         self._commit(batches, outcome, change.norm)
         if outcome.leave:
+            self._stop_looking()
             self._port.leave(done)
         self._progress.step(done)
         self._progress.in_script()
@@ -437,6 +448,7 @@ class Run:
 
         Called when `main` has returned: the end of a run is always a checkpoint, whether one was due or not.
         """
+        self._stop_looking()
         self._progress.phase(Phase.LEAVE)
         if self._ranks is not None:
             with suppress(dist.DistError):  # nothing is missing here; ranks that still wait for this one see it go
@@ -447,13 +459,27 @@ class Run:
         self._snapshot(checkpoint=False, wait=True)
         return self.steps
 
-    def lost(self, error: BaseException) -> NoReturn:
-        """End the process because a collective failed; UnmatchedCollective if `main` has returned on a rank."""
+    def lost(self, error: BaseException, *, patience: float | None = None) -> NoReturn:
+        """End the process because a collective failed; UnmatchedCollective if `main` has returned on a rank.
+
+        patience: as `Port.peer_lost` takes it.
+        """
         over = self._batches is None or self.steps >= self._batches.goal
         returned = self._ranks.returned() if self._ranks is not None and over else None
         if returned is not None:
             raise unmatched(self.rank, returned) from error
-        self._port.peer_lost(error)
+        self._port.peer_lost(error, patience=patience)
+
+    def _group_failed(self, error: BaseException) -> None:
+        """End the process from a thread beside: the main thread waits for what the device will never have."""
+        try:
+            self.lost(error, patience=COPY_PATIENCE)
+        except UnmatchedCollective as unmatched:
+            self._port.failed(unmatched)
+
+    def _stop_looking(self) -> None:
+        if self._group_errors is not None:
+            self._group_errors.stop()
 
     def _open_device(self) -> None:
         """Take the device into use. Where one trainer holds it at a time, this one waits for its turn first.

@@ -91,7 +91,7 @@ class StandalonePort:
         """Never called."""
         raise AssertionError("a script started by hand is never asked to leave")
 
-    def peer_lost(self, error: BaseException) -> NoReturn:
+    def peer_lost(self, error: BaseException, *, patience: float | None = None) -> NoReturn:
         """Raise the error: without peers of ours, the failed collective is one that the script itself made."""
         raise CollectiveFailed(f"a collective of the script's own failed: {error}") from error
 

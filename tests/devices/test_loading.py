@@ -7,7 +7,7 @@ import torch
 
 from chaos.emulated_device import EmulatedBuffer, EmulatedDevice, EmulatedStream
 from checkpointing.format.tiles import TensorSpec
-from elastic3d.devices import ComputeDevice, Load, device_at
+from elastic3d.devices import ComputeDevice, DeviceLoad, device_at
 from elastic3d.devices.ring import load
 from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import TensorInMemory
@@ -18,10 +18,10 @@ def entered(device: ComputeDevice) -> ComputeDevice:
     return device
 
 
-def loads(count: int) -> list[Load]:
+def loads(count: int) -> list[DeviceLoad]:
     """Return so many tensors of 160 bytes, whose values are all different."""
     values = [torch.arange(start, start + 40, dtype=torch.float32) for start in range(0, 40 * count, 40)]
-    return [Load(source=one, target=torch.zeros(40)) for one in values]
+    return [DeviceLoad(source=one, target=torch.zeros(40)) for one in values]
 
 
 @pytest.mark.parametrize("nbytes", [64, 1000, 2400, 4800, 1 << 20])
@@ -83,6 +83,6 @@ def test_a_state_reaches_tensors_of_every_form(kind: str) -> None:
 def test_a_gpus_state_comes_through_the_pinned_buffers() -> None:
     device = device_at("cuda", 0)
     device.open()
-    given = [Load(source=one.source, target=one.target.cuda()) for one in loads(60)]
+    given = [DeviceLoad(source=one.source, target=one.target.cuda()) for one in loads(60)]
     device.load(given)
     assert all(torch.equal(one.source, one.target.cpu()) for one in given)

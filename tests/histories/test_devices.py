@@ -9,29 +9,70 @@ import pytest
 
 from chaos import emulated_device
 from chaos.etcd import EtcdServer
-from chaos.play import play
-from chaos.scenario import parse_join, parse_kill
+from chaos.play import Setting, play
+from elastic3d.values import Layout
 from tests.histories.conftest import Quiet
-from tests.histories.test_histories import SMALL, held
+from tests.histories.test_histories import FIRST, MORE, MOST, SMALL, faults, held
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_on_emulated_device.py"
 
 
+@pytest.fixture
+def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
+    """The small job, on devices that are accounted for below the test's folder."""
+    monkeypatch.setenv("ELASTIC3D_DEVICE", emulated_device.KIND)
+    monkeypatch.setenv(emulated_device.FOLDER, str(tmp_path / "devices"))
+    return dataclasses.replace(SMALL, script=SCRIPT)
+
+
 def test_a_kill_and_a_join_find_the_device_free(
-    job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path, emulated: Setting
 ) -> None:
     """Survivors' new trainers after a death, and the trainers beside the running ones at a join, each wait for their
     turn, and for memory that comes back late; and the run ends with the bits of one on the CPU."""
-    undisturbed = quiet(SMALL)
-    monkeypatch.setenv("ELASTIC3D_DEVICE", emulated_device.KIND)
-    monkeypatch.setenv(emulated_device.FOLDER, str(tmp_path / "devices"))
-    setting = dataclasses.replace(SMALL, script=SCRIPT)
-    outcome = play(setting, [parse_kill("1@6"), parse_join("@12")], etcd=job_etcd, workdir=tmp_path / "job")
-    held(outcome, undisturbed)
+    outcome = play(emulated, faults("1@6", "@12"), etcd=job_etcd, workdir=tmp_path / "job")
+    held(outcome, quiet(SMALL))
     assert [view.cause for view in outcome.picture.generations][1:] == ["death", "join"]
     assert all(view.steps_repeated == 0 for view in outcome.picture.generations[2:])
     # Every trainer of every generation that trained here held memory, and none ran out of it.
     assert len(list((tmp_path / "devices").glob("*/*[0-9]"))) >= 4 + 3 + 4
     assert not any("out of memory" in log for log in outcome.logs.values())
+
+
+HISTORIES = {**FIRST, **MORE, **MOST}
+SAMPLE = "a second kill during the first recovery"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long if name == SAMPLE else pytest.mark.slow) for name in HISTORIES],
+)
+def test_any_history_ends_with_the_bits_of_the_cpu(
+    name: str, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path, emulated: Setting
+) -> None:
+    """What happens to a job on CPUs, on devices that can hold one trainer each, copy late and give back late."""
+    outcome = play(emulated, faults(*HISTORIES[name]), etcd=job_etcd, workdir=tmp_path / "job")
+    held(outcome, quiet(SMALL))
+    assert not any("out of memory" in log for log in outcome.logs.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [Layout(pp=1), Layout(pp=2, zero=2), Layout(pp=4)], ids=str)
+def test_any_layout_ends_with_the_bits_of_the_cpu(
+    layout: Layout, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path, emulated: Setting
+) -> None:
+    """With a death, where the other nodes can go on without it."""
+    setting = dataclasses.replace(emulated, layout=layout)
+    asked = faults() if layout.pp == 4 else faults("2@8")
+    held(play(setting, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+
+
+@pytest.mark.slow
+def test_two_slots_have_a_device_each(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path, emulated: Setting) -> None:
+    """A thread that stays on device 0 is refused, and trainers of one node do not wait for each other's memory."""
+    setting = dataclasses.replace(emulated, nodes=3, slots=2)
+    outcome = play(setting, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job")
+    held(outcome, quiet(SMALL))
+    assert {folder.name[-2:] for folder in (tmp_path / "devices").iterdir()} == {"-0", "-1"}

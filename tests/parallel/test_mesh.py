@@ -4,6 +4,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from chaos.emulated_device import EmulatedDevice
 from elastic3d.errors import LayoutError
 from elastic3d.parallel.mesh import Mesh, join_world
 from elastic3d.training import Run
@@ -34,6 +35,31 @@ def test_ranks_are_grouped_on_every_axis_by_their_places() -> None:
     reports = run_world(axes, Orders(layout=Layout(pp=2, dp=2, tp=2)))
     assert [report.error for report in reports] == [""] * 8
     assert reports[5].result == {"pp": [[1, 5]], "dp": [[5, 7]], "shard": [[5, 7]], "tp": [[4, 5]]}
+
+
+def connected(run: Run) -> dict[str, list[list[int]]]:
+    """Return the ranks in each group that a device connects at once, and all axes in order."""
+    device = EmulatedDevice(0)
+    join_world(run._assignment, device)
+    mesh = Mesh(run.layout, run.rank, device)
+    dist.barrier()
+    return {
+        "connected": [dist.get_process_group_ranks(group) for group in device.connected],
+        **{axis: [dist.get_process_group_ranks(group)] for axis, group in mesh.groups.items()},
+    }
+
+
+def test_all_groups_but_those_of_pipelines_are_connected_at_once() -> None:
+    """In one order on every rank, or ranks would wait for each other in circles."""
+    reports = run_world(connected, Orders(layout=Layout(pp=2, dp=2, tp=2)))
+    assert [report.error for report in reports] == [""] * 8
+    assert reports[5].result == {"connected": [[4, 5], [5, 7]], "tp": [[4, 5]], "dp": [[5, 7]], "pp": [[1, 5]]}
+    assert all(list(report.result) == ["connected", "tp", "dp", "pp"] for report in reports)
+    reports = run_world(connected, Orders(layout=Layout(pp=1, dp=4, replicas=2)))
+    assert reports[3].result["connected"] == [[1, 3], [2, 3], [0, 1, 2, 3]]
+    # The only axis is the whole world: its group is the default one.
+    reports = run_world(connected, Orders(layout=Layout(pp=2, dp=1)))
+    assert [report.result for report in reports] == [{"connected": [], "pp": [[0, 1]]}] * 2
 
 
 def test_inconsistent_layouts_are_refused() -> None:

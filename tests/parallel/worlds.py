@@ -134,7 +134,7 @@ class Host(StandalonePort):
     def leave(self, step: int) -> NoReturn:
         raise Ended("left", step)
 
-    def peer_lost(self, error: BaseException) -> NoReturn:
+    def peer_lost(self, error: BaseException, *, patience: float | None = None) -> NoReturn:
         raise Ended("peer lost", str(error))
 
     def done(self, digest: str | None, unsaved: int = -1) -> NoReturn:

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from chaos.emulated_device import EmulatedDevice
 from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.health.options import Watching
 from elastic3d.health.phases import Axis, Phase
+from elastic3d.parallel.group_errors import GroupErrors
 from elastic3d.port import LocalState, Port, StateRestored, StepRecord
 from elastic3d.values import ModelProfile
 from elastic3d.worker.processes import process, template
@@ -214,6 +216,16 @@ def peer_lost(port: Port) -> None:
     port.peer_lost(RuntimeError("Connection closed by peer"))
 
 
+def group_fails(port: Port) -> None:
+    """Wait for a device for ever, one of whose collectives has failed, in the middle of a snapshot's copy."""
+    device = EmulatedDevice(0)
+    device.broken = "NCCL reports COMM_ERROR"
+    groups: dict[str, Any] = {"dp": None}
+    GroupErrors(groups, device, lambda error: port.peer_lost(error, patience=0.1))
+    port.snapshot(LocalState(step=1, tiles=tiles({"model/w": torch.ones(9)}), facts={}), checkpoint=False, wait=False)
+    time.sleep(600)
+
+
 def system_exit(port: Port) -> None:
     """Call sys.exit as a script might."""
     sys.exit("sys.exit of the user's script")
@@ -270,6 +282,7 @@ ENTRIES: dict[str, Any] = {
         floods,
         waiting,
         sharded,
+        group_fails,
     )
 }
 

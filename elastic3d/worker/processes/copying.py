@@ -58,10 +58,12 @@ class Copier:
         self._running = copy
         self._copies.put(copy)
 
-    def finish(self) -> None:
-        """Block until nothing reads the state any more; raise what the copy raised."""
-        if self._running is not None:
-            self._running.done.wait()
+    def finish(self, patience: float | None = None) -> None:
+        """Block until nothing reads the state any more; raise what the copy raised, TimeoutError after `patience`."""
+        running = self._running
+        if running is not None:
+            if not running.done.wait(patience):
+                raise TimeoutError(f"the snapshot being copied was not there within {patience} s; it is given up")
             self._running = None
         if self._error is not None:
             raise self._error

@@ -184,9 +184,9 @@ class ChannelPort:
         self._say(channel.MainLeft(step=step))
         process.leave(ExitCode.LEFT)
 
-    def peer_lost(self, error: BaseException) -> NoReturn:
+    def peer_lost(self, error: BaseException, *, patience: float | None = None) -> NoReturn:
         """End this trainer because a collective failed. A snapshot being copied is completed: its step was made."""
-        self._finish_quietly()
+        self._finish_quietly(patience)
         self._say(channel.MainRaised(peer=True, exception=_raised(error)))
         process.leave(ExitCode.PEER_LOST)
 
@@ -226,9 +226,9 @@ class ChannelPort:
         except Exception as error:  # noqa: BLE001 - a device that has failed may not answer: the error itself matters more
             return f"who holds the memory could not be found out: {error}"
 
-    def _finish_quietly(self) -> None:
+    def _finish_quietly(self, patience: float | None = None) -> None:
         try:
-            self._copier.finish()
+            self._copier.finish(patience)
         except BaseException:  # noqa: BLE001 - the trainer is ending for another reason, which is the one to report
             traceback.print_exc()
 

@@ -59,6 +59,7 @@ def test_a_trainer_prepares_starts_steps_and_leaves(nursery: Nursery) -> None:
     [
         ("user_error", ExitKind.ERROR, "the user's own words"),
         ("peer_lost", ExitKind.PEER_LOST, "Connection closed by peer"),
+        ("group_fails", ExitKind.PEER_LOST, "a collective of group dp failed on the device: NCCL reports COMM_ERROR"),
         ("system_exit", ExitKind.ERROR, "sys.exit of the user's script"),
     ],
 )
