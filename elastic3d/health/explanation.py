@@ -214,7 +214,7 @@ _TODO = {
     "or on the time",
     Fault.MISMATCH: "let all ranks call this collective with the same sizes and types: look for sizes that depend on "
     "the rank's data",
-    Fault.LINK: "look at the network between these nodes: a firewall, a switch, a cable; `elastic3d doctor --peers`",
+    Fault.LINK: "look at the network between these nodes: a firewall, a switch, a cable; try `elastic3d doctor`",
     Fault.DEADLOCK: "compare the two ends of each line below: they call the same collectives in different orders",
     Fault.STALLED: "look at what all ranks use: the store, the file system, the network",
 }
