@@ -50,6 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-displays", action="store_true", help="write what the displays show now")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse names that hold an address: they differ between the processes that share the tests."""
+    for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid}: give its parameters ids that are the same in every process")
+
+
 @pytest.fixture(scope="session")
 def preloaded() -> Iterator[PreloadedServer]:
     """Run one process that forks torchrun agents and their workers: otherwise each would import torch."""

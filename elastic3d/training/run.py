@@ -16,12 +16,11 @@ another rank is lost, or this one has to leave, the port ends the process: `main
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from elastic3d.clock import SYSTEM, Clock, processor_seconds
@@ -29,16 +28,13 @@ from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.devices.contract import deterministic
-from elastic3d.devices.turn import await_memory
-from elastic3d.errors import UnmatchedCollective, UsageError
-from elastic3d.health.phases import Axis, Phase
+from elastic3d.errors import UsageError
+from elastic3d.health.phases import Phase
 from elastic3d.health.record import fingerprint
-from elastic3d.parallel.all_ranks import AllRanks, unmatched
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.digest import state_digest
-from elastic3d.parallel.group_errors import GroupErrors
 from elastic3d.parallel.initial import WHOLE_BELOW, nbytes, outline, skeleton
-from elastic3d.parallel.mesh import Mesh, join_world
+from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.numerics import local_step
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.objective import UserLoss, objective
@@ -46,14 +42,13 @@ from elastic3d.parallel.numerics.precision import Precision
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.numerics.update import scale_gradients, update
 from elastic3d.parallel.outside import Outside
-from elastic3d.parallel.peer_errors import is_lost_peer
 from elastic3d.parallel.reduction.units import reshard
 from elastic3d.parallel.refusals import look_at_optimizer, look_at_parameters
 from elastic3d.parallel.state import tiles_of
-from elastic3d.parallel.tensor.taking import Tensor, check_node, take
+from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
-from elastic3d.port import Go, LocalState, Port, StateRestored, StepRecord
+from elastic3d.port import LocalState, Port, StateRestored, StepRecord
 from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
 from elastic3d.training import auditing, identity, loading, parts, restoring, state_facts
@@ -62,13 +57,11 @@ from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.collecting import FewerCollections
 from elastic3d.training.loss import Loss
 from elastic3d.training.parts import Parts
+from elastic3d.training.peers import Peers
 from elastic3d.training.state_facts import AskedState
 from elastic3d.training.state_loading import StateLoader
 from elastic3d.training.step_vote import vote
 from elastic3d.values import Layout
-
-COPY_PATIENCE = 5.0
-"""Seconds that a snapshot may still take to be copied where a device has stopped in the middle of its work."""
 
 
 class Run:
@@ -93,10 +86,8 @@ class Run:
         self._interval = Interval(port.assignment.snapshot_every)
         self._stored_step = 0
         self._asked: AskedState | None = None
-        self._go: Go | None = None
-        self._ranks: AllRanks | None = None
         self._outside: Outside | None = None
-        self._group_errors: GroupErrors | None = None
+        self._peers = Peers(port, clock, lambda: self._batches is None or self.steps >= self._batches.goal)
         self._auditor: Auditor | None = None
         torch.set_num_threads(self._assignment.threads)
         deterministic()
@@ -205,25 +196,16 @@ class Run:
             take(self._model, tensor, 1)
             return self._model
         self._parts.end(parts.SCRIPT)
-        self._open_device()
+        self._peers.open_device(self._assignment)
         self._parts.end(parts.TURN)
-        with self._peers():
-            if self.world > 1:
-                meeting = self._progress.enter(Axis.WORLD, fingerprint(0))
-                store = join_world(self._assignment, self._port.device)
-                self._ranks = AllRanks(store, rank=self.rank, world=self.world)
-                self._progress.leave(Axis.WORLD, meeting)
-            self._mesh = Mesh(self._layout, self.rank, self._port.device, progress=self._progress)
-            if self._mesh.groups and self._port.device.exclusive:
-                self._group_errors = GroupErrors(self._mesh.groups, self._port.device, self._group_failed)
-            if self._mesh.tp is not None:
-                check_node(self._mesh.tp, self._assignment.node)
+        with self._peers.followed():
+            self._mesh = self._peers.join(self._assignment, self._layout)
             self._parts.end(parts.GROUPS)
             self._assembly = Assembly(
                 self._plan, self._mesh, expects_state=self._expects_state(), proven=self._assignment.proven
             )
         self._model = self._assembly.model
-        self._outside = Outside(self._model, self._layout, self._ranks)
+        self._outside = Outside(self._model, self._layout, self._peers.ranks)
         if self._assembly.deferred is not None:
             self._assembly.deferred.watch()
         self._parts.end(parts.BUILDING)
@@ -295,11 +277,11 @@ class Run:
         self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch, self._plan.leaf)
         if self._assignment.seed_digest:
             identity.check_planned(assembly.profile_digest(batches), self._assignment)
-        with self._peers():
+        with self._peers.followed():
             assembly.prepare(batches)
             self._auditor = auditing.begin(assembly, batches, port=self._port, clock=self._clock)
             self._parts.end(parts.PREPARING)
-            go = self._go or self._port.await_go()
+            go = self._peers.go or self._port.await_go()
             self._parts.end(parts.AWAITING)
         self._progress.phase(Phase.RESTORE)
         loader = StateLoader(
@@ -310,7 +292,7 @@ class Run:
             schedule=schedule,
             batches=batches,
             asked=self._asked,
-            peers=self._peers,
+            peers=self._peers.followed,
         )
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
@@ -349,7 +331,7 @@ class Run:
         objected = objective(loss_fn, self._scale.scale)
         self._progress.phase(Phase.FORWARD)
         self._progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
-        with self._peers(), self._outside.inside():
+        with self._peers.followed(), self._outside.inside():
             try:
                 passes = self._auditor or assembly.passes
                 loss = Loss(passes.run(batch, objected), batch)
@@ -378,7 +360,7 @@ class Run:
         done = batches.step + 1
         due, skip = self._timer.due(done), skip_nonfinite or not self._scale.fixed
         self._progress.phase(Phase.REDUCE)
-        with self._peers():
+        with self._peers.followed():
             outcome = vote(assembly, loss, self._port, checkpoint=due, clip=clip is not None, skip=skip)
         change = update(outcome, clip=clip, scale=self._scale.scale, skip=skip)
         self._scale = self._scale.after(finite=change.finite)
@@ -387,7 +369,7 @@ class Run:
         self._port.finish_copy()
         self._progress.phase(Phase.UPDATE)
         if not change.skipped:
-            with self._peers():
+            with self._peers.followed():
                 local_step.step(optimizer)
             if schedule is not None:
                 schedule.step()
@@ -410,7 +392,7 @@ class Run:
             self._snapshot(checkpoint=outcome.checkpoint, wait=outcome.leave)
         self._commit(batches, outcome, change.norm)
         if outcome.leave:
-            self._stop_looking()
+            self._peers.stop_looking()
             self._port.leave(done)
         self._progress.step(done)
         self._progress.in_script()
@@ -447,7 +429,7 @@ class Run:
         """
         assembly = self._made()
         assert self._outside is not None
-        with self._peers():
+        with self._peers.followed():
             self._outside.meet("run.digest()")
             return state_digest(assembly.mesh, assembly.model, self._optimizer)
 
@@ -456,56 +438,25 @@ class Run:
 
         Called when `main` has returned: the end of a run is always a checkpoint, whether one was due or not.
         """
-        self._stop_looking()
+        self._peers.stop_looking()
         self._progress.phase(Phase.LEAVE)
-        if self._ranks is not None:
-            with suppress(dist.DistError):  # nothing is missing here; ranks that still wait for this one see it go
-                self._ranks.say_returned()
+        self._peers.say_returned()
         if self._assignment.store is None or self.steps <= self._stored_step:
             return -1
         reshard(self._made().model)
         self._snapshot(checkpoint=False, wait=True)
         return self.steps
 
-    def lost(self, error: BaseException, *, patience: float | None = None) -> NoReturn:
-        """End the process because a collective failed; UnmatchedCollective if `main` has returned on a rank.
-
-        patience: as `Port.peer_lost` takes it.
-        """
-        over = self._batches is None or self.steps >= self._batches.goal
-        returned = self._ranks.returned() if self._ranks is not None and over else None
-        if returned is not None:
-            raise unmatched(self.rank, returned) from error
-        self._port.peer_lost(error, patience=patience)
-
-    def _group_failed(self, error: BaseException) -> None:
-        """End the process from a thread beside: the main thread waits for what the device will never have."""
-        try:
-            self.lost(error, patience=COPY_PATIENCE)
-        except UnmatchedCollective as unmatched:
-            self._port.failed(unmatched)
-
-    def _stop_looking(self) -> None:
-        if self._group_errors is not None:
-            self._group_errors.stop()
-
-    def _open_device(self) -> None:
-        """Take the device into use. Where one trainer holds it at a time, this one waits for its turn first.
-
-        All that is prepared beside the trainers of the generation before is then what the host alone can do.
-        """
-        device = self._port.device
-        if device.exclusive:
-            self._go = self._port.await_go()
-        device.open()
-        if device.exclusive:
-            await_memory(device, self._assignment.device_free, clock=self._clock)
+    def lost(self, error: BaseException) -> NoReturn:
+        """End the process because a collective failed; UnmatchedCollective if `main` has returned on a rank."""
+        self._peers.lost(error)
 
     def _expects_state(self) -> bool:
         """Return whether there is most likely a state to go on from; what `restore` finds decides."""
         if self._assignment.expects_state or self._assignment.restore not in restoring.MOVING:
             return True
-        return self._go is not None and max(self._go.reached - 1, self._go.newest) >= 0
+        go = self._peers.go
+        return go is not None and max(go.reached - 1, go.newest) >= 0
 
     def _made(self) -> Assembly:
         if self._assembly is None:
@@ -559,13 +510,3 @@ class Run:
         )
         self._since, self._processor = now, processor
         self._port.committed(record)
-
-    @contextmanager
-    def _peers(self) -> Iterator[None]:
-        """Pass the failure of a collective to the port, which ends the process."""
-        try:
-            yield
-        except (RuntimeError, OSError) as error:
-            if is_lost_peer(error):
-                self.lost(error)
-            raise

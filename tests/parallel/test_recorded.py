@@ -37,7 +37,7 @@ def of_axis(program: Program, axis: Axis) -> list[int]:
         pytest.param(recorded_mains.ordered, V, marks=pytest.mark.slow),
         pytest.param(recorded_mains.ordered, Layout(pp=2, dp=2, schedule=Schedule.GPIPE), marks=pytest.mark.slow),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_ranks_record_the_same_operations_in_the_same_order(main: Callable[..., Any], layout: Layout) -> None:
     """Each step is like the one before, and what one rank waits for another one has posted, alike."""
