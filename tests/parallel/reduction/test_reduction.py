@@ -82,7 +82,7 @@ def equals(reference: Report, layout: Layout) -> None:
         (numeric_mains.train_bf16, "pp=1,dp=1", "pp=1,dp=4,zero=1,replicas=2"),
         (numeric_mains.train_bf16, "pp=1,dp=1", "pp=2,dp=2,zero=3,replicas=2"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_replicas_work_with_all_other_options(main: Callable[[Run], Any], one: str, layout: str) -> None:
     """Tensor parallelism, schedules that split the backward pass, and bf16 over fp32 sums."""
