@@ -101,7 +101,7 @@ class Host(StandalonePort):
             else 1,
             measuring=orders.measuring,
             rank=rank,
-            node=f"node{rank}",
+            node=f"node{rank // orders.layout.tp}",
             audit=orders.audit,
             world=orders.layout.world,
             layout=None if orders.measuring else orders.layout,
