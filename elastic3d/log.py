@@ -159,9 +159,12 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # The passes of step `step` were made again before its update, because what `nodes` had computed was wrong once.
         "step.redone": _warning("step", "nodes", "detail"),
         # The device of a rank of `nodes` computes wrongly: step `step` is not made with it, and its machine is set
-        # aside. `clean` is the newest step of the generation in whose audit all agreed (-1: none): what the device did
-        # to later ones stays in the weights, unless you begin anew from a checkpoint of that step or before.
+        # aside. `clean` is the newest step that audits vouch for: states after it are not gone on from.
         "node.lying": _error("step", "micro_batch", "where", "ranks", "nodes", "detail", "clean"),
+        # A device was convicted: states of more than `step` updates that were made in generations before `before` are
+        # not gone on from any more, in memory and in the store. From the leader's node, when it sealed the next
+        # generation.
+        "state.distrusted": _warning("step", "before", "detail"),
         # The node that holds rank 0 has seen no step for `seconds`; repeated each minute.
         "step.late": _warning("seconds", "detail"),
         # A rank of this node shows no progress for `seconds`, or died (`state`). `waits`: for the n-th operation of

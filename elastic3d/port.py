@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from checkpointing.format.grid import TILE_BYTES
 from elastic3d.devices import ComputeDevice
+from elastic3d.distrust import Distrust
 from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Layout, ModelProfile, ProvenChain, StoreAt
 
@@ -99,7 +100,7 @@ class Go:
     any generation, -1 for none. reached: a step that was safe in memory, as the sealed record says, 0 for none.
     failed_after: the step after which the user's code raised, if that is why this generation was formed; -1 if it was
     formed for another reason, or if that step was made before the generation that failed, so that nothing would be
-    skipped. failure: what it raised.
+    skipped. failure: what it raised. distrusted: rules for states that it must not go on from.
     """
 
     servers: tuple[str, ...]
@@ -108,6 +109,7 @@ class Go:
     reached: int = 0
     failed_after: int = -1
     failure: str = ""
+    distrusted: tuple[Distrust, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,8 @@ class AuditReport:
 
     step: that would have been made of the audited passes, -1 for none. micro_batch: the first over which ranks
     differed. where: what they differed on, in words. finding: of the hearing. ranks, nodes: who computed wrongly.
-    clean: the newest step of this generation in whose audit all agreed, -1 for none.
+    clean: the newest step that audits vouch for: in whose audit all agreed, in this generation or an earlier one; -1
+    where nothing is audited.
     """
 
     kind: Audited

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from elastic3d.distrust import Distrust
 from elastic3d.errors import LayoutError
 
 T = TypeVar("T")
@@ -360,7 +361,7 @@ class Generation:
     the ids of the nodes whose code raised in them, and `hung` counts those in which the script itself was found to
     stand still. `spent` is how much of the budget of re-formings is used, which decreases with time.
     `storm` counts generations in a row that a loss ended soon. `reached` is a step that was safe in memory, 0 while
-    none was: not the newest one, but never below the first.
+    none was: not the newest one, but never below the first. `distrusted` are rules for states it may not go on from.
     """
 
     number: int
@@ -379,6 +380,7 @@ class Generation:
     spent: float = 0.0
     storm: int = 0
     reached: int = 0
+    distrusted: tuple[Distrust, ...] = ()
 
     @property
     def world(self) -> int:

@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "values",
         "errors",
         "clock",
+        "distrust",
         "environment",
         "etcd_keys",
         "log",

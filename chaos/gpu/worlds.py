@@ -23,6 +23,7 @@ from checkpointing.format.tiles import Box, TensorSpec, digest
 from checkpointing.reading.resolver import Offered, TileSource
 from elastic3d.clock import SYSTEM
 from elastic3d.devices import device_at
+from elastic3d.distrust import Distrust
 from elastic3d.parallel.initial import WHOLE_BELOW
 from elastic3d.port import Go, LocalState, NearMemory, StateRestored
 from elastic3d.snapshots.arena import Arena
@@ -233,7 +234,9 @@ class Files:
         """Return what is in the folders."""
         return [Kept(file) for server in servers for file in sorted(Path(server).iterdir())]
 
-    def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> Decision | None:
+    def checkpoint(
+        self, at: StoreAt, wanted: str, damaged: Sequence[str], distrusted: Sequence[Distrust] = ()
+    ) -> Decision | None:
         """Return None: there is no store."""
         return None
 

@@ -190,7 +190,8 @@ class TrainerFailed:
     """A trainer of this node failed: the script raised (`error=True`), or it ended and nobody had asked it to.
 
     final: trying again cannot mend it. out_of_memory: what was raised says that memory ran out. lying: it ended because
-    its device computes wrongly, by the word of ranks on other nodes.
+    its device computes wrongly, by the word of ranks on other nodes. clean: then the newest step that audits vouch for,
+    -1 otherwise.
     """
 
     key: str
@@ -199,17 +200,20 @@ class TrainerFailed:
     final: bool = False
     out_of_memory: bool = False
     lying: bool = False
+    clean: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLostPeer:
     """A trainer of this node lost a peer and stopped, which is no failure of its own; somebody else knows why.
 
-    detail: the collective's error.
+    detail: the collective's error. clean: the newest step that audits vouch for, if a device of another node was
+    convicted and that is why; -1 otherwise.
     """
 
     key: str
     detail: str = ""
+    clean: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

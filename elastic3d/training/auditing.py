@@ -32,7 +32,7 @@ from elastic3d.health.record import fingerprint
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.witness import ChainLink, Witness
 from elastic3d.planner import place_of
-from elastic3d.port import Audited, AuditReport, Port
+from elastic3d.port import Assignment, Audited, AuditReport, Port
 
 if TYPE_CHECKING:
     from elastic3d.parallel.pipeline.passes import LossFunction
@@ -71,7 +71,9 @@ class Convicted(Exception):
 class Auditor:
     """Makes the passes of all steps of one generation, and audits some.
 
-    peers: every rank. clean: the newest step in which all compared digests were equal, -1 for none.
+    peers: every rank. clean: the newest step that audits vouch for: one in which all compared digests were equal at
+    once vouches for the state from which it was computed, that of as many updates. What was computed a second time does
+    not count, since whatever went wrong may have done so before.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Auditor:
         self._mesh = assembly.mesh
         self._accidents: dict[int, float] = {}
         self._off = False
-        self.clean = -1
+        self.clean = 0
 
     def run(self, batch: Batch, loss_fn: LossFunction) -> Losses:
         """Run a step's passes and return this rank's losses; Convicted if no update may be made of them.
@@ -104,7 +106,8 @@ class Auditor:
         while True:
             losses, dispute = self._audited(audited, batch, loss_fn)
             if dispute is None:
-                self.clean = batch.step
+                if not redone:
+                    self.clean = batch.step
                 return losses
             hearing, now = self._hear(dispute, batch, loss_fn)
             report = self._reported(hearing, dispute, batch)
@@ -241,6 +244,18 @@ class Auditor:
         for rank in range(self._mesh.layout.world):
             places.setdefault(self._place(rank), []).append(rank)
         return list(places.values())
+
+
+def clean_at(saved: int | None, step: int, assignment: Assignment) -> int | None:
+    """Return the newest step that audits vouch for where a generation begins; None in a run without audits.
+
+    saved: what the state says. One that says nothing was made without audits: nobody can doubt it for what they find
+    later, so that it counts as vouched for at its own `step`. A generation that happens to be unfit for audits vouches
+    for nothing, and passes on what was said before it.
+    """
+    if saved is None and assignment.audit:
+        return step
+    return saved
 
 
 def begin(assembly: Assembly, batches: Batches, *, port: Port, clock: Clock) -> Auditor | None:

@@ -117,6 +117,7 @@ def facts(
     *,
     asked: AskedState | None,
     begun_from: str,
+    clean: int | None,
 ) -> StateFacts:
     """Return the state that is not tensors, equal on all ranks."""
     cursor = batches.cursor
@@ -131,4 +132,5 @@ def facts(
         loss_scale=None if scale.fixed else scale,
         asked=asked,
         begun_from=begun_from,
+        clean=clean,
     )

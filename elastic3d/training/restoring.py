@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from checkpointing.format.tiles import Box, TensorSpec, uncovered
 from checkpointing.reading.sources import Offered, TileSource
 from elastic3d.data import Order
+from elastic3d.distrust import Distrust, refused
 from elastic3d.errors import StateError, StateUnfit
 from elastic3d.log import process_log
 from elastic3d.port import NearMemory
@@ -55,8 +56,9 @@ class PeerInventory(Protocol):
 class Decision:
     """The state to go on from. source: "memory", "store" or "none". generation: the one that made it.
 
-    checkpoint: its name, if it is one. damaged: names of newer ones that were found damaged and passed over. detail:
-    what a person should know about the choice, "" for nothing.
+    checkpoint: its name, if it is one. damaged: names of newer ones that were found damaged and passed over.
+    distrusted: the newest step that was passed over because a rule refuses it, -1 for none. detail: what a person
+    should know about the choice, "" for nothing.
     """
 
     source: str
@@ -66,6 +68,7 @@ class Decision:
     offers: tuple[Offered | OfferedShard, ...] = ()
     checkpoint: str = ""
     damaged: tuple[str, ...] = ()
+    distrusted: int = -1
     detail: str = ""
 
     def sources(self) -> list[str]:
@@ -84,7 +87,7 @@ class Known:
     says, 0 for none. fresh: the user accepts a start at step 0 although there was such a step. wanted: the checkpoint
     asked for: "latest", "verified" or what `checkpointing.resolve_name` takes. damaged: names of checkpoints that were
     found damaged while they were read. failed_after: the step after which the user's code raised, -1 if it did not.
-    failure: its error, "" if that is not known.
+    failure: its error, "" if that is not known. distrusted: rules for states that must not be gone on from.
     """
 
     generation: int
@@ -95,6 +98,7 @@ class Known:
     damaged: tuple[str, ...] = ()
     failed_after: int = -1
     failure: str = ""
+    distrusted: tuple[Distrust, ...] = ()
 
 
 @runtime_checkable
@@ -113,11 +117,14 @@ class Tiers(Protocol):
         """Return what the reachable tile servers hold."""
         ...
 
-    def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> Decision | None:
+    def checkpoint(
+        self, at: StoreAt, wanted: str, damaged: Sequence[str], distrusted: Sequence[Distrust] = ()
+    ) -> Decision | None:
         """Return the checkpoint of a store that `wanted` names, None if the store has none yet.
 
-        damaged: checkpoints not to take. An older one replaces the newest, or the newest verified one, if that is
-        damaged.
+        damaged: checkpoints not to take. distrusted: rules for others. An older one replaces the newest, or the newest
+        verified one, if that is damaged or refused; the decision to begin with nothing, if all of them are refused. One
+        that `wanted` names itself is taken even if it is refused.
         """
         ...
 
@@ -218,29 +225,44 @@ def decide(
 ) -> Decision:
     """Return what to go on from: the newest whole state in memory, else the checkpoint asked for, else nothing.
 
+    States that a rule refuses count as if they were not there, and the decision says so: where none is left, the run
+    begins at step 0 again, since nobody could choose better. What is in memory then is no longer the newest state by
+    itself, and the store is asked too.
+
     StateError if steps were once safe and nothing is left of them; StateUnfit if the only state was made right after
     the step at which the user's code raised, so that the error would be skipped.
     """
-    held = tiers.inventories(servers) if servers else ()
+    offered = tiers.inventories(servers) if servers else ()
+    held = [one for one in offered if not refused(known.distrusted, one.generation, one.step)]
+    doubtful = [one for one in offered if refused(known.distrusted, one.generation, one.step)]
     chosen = choose(held, specs, known) if servers else None
     if chosen:
         first = chosen[0]
-        return Decision(
+        passed = _passed_over(doubtful, first.generation)
+        memory = Decision(
             source=MEMORY,
             step=first.step,
             generation=first.generation,
             facts=first.facts,
+            distrusted=passed,
             offers=tuple(offer for inventory in chosen for offer in inventory.offers()),
         )
+        return memory if passed < 0 else _gone_back(_newer(memory, tiers, at, known))
     saved, behind = _before(tiers, at, known) if at else (None, False)
+    passed = _passed_over(doubtful, saved.generation if saved is not None else 0)
+    passed = max(passed, saved.distrusted if saved is not None else -1)
     reached = max(known.reached, known.newest)
-    if saved is not None:
+    if saved is not None and saved.source != NONE:
+        if passed >= 0:
+            return _gone_back(replace(saved, distrusted=passed))
         if saved.step < reached and not behind:
             again = f"step {reached} was in memory that is gone: from step {saved.step} on they are done again"
             saved = replace(saved, detail="; ".join(filter(None, (saved.detail, again))))
         return saved
     if behind or any(one.step == known.failed_after for one in held):
         return _from_the_beginning(known)
+    if passed >= 0:
+        return _gone_back(Decision(source=NONE, distrusted=passed))
     if known.reached > 0 and not known.fresh:
         where = f"{at.url} holds no checkpoint" if at is not None else "there is no store"
         raise StateError(
@@ -255,21 +277,54 @@ def decide(
     return Decision(source=NONE, detail=detail)
 
 
+def _passed_over(doubtful: Sequence[PeerInventory], generation: int) -> int:
+    """Return the newest refused step in memory, -1 for none, as far as it matters to a state of this generation.
+
+    What an older one has left in the memory of some node is behind that state, whatever its step.
+    """
+    return max((one.step for one in doubtful if one.generation >= generation), default=-1)
+
+
+def _newer(memory: Decision, tiers: Tiers, at: StoreAt | None, known: Known) -> Decision:
+    """Return what is in memory, or the checkpoint asked for if that is newer: memory lacks its newest states."""
+    try:
+        saved = _before(tiers, at, known)[0] if at else None
+    except StateError as error:
+        return replace(memory, detail=f"whether the store holds a newer one is not known: {error}")
+    if saved is None or saved.source == NONE or saved.step <= memory.step:
+        return memory
+    return replace(saved, distrusted=max(memory.distrusted, saved.distrusted))
+
+
+def _gone_back(decision: Decision) -> Decision:
+    """Return a decision that passed over states which a rule refuses, and says so."""
+    where = f"from step {decision.step} on"
+    if decision.source == NONE:
+        where = "there is no older state, and from the beginning on"
+    why = (
+        f"states up to step {decision.distrusted} are passed over, since a device that computes wrongly took part in "
+        f"them: {where} all is done again"
+    )
+    return replace(decision, detail="; ".join(filter(None, (why, decision.detail))))
+
+
 def _before(tiers: Tiers, at: StoreAt, known: Known) -> tuple[Decision | None, bool]:
     """Return the checkpoint asked for, or an older one; and whether one right after an error was passed over."""
     passed: tuple[str, ...] = ()
     while True:
         try:
-            saved = tiers.checkpoint(at, known.wanted, (*known.damaged, *passed))
+            saved = tiers.checkpoint(at, known.wanted, (*known.damaged, *passed), known.distrusted)
         except StateError:
             if not passed:
                 raise
             return None, True
-        if saved is None or saved.step != known.failed_after:
+        if saved is None or saved.source == NONE or saved.step != known.failed_after:
             break
         passed = (*passed, saved.checkpoint)
     if saved is None or not passed:
         return saved, bool(passed)
+    if saved.source == NONE:
+        return None, True
     again = f"the script raised after step {known.failed_after}: from step {saved.step} on all is done again"
     damaged = tuple(name for name in saved.damaged if name not in passed)
     return replace(saved, damaged=damaged, detail=again), True
@@ -325,7 +380,7 @@ def dump(decision: Decision) -> bytes:
         [offer.spec.key, offer.box.start, offer.box.stop, offer.source, *_rest(offer)] for offer in decision.offers
     ]
     head = [decision.source, decision.step, decision.generation, decision.facts]
-    head += [decision.checkpoint, list(decision.damaged), decision.detail]
+    head += [decision.checkpoint, list(decision.damaged), decision.distrusted, decision.detail]
     return json.dumps([head, specs, offers], separators=(",", ":")).encode()
 
 
@@ -348,7 +403,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _load(data: bytes) -> Decision:
-    (origin, step, generation, facts, checkpoint, damaged, detail), named, rows = json.loads(data)
+    (origin, step, generation, facts, checkpoint, damaged, distrusted, detail), named, rows = json.loads(data)
     specs = {key: TensorSpec(key=key, dtype=dtype, shape=tuple(shape)) for key, (dtype, shape) in named.items()}
     offers = tuple(
         _offer(specs[key], Box(start=tuple(start), stop=tuple(stop)), source, rest)
@@ -362,6 +417,7 @@ def _load(data: bytes) -> Decision:
         offers=offers,
         checkpoint=checkpoint,
         damaged=tuple(damaged),
+        distrusted=distrusted,
         detail=detail,
     )
 
@@ -399,7 +455,9 @@ class Nowhere:
         """Return nothing."""
         return ()
 
-    def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> Decision | None:
+    def checkpoint(
+        self, at: StoreAt, wanted: str, damaged: Sequence[str], distrusted: Sequence[Distrust] = ()
+    ) -> Decision | None:
         """Return nothing."""
         return None
 

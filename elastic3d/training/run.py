@@ -89,6 +89,8 @@ class Run:
         self._outside: Outside | None = None
         self._peers = Peers(port, clock, lambda: self._batches is None or self.steps >= self._batches.goal)
         self._auditor: Auditor | None = None
+        # The newest step that audits vouch for, by the state that this generation began with.
+        self._clean: int | None = None
         torch.set_num_threads(self._assignment.threads)
         deterministic()
         self._parts = Parts(clock)
@@ -296,6 +298,9 @@ class Run:
         )
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
+        self._clean = auditing.clean_at(loaded.clean, batches.step, self._assignment)
+        if self._auditor is not None and self._clean is not None:
+            self._auditor.clean = self._clean
         assembly.experts.settle(optimizer)
         self._parts.end(parts.LOADING)
         self._port.restored(
@@ -486,6 +491,7 @@ class Run:
             self._scale,
             asked=self._asked,
             begun_from="" if restore in restoring.MOVING else restore,
+            clean=self._clean if self._auditor is None else self._auditor.clean,
         )
         state = LocalState(step=self.steps, tiles=tiles, facts=state_facts.to_plain(facts))
         self._interval.taken(self.steps)

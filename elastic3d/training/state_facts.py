@@ -13,6 +13,7 @@ from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.values import from_json, to_json
 
 _BEGUN_FROM = "begun_from"
+_CLEAN = "clean"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,8 @@ class StateFacts:
     """What the script asked for; None in states of older versions, which do not say."""
     begun_from: str = ""
     """The checkpoint that `restore=` named and the run went back to, "" for none."""
+    clean: int | None = None
+    """The newest step that audits vouch for; None where nothing is audited, and in states of older versions."""
 
 
 def to_plain(facts: StateFacts) -> dict[str, Any]:
@@ -64,6 +67,8 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
     plain: dict[str, Any] = to_json(facts)
     if not facts.begun_from:
         del plain[_BEGUN_FROM]
+    if facts.clean is None:
+        del plain[_CLEAN]
     return plain
 
 

@@ -30,6 +30,8 @@ class LoadedState:
     scale: LossScale
     changes: tuple[str, ...]
     """In words, where the script differs from the one that saved the state."""
+    clean: int | None
+    """The newest step that audits vouch for; None if the state does not say, or no run has made it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,8 @@ class StateLoader:
                 )
             if not found_damaged:
                 changes = tuple(self._changes(decision))
-                return LoadedState(decision=decision, ledger=ledger, scale=scale, changes=changes)
+                clean = self._clean(decision)
+                return LoadedState(decision=decision, ledger=ledger, scale=scale, changes=changes, clean=clean)
             process_log().emit(
                 "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
             )
@@ -116,9 +119,16 @@ class StateLoader:
                 damaged=damaged,
                 failed_after=failed_after,
                 failure=go.failure,
+                distrusted=go.distrusted,
             )
             decided = restoring.dump(restoring.decide(self.tiers, go.servers, given.store, self.assembly.specs, known))
         return starting.from_the_start(restoring.load(mesh.broadcast(decided)))
+
+    @staticmethod
+    def _clean(decision: restoring.Decision) -> int | None:
+        if decision.source == restoring.NONE or starting.is_foreign(decision):
+            return None
+        return state_facts.parse(decision.facts, decision.step).clean
 
     def _changes(self, decision: restoring.Decision) -> list[str]:
         """Return in words where the script differs from the one that saved the state; older states do not say."""

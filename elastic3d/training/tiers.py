@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from checkpointing import Checkpoint, Ref, Store, open_checkpoint, read_latest, resolve_name
 from checkpointing.errors import CheckpointError, FormatError, NewerFormat, NoCheckpoint, StoreUnfit
 from checkpointing.format.announcement import Role
+from checkpointing.format.names import parse_checkpoint
 from checkpointing.reading.announcing import announced
 from checkpointing.reading.naming import LATEST, VERIFIED, history
 from checkpointing.reading.packs import PackSource
 from checkpointing.reading.sources import TileSource
 from checkpointing.reading.tier import DiskTier
 from checkpointing.stores.address import redacted
+from elastic3d.distrust import Distrust, refused
 from elastic3d.errors import StateError
 from elastic3d.log import process_log
 from elastic3d.port import NearMemory
@@ -41,11 +43,13 @@ class KeepersAndStore:
         """Return what the reachable keepers hold, their own trainers' snapshots and replicas."""
         return merged(inventories(servers, self._credentials)) if self._credentials is not None else ()
 
-    def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> restoring.Decision | None:
+    def checkpoint(
+        self, at: StoreAt, wanted: str, damaged: Sequence[str], distrusted: Sequence[Distrust] = ()
+    ) -> restoring.Decision | None:
         """Return the checkpoint asked for, None if nothing was ever committed; StateError if there is none to take.
 
-        "latest" and "verified" fall back to older ones if they are damaged, and the decision says so. Any other name is
-        where the run began: once newer checkpoints descend from it, the newest of those is taken.
+        "latest" and "verified" fall back to older ones if they are damaged or refused by a rule, and the decision says
+        so. Any other name is where the run began: once newer checkpoints descend from it, the newest of those is taken.
         """
         try:
             store = open_to_read(at)
@@ -55,14 +59,17 @@ class KeepersAndStore:
                     raise StateError(f"restore={wanted!r}: nothing was ever committed under {redacted(at.url)}")
                 return None
             if wanted not in (LATEST, VERIFIED):
-                return self._begun_from(store, ref, wanted, damaged).decision(at)
+                return self._begun_from(store, ref, wanted, damaged, distrusted).decision(at)
             candidates: Iterator[str] = committed_names(store, ref)
             if wanted == VERIFIED:
                 if ref.verified is None:
                     raise StateError(f"restore='verified': no checkpoint under {redacted(at.url)} was verified yet")
                 first = ref.verified.checkpoint
                 candidates = itertools.dropwhile(lambda name: name != first, candidates)
-            return _newest(store, candidates, damaged).decision(at)
+            newest = _newest(store, candidates, damaged, distrusted)
+            if isinstance(newest, _Openable):
+                return newest.decision(at)
+            return restoring.Decision(source=restoring.NONE, distrusted=newest)
         except (CheckpointError, OSError) as error:
             what = "the newest checkpoint" if wanted == LATEST else f"checkpoint {wanted!r}"
             raise StateError(
@@ -70,18 +77,28 @@ class KeepersAndStore:
                 f"`elastic3d ckpt verify {redacted(at.url)}` says more"
             ) from error
 
-    def _begun_from(self, store: Store, ref: Ref, wanted: str, damaged: Sequence[str]) -> _Openable:
+    def _begun_from(
+        self, store: Store, ref: Ref, wanted: str, damaged: Sequence[str], distrusted: Sequence[Distrust]
+    ) -> _Openable:
+        passed = -1
         try:
-            newest = _newest(store, committed_names(store, ref), damaged)
+            newest = _newest(store, committed_names(store, ref), damaged, distrusted)
         except NoCheckpoint:
             pass
         else:
-            if state_facts.begun_from(newest.checkpoint.facts) == wanted:
+            if isinstance(newest, int):
+                passed = newest
+            elif state_facts.begun_from(newest.checkpoint.facts) == wanted:
                 return newest
+            else:
+                passed = newest.distrusted
         name = resolve_name(store, wanted)
         if name in damaged:
             raise NoCheckpoint(f"its tiles are damaged, and restore={wanted!r} asks for this one and no other")
-        return _Openable(checkpoint=open_checkpoint(store, name))
+        named = open_checkpoint(store, name)
+        if _distrusts(distrusted, named):
+            return _Openable(checkpoint=named, insisted=True)
+        return _Openable(checkpoint=named, distrusted=passed)
 
     def sources(
         self, decision: restoring.Decision, at: StoreAt | None, rank: int, near: Sequence[NearMemory] = ()
@@ -142,10 +159,16 @@ def _stored(at: StoreAt) -> dict[str, TileSource]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Openable:
-    """A checkpoint that can be opened. passed: newer ones that are damaged, with the reason if it is known."""
+    """A checkpoint that can be opened. passed: newer ones that are damaged, with the reason if it is known.
+
+    distrusted: the newest step that was passed over because a rule refuses it, -1 for none. insisted: a rule refuses
+    this one too, and it was asked for by its name.
+    """
 
     checkpoint: Checkpoint
     passed: Mapping[str, str] = field(default_factory=dict)
+    distrusted: int = -1
+    insisted: bool = False
 
     def decision(self, at: StoreAt) -> restoring.Decision:
         detail = ""
@@ -155,6 +178,11 @@ class _Openable:
                 f"damaged under {redacted(at.url)}, and passed over: {damaged}; the newest that can be read is of step "
                 f"{self.checkpoint.step}, and the steps after it are done again; `elastic3d ckpt verify` says more"
             )
+        if self.insisted:
+            detail = (
+                "a device that computes wrongly took part in this state, and nobody compared what it did; it is taken "
+                "because restore= names it"
+            )
         return restoring.Decision(
             source=restoring.STORE,
             step=self.checkpoint.step,
@@ -163,6 +191,7 @@ class _Openable:
             offers=tuple(self.checkpoint.offers(STORE_SOURCE)),
             checkpoint=self.checkpoint.name,
             damaged=tuple(self.passed),
+            distrusted=self.distrusted,
             detail=detail,
         )
 
@@ -174,19 +203,44 @@ def committed_names(store: Store, ref: Ref) -> Iterator[str]:
         yield from part.checkpoints
 
 
-def _newest(store: Store, candidates: Iterable[str], damaged: Sequence[str]) -> _Openable:
-    """Return the first that can be opened and is not known to be damaged; CheckpointError if there is none."""
+def _distrusts(rules: Sequence[Distrust], checkpoint: Checkpoint) -> bool:
+    """Return whether a rule refuses a checkpoint; never one that no run has made, such as an import."""
+    return refused(rules, checkpoint.made_in, checkpoint.step) and state_facts.by_a_run(checkpoint.facts)
+
+
+def _newest(
+    store: Store, candidates: Iterable[str], damaged: Sequence[str], distrusted: Sequence[Distrust]
+) -> _Openable | int:
+    """Return the first that can be opened, is not known to be damaged, and is not refused by a rule.
+
+    The newest step that is refused, if all are that could be taken otherwise; CheckpointError if all are damaged, or
+    some are among those that no rule refuses: a person decides then.
+    """
     passed: dict[str, str] = {}
+    newest = -1
     last: CheckpointError | None = None
     for name in candidates:
         if name in damaged:
             passed[name] = "its tiles"
             continue
         try:
-            return _Openable(checkpoint=open_checkpoint(store, name), passed=passed)
+            checkpoint = open_checkpoint(store, name)
         except NewerFormat:
             raise
         except (FormatError, NoCheckpoint) as error:
             passed[name], last = str(error), error
-    shown = ", ".join(passed)
+            continue
+        if not _distrusts(distrusted, checkpoint):
+            return _Openable(checkpoint=checkpoint, passed=passed, distrusted=newest)
+        newest = max(newest, checkpoint.step)
+    trusted = [name for name in passed if not _named_in(distrusted, name)]
+    if newest >= 0 and not trusted:
+        return newest
+    shown = ", ".join(trusted or passed)
     raise NoCheckpoint(f"none of its checkpoints is whole ({shown})" + (f": {last}" if last is not None else ""))
+
+
+def _named_in(rules: Sequence[Distrust], name: str) -> bool:
+    """Return whether a rule refuses a checkpoint, by what its name says."""
+    parsed = parse_checkpoint(name)
+    return parsed is not None and refused(rules, parsed[0].made_in, parsed[0].step)

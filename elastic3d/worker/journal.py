@@ -7,6 +7,7 @@ from typing import Any
 
 from elastic3d import output, threads
 from elastic3d.clock import SYSTEM
+from elastic3d.distrust import Distrust
 from elastic3d.log import LIMIT, EventLog, Level
 from elastic3d.membership import events as m
 from elastic3d.membership.stalls import Stall, Verdict, suspected
@@ -24,6 +25,8 @@ class Journal:
         path = Path(folder) / f"{node}-0.jsonl" if folder else None
         self._log = EventLog(path, limit=limit, run=run_id, node=node, slot=0)
         self._sealed = self._proposed = ""
+        self._node = node
+        self._distrusted: tuple[Distrust, ...] = ()
         self._etcd_lost_at: float | None = None
         self._failing = False
         self._unreachable: tuple[str, ...] = ()
@@ -119,6 +122,7 @@ class Journal:
                 case m.GenerationPut() if item.generation.key != self._sealed and item.generation.nodes:
                     self._sealed = item.generation.key
                     self.emit("generation.sealed", **_shown(item.generation), leader=item.generation.leader)
+                    self._distrust(item.generation)
                 case m.ProposalPut() if item.proposal.generation.key != self._proposed:
                     formed = item.proposal.generation
                     self._proposed = formed.key
@@ -145,6 +149,24 @@ class Journal:
                         self.emit("compaction.resumed")
                 case _:
                     pass
+
+    def _distrust(self, generation: Generation) -> None:
+        """Write which states are not gone on from, if this node has sealed a generation that is the first to know."""
+        before, self._distrusted = self._distrusted, generation.distrusted
+        for rule in generation.distrusted if generation.leader == self._node else ():
+            if rule not in before:
+                detail = (
+                    f"states of more than {rule.step} updates that were made in generations before {rule.before} are "
+                    "passed over, in memory and in the store: a device that computes wrongly took part in them, and "
+                    "nobody compared what it did; `restore=` may still name one"
+                )
+                self.emit(
+                    "state.distrusted",
+                    step=rule.step,
+                    before=rule.before,
+                    detail=detail,
+                    generation=generation.number,
+                )
 
     def trainer(
         self,

@@ -18,10 +18,10 @@ SCRIPT = Path(__file__).parent / "scripts" / "wrong_numbers.py"
 STEPS = 6
 
 
-def quiet_digest(folder: Path) -> str:
+def quiet_digest(folder: Path, steps: int = STEPS) -> str:
     """Train alone, on a device that computes rightly."""
     folder.mkdir()
-    subprocess.run([sys.executable, SCRIPT, "nobody", str(STEPS), folder], check=True, timeout=200)
+    subprocess.run([sys.executable, SCRIPT, "nobody", str(steps), folder], check=True, timeout=200)
     return (folder / "digest").read_text()
 
 
@@ -52,3 +52,49 @@ def test_the_node_is_named_and_set_aside_and_no_bit_is_wrong(job_etcd: EtcdServe
     assert sorted(sealed[max(sealed)]["nodes"]) == ["node0", "node2"]
     assert set(codes.values()) == {0}, logs
     assert (tmp_path / "digest").read_text() == quiet_digest(tmp_path / "quiet")
+
+
+AUDITED = (1, 5, 8)
+"""Steps that 12.5 % audits of this script's run of three nodes: one in four, and drawn by its seed."""
+
+
+def test_what_was_made_since_the_last_clean_audit_is_made_again(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """A device goes wrong between two audits: wrong states are in memory and in the store, and none is gone on from."""
+    events, steps, wrong_from = tmp_path / "events", 10, 6
+    assert AUDITED[1] < wrong_from < AUDITED[2] - 1 < steps
+    launch = Launch(
+        run_id="gone-wrong-unseen",
+        endpoint=job_etcd.endpoint,
+        script=SCRIPT,
+        script_args=("node1", str(steps), str(tmp_path)),
+        min_nodes=2,
+        max_nodes=3,
+        conf={"mode": "resident", "last_call": "20"},
+        environment={
+            "EVENTS": str(events),
+            "STORE": str(tmp_path / "store"),
+            "WRONG_FROM": str(wrong_from),
+            "AUDIT": "12.5%",
+        },
+    )
+    with Cluster(launch, tmp_path / "nodes") as cluster:
+        for number in range(3):
+            cluster.start_node(f"node{number}")
+        codes = cluster.wait(300)
+        logs = "\n".join(cluster.tail(f"node{number}") for number in range(3))
+    lines = [json.loads(line) for file in sorted(events.iterdir()) for line in file.read_text().splitlines()]
+    lying = {(line["step"], line["clean"]) for line in lines if line["event"] == "node.lying"}
+    assert lying == {(AUDITED[2], AUDITED[1])}, logs
+    assert {line["step"] for line in lines if line["event"] == "state.distrusted"} == {AUDITED[1]}, logs
+    last = max(line["generation"] for line in lines if line["event"] == "state.restored")
+    restored = {
+        (line["step"], bool(line["detail"]))
+        for line in lines
+        if line["event"] == "state.restored" and line["generation"] == last
+    }
+    assert len(restored) == 1, logs
+    step, warned = restored.pop()
+    assert step <= AUDITED[1], logs
+    assert warned
+    assert set(codes.values()) == {0}, logs
+    assert (tmp_path / "digest").read_text() == quiet_digest(tmp_path / "quiet", steps)

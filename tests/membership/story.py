@@ -16,8 +16,10 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > leave b                        it leaves cleanly, and its process ends
     > fail b | error b               a trainer fails | the script raises
     > lies b                         a device of it computes wrongly, by the word of ranks on other nodes
+    > lies b 30                      the same, and audits vouch for steps up to 30
     > final b | memory b             the script raises an error that is final | that memory ran out
     > lost b                         its trainers lose a peer, and stop
+    > lost b 30                      they stop for a conviction: audits vouch for steps up to 30
     > unprepared b                   the user's code raises while it prepares for a proposal
     > stuck b                        b's trainers stand still, and all others wait for them: every node says so
     > hangs b                        the same, and what stands still is the script's own code
@@ -168,6 +170,7 @@ class Story:
                 for name in words:
                     self.to(name, e.LeaveAsked())
             case "fail" | "lies" | "error" | "final" | "memory":
+                words, clean = self.vouched(words)
                 for name in words:
                     key = self.cores[name].running.key
                     self.trainers[name][key] = "dead"
@@ -175,12 +178,14 @@ class Story:
                         key=key, detail="the trainer's own words", error=verb not in ("fail", "lies")
                     )
                     more = {"final": verb == "final", "out_of_memory": verb == "memory", "lying": verb == "lies"}
+                    more["clean"] = clean
                     self.to(name, replace(failed, **more))
             case "lost":
+                words, clean = self.vouched(words)
                 for name in words:
                     key = self.cores[name].running.key
                     self.trainers[name][key] = "dead"
-                    self.to(name, e.TrainerLostPeer(key=key))
+                    self.to(name, e.TrainerLostPeer(key=key, clean=clean))
             case "stuck" | "hangs" | "stalled":
                 for name, core in list(self.cores.items()):
                     if core.running is not None:
@@ -267,6 +272,11 @@ class Story:
                 self.advance(float(words[0]))
             case _:
                 raise ValueError(f"no such command: {verb}")
+
+    @staticmethod
+    def vouched(words: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+        """Return the names, and the step that stands behind them, -1 for none."""
+        return (words[:-1], int(words[-1])) if words[-1].isdecimal() else (words, -1)
 
     def number(self, name: str, text: str) -> object:
         if name == "counts":
@@ -596,6 +606,10 @@ class Story:
                 return f"bury {who}: {action.tomb.how} {action.tomb.detail}"
             case acts.PutDoubt():
                 return f"asks through etcd whether {action.id.split('@')[0]} lives"
+            case acts.Mend() if action.generation.distrusted:
+                rules = action.generation.distrusted
+                known = ", ".join(f"beyond {rule.step} before {rule.before}" for rule in rules)
+                return f"distrusts states {known}"
             case acts.Campaign():
                 return "leads"
             case acts.Seal():

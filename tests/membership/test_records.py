@@ -12,6 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic3d.distrust import Distrust
 from elastic3d.errors import ConfigurationError
 from elastic3d.membership import encoding
 from elastic3d.membership.records import (
@@ -44,6 +45,8 @@ RECORDS = [
     Claim(name="a", incarnation="a1"),
     Proposal(generation=GENERATION, switch=True),
     GENERATION,
+    replace(GENERATION, distrusted=(Distrust(before=2, step=30), Distrust(before=3, step=60))),
+    Report(incarnation="a1", failed="3.9", lying="3.9", clean=30),
     End(failed=True, detail="why"),
 ]
 
@@ -68,6 +71,12 @@ def test_unknown_fields_are_ignored() -> None:
     """A later version may have added them under the same schema."""
     value = json.dumps({**json.loads(encode(End(failed=False))), "colour": "red"}).encode()
     assert decode(End, value, "key") == End(failed=False)
+
+
+def test_a_generation_without_rules_is_written_as_before() -> None:
+    """Its digest is then that of nodes which know of no rules, and theirs are read as ones without any."""
+    assert "distrusted" not in encoding.write_generation(GENERATION)
+    assert encoding.read_generation(encoding.write_generation(GENERATION)).distrusted == ()
 
 
 def test_a_report_of_an_older_schema_is_read_by_the_names_it_has() -> None:
@@ -180,6 +189,9 @@ GENERATIONS = st.builds(
     tried_at=st.integers(-1, 2**40),
     spent=st.floats(0, 1e6),
     storm=st.integers(0, 9),
+    distrusted=st.lists(st.builds(Distrust, before=st.integers(0, 9), step=st.integers(0, 2**40)), max_size=2).map(
+        tuple
+    ),
 )
 
 

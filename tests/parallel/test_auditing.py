@@ -117,6 +117,8 @@ def test_a_second_accident_of_one_rank_is_none() -> None:
         *(Audited.FAILED, Audited.LYING),
     ]
     assert (reports[0].audits[-1].ranks, reports[0].audits[-1].step) == ((2,), 2)
+    # A step that was made again vouches for nothing.
+    assert reports[0].audits[-1].clean == 0
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ from torch import nn
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.resolver import Offered
 from elastic3d.data import Order
+from elastic3d.distrust import Distrust
 from elastic3d.errors import StateError, StateUnfit, UsageError
 from elastic3d.parallel import facts
 from elastic3d.parallel.numerics.scale import LossScale
@@ -251,7 +252,9 @@ class Checkpoints(restoring.Nowhere):
     def inventories(self, servers: Sequence[str]) -> Sequence[Stock]:
         return self.stocks
 
-    def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> restoring.Decision | None:
+    def checkpoint(
+        self, at: StoreAt, wanted: str, damaged: Sequence[str], distrusted: Sequence[Distrust] = ()
+    ) -> restoring.Decision | None:
         for step in self.steps:
             if f"of {step}" not in damaged:
                 return restoring.Decision(
@@ -296,7 +299,9 @@ class Shelf(restoring.Nowhere):
     def inventories(self, servers: Any) -> Any:
         return self.stocks
 
-    def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> restoring.Decision | None:
+    def checkpoint(
+        self, at: StoreAt, wanted: str, damaged: Sequence[str], distrusted: Sequence[Distrust] = ()
+    ) -> restoring.Decision | None:
         return self.saved
 
 
@@ -310,6 +315,60 @@ def test_memory_is_preferred_to_the_store_and_the_store_to_nothing() -> None:
     assert restoring.decide(Shelf([stock], saved), [], None, [W], KNOWN).source == "none"
     decision = restoring.decide(Shelf([stock], saved), ["a:1"], None, [W], KNOWN)
     assert restoring.load(restoring.dump(decision)) == decision
+
+
+RULE = Distrust(before=3, step=6)
+
+
+def test_states_that_a_rule_refuses_are_passed_over() -> None:
+    """In memory and in the store: made before the rule, and beyond the step it names."""
+    known = restoring.Known(generation=4, newest=9, reached=4, distrusted=(RULE,))
+
+    def stock(step: int, generation: int = 2) -> Stock:
+        return Stock(step=step, generation=generation, tiles=[rows(W, 0, 4)])
+
+    def stored(step: int) -> restoring.Decision:
+        return restoring.Decision(source="store", step=step, generation=2, facts={})
+
+    def decide(stocks: list[Stock], saved: restoring.Decision | None, at: StoreAt | None = SHELF) -> tuple[str, int]:
+        decision = restoring.decide(Shelf(stocks, saved), ["a:1"], at, [W], known)
+        assert restoring.load(restoring.dump(decision)) == decision
+        assert ("computes wrongly" in decision.detail) == (decision.distrusted >= 0)
+        assert "is gone" not in decision.detail or decision.distrusted < 0
+        return decision.source, decision.step
+
+    # The state that the rule vouches for, and none after it.
+    assert decide([stock(6), stock(7)], None) == ("memory", 6)
+    assert decide([stock(7), stock(9, 1)], None) == ("none", 0)
+    # What was made again since is as good as any.
+    assert decide([stock(9), stock(8, 3)], stored(5)) == ("memory", 8)
+    since = restoring.decide(Shelf([stock(9), stock(8, 3)], None), ["a:1"], SHELF, [W], known)
+    assert (since.detail, since.distrusted) == ("", -1)
+    # Memory that lacks its newest states may be older than the store.
+    assert decide([stock(7), stock(3)], stored(5)) == ("store", 5)
+    assert decide([stock(7), stock(5)], stored(3)) == ("memory", 5)
+    assert decide([stock(7)], stored(5)) == ("store", 5)
+    assert decide([stock(7), stock(5)], None, None) == ("memory", 5)
+    # Nothing was refused: the loss of a safe step is an error, as ever.
+    with pytest.raises(StateError, match="nothing is left of it"):
+        decide([], None)
+    # A store that refuses all it has says so.
+    assert decide([], restoring.Decision(source="none", distrusted=9)) == ("none", 0)
+    assert decide([stock(4)], restoring.Decision(source="none", distrusted=9)) == ("memory", 4)
+
+
+def test_a_store_that_cannot_be_asked_leaves_what_is_in_memory() -> None:
+    """It might hold a newer state than memory does after a conviction, and the run is told."""
+    known = restoring.Known(generation=3, distrusted=(RULE,))
+
+    class Away(Shelf):
+        def checkpoint(self, *arguments: Any) -> restoring.Decision | None:
+            raise StateError("the store is away")
+
+    stocks = [Stock(step=step, generation=2, tiles=[rows(W, 0, 4)]) for step in (4, 8)]
+    decision = restoring.decide(Away(stocks, None), ["a:1"], SHELF, [W], known)
+    assert (decision.source, decision.step) == ("memory", 4)
+    assert "the store is away" in decision.detail
 
 
 def test_losing_a_safe_step_for_good_is_an_error() -> None:

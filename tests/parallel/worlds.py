@@ -25,6 +25,7 @@ from checkpointing.errors import SourceError
 from checkpointing.format.tiles import digest
 from checkpointing.interchange.tensors import buffer_of
 from checkpointing.reading.resolver import Offered, TileSource
+from elastic3d.distrust import Distrust
 from elastic3d.health.record import SIZE, ProgressWriter
 from elastic3d.port import AuditReport, Flags, Go, LocalState, NearMemory, StateRestored, StepRecord
 from elastic3d.training import Main, Run, train
@@ -197,7 +198,9 @@ class Files:
     def inventories(self, servers: Sequence[str]) -> Sequence[Kept]:
         return [Kept(file=file) for server in servers for file in sorted(Path(server).iterdir())]
 
-    def checkpoint(self, at: StoreAt, wanted: str, damaged: Sequence[str]) -> Decision | None:
+    def checkpoint(
+        self, at: StoreAt, wanted: str, damaged: Sequence[str], distrusted: Sequence[Distrust] = ()
+    ) -> Decision | None:
         return None
 
     def sources(

@@ -19,6 +19,8 @@ from checkpointing import (
 )
 from checkpointing.format import names
 from checkpointing.interchange.tensors import buffer_of
+from checkpointing.retention.policy import Retention, retained
+from elastic3d.distrust import Distrust
 from elastic3d.errors import StateError
 from elastic3d.membership.records import SavedStep
 from elastic3d.port import Go, LocalState, StateRestored
@@ -37,20 +39,34 @@ class Keeping(StandalonePort):
     """The port of a run of one rank that commits a checkpoint of every step."""
 
     def __init__(
-        self, folder: Path, generation: int, *, restore: str = "latest", writer: CheckpointWriter | None = None
+        self,
+        folder: Path,
+        generation: int,
+        *,
+        restore: str = "latest",
+        writer: CheckpointWriter | None = None,
+        distrusted: tuple[Distrust, ...] = (),
+        audit: float = 0.0,
     ) -> None:
         super().__init__()
         self.store, self.writer = open_store(str(folder)), writer
         self.assignment = replace(
-            self.assignment, generation=generation, store=StoreAt(url=str(folder)), snapshot_every=1, restore=restore
+            self.assignment,
+            generation=generation,
+            store=StoreAt(url=str(folder)),
+            snapshot_every=1,
+            restore=restore,
+            audit=audit,
         )
         self.outcome: dict[str, Any] = {}
+        self.distrusted, self.clean = distrusted, list[int | None]()
 
     def await_go(self) -> Go:
-        return Go(servers=())
+        return Go(servers=(), distrusted=self.distrusted)
 
     def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:
         made_in, step, facts = self.assignment.generation, state.step, state.facts
+        self.clean.append(facts.get("clean"))
         pieces = [Piece(spec=s, box=b, data=buffer_of(tensor.contiguous())) for s, b, tensor in state.tiles]
         if self.writer is not None:
             pinned = PinnedSnapshot(generation=made_in, step=step, rank=0, world=1, facts=facts, pieces=pieces)
@@ -156,3 +172,60 @@ def test_a_damaged_named_checkpoint_is_not_replaced_by_another(folder: Path) -> 
     spoil_tiles(open_store(str(folder)), 4, older=(1, 2, 3))
     with pytest.raises(StateError, match=r"asks for this one and no other"):
         go_through(Keeping(folder, 2, restore="4"))
+
+
+def test_checkpoints_that_a_rule_refuses_are_passed_over(folder: Path) -> None:
+    """The run goes back behind them, says so, and ends with the bits it would have had; no later one goes back again.
+
+    Checkpoints made since have lower steps in a higher generation, and are the newest ones for all that.
+    """
+    undisturbed = go_through(Keeping(folder.parent / "other", 1), steps=6)
+    rules = (Distrust(before=2, step=2),)
+    back = Keeping(folder, 2, distrusted=rules)
+    go_through(back, steps=3)
+    assert (back.outcome["source"], back.outcome["step"], back.outcome["damaged"]) == ("store", 2, ())
+    assert "states up to step 4 are passed over, since a device that computes wrongly" in back.outcome["detail"]
+    store = open_store(str(folder))
+    ref = read_latest(store)
+    assert ref is not None
+    assert (ref.step, ref.made_in) == (3, 2)
+    mark_verified(store, resolve_name(store, "latest"))
+    assert retained(ref.committed, Retention(keep_last=1), ()) == (ref.checkpoint,)
+    again = Keeping(folder, 3, restore="verified", distrusted=rules)
+    assert go_through(again, steps=6) == undisturbed
+    assert (again.outcome["step"], again.outcome["detail"]) == (3, "")
+
+
+def test_where_all_checkpoints_are_refused_the_run_begins_again(folder: Path) -> None:
+    """There is nothing that a person could choose instead."""
+    port = Keeping(folder, 2, distrusted=(Distrust(before=2, step=0),))
+    assert go_through(port) == go_through(Keeping(folder.parent / "other", 1))
+    assert (port.outcome["source"], port.outcome["step"]) == ("none", 0)
+    assert "there is no older state, and from the beginning on all is done again" in port.outcome["detail"]
+
+
+def test_a_refused_checkpoint_that_is_named_is_the_users_choice(folder: Path) -> None:
+    """It is taken, and the run says what is wrong with it; those that descend from it are not."""
+    port = Keeping(folder, 2, restore="4", distrusted=(Distrust(before=2, step=2),))
+    go_through(port, steps=5)
+    assert (port.outcome["source"], port.outcome["step"]) == ("store", 4)
+    assert "taken because restore= names it" in port.outcome["detail"]
+    after = Keeping(folder, 3, restore="4", distrusted=(Distrust(before=3, step=4),))
+    go_through(after, steps=5)
+    assert after.outcome["step"] == 4
+    assert "states up to step 5 are passed over" in after.outcome["detail"]
+
+
+def test_what_audits_vouch_for_lives_through_generations(tmp_path: Path) -> None:
+    """One that cannot be audited vouches for nothing more; a run without audits says nothing of them."""
+    audited, quiet = tmp_path / "audited", tmp_path / "quiet"
+    first = Keeping(audited, 1, audit=0.01)
+    go_through(first, steps=2)
+    second = Keeping(audited, 2, audit=0.01)
+    go_through(second, steps=3)
+    assert (first.clean, set(second.clean)) == ([0, 0], {0})
+    plain = Keeping(quiet, 1)
+    go_through(plain, steps=2)
+    later = Keeping(quiet, 2, audit=0.01)
+    go_through(later, steps=3)
+    assert (plain.clean, set(later.clean)) == ([None, None], {2})

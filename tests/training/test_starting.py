@@ -11,8 +11,9 @@ import torch
 
 from checkpointing import open_store
 from checkpointing.interchange import import_checkpoint
+from elastic3d.distrust import Distrust
 from elastic3d.errors import StateError
-from elastic3d.port import LocalState, StateRestored
+from elastic3d.port import Go, LocalState, StateRestored
 from elastic3d.training import Run
 from elastic3d.training.standalone import StandalonePort
 from elastic3d.training.tiers import KeepersAndStore
@@ -23,11 +24,15 @@ from tests.parallel.models import Model, Sentences, loss_fn
 class Host(StandalonePort):
     """A port with a store, which records its reports."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, distrusted: tuple[Distrust, ...]) -> None:
         super().__init__()
+        self.distrusted = distrusted
         self.assignment = replace(self.assignment, store=StoreAt(url=url))
         self.began: list[tuple[str, int]] = []
         self.facts: list[dict[str, Any]] = []
+
+    def await_go(self) -> Go:
+        return Go(servers=(), distrusted=self.distrusted)
 
     def restored(self, state: StateRestored) -> None:
         self.began.append((state.source, state.step))
@@ -36,9 +41,9 @@ class Host(StandalonePort):
         self.facts.append(state.facts)
 
 
-def begin(url: Path) -> tuple[Host, Any]:
+def begin(url: Path, distrusted: tuple[Distrust, ...] = ()) -> tuple[Host, Any]:
     """Make one step of a run; return the observations of its host, and the initial weights."""
-    host = Host(str(url))
+    host = Host(str(url), distrusted)
     run = Run(host, tiers=KeepersAndStore("run"))
     model = run.shard(Model)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -60,11 +65,14 @@ def trained() -> dict[str, torch.Tensor]:
     ("nested", "dtype"), [(False, torch.float32), (True, torch.float32), (False, torch.bfloat16)], ids=str
 )
 def test_a_run_starts_at_step_0_with_imported_weights(nested: bool, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Imported as any step, under the model's names or those of a nested state, widened if narrow."""
+    """Imported as any step, under the model's names or those of a nested state, widened if narrow.
+
+    No rule about what devices of the run computed is about them.
+    """
     saved = {name: value.to(dtype) for name, value in trained().items()}
     torch.save({"model": saved, "epoch": 3} if nested else saved, tmp_path / "in.pt")
     import_checkpoint("torch", tmp_path / "in.pt", open_store(str(tmp_path / "store")), step=1200)
-    host, weights = begin(tmp_path / "store")
+    host, weights = begin(tmp_path / "store", distrusted=(Distrust(before=9, step=0),))
     assert host.began == [("store", 0)]
     assert host.facts[0]["step"] == 0
     assert weights.keys() == saved.keys()

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from elastic3d.distrust import Distrust
 from elastic3d.membership import events as m
 from elastic3d.membership.stalls import RankState, Stall
 from elastic3d.values import Layout
@@ -36,3 +37,23 @@ def test_a_rank_recovers_by_moving_and_not_by_the_end_of_its_generation(tmp_path
         "rank.recovered",
         "rank.suspected",
     ]
+
+
+def test_the_node_that_seals_a_generation_says_which_states_are_not_gone_on_from(tmp_path: Path) -> None:
+    """Once for each rule, and nobody else does."""
+    first = generation(Layout(pp=1, dp=2))
+    rules = (Distrust(before=first.number + 1, step=30), Distrust(before=first.number + 2, step=60))
+    later = [replace(first, number=first.number + more, leader="n1", distrusted=rules[:more]) for more in (1, 1, 2)]
+    for name in ("n0", "n1"):
+        journal = Journal(str(tmp_path), "run", name)
+        for sealed in (first, *later):
+            journal.noted(m.GenerationPut(generation=sealed, revision=sealed.number))
+        assert journal.flush(30)
+        journal.close()
+    lines = {name: (tmp_path / f"{name}-0.jsonl").read_text().splitlines() for name in ("n0", "n1")}
+    events = {name: [json.loads(line) for line in these] for name, these in lines.items()}
+    said = {
+        name: [(event["step"], event["before"]) for event in these if event["event"] == "state.distrusted"]
+        for name, these in events.items()
+    }
+    assert said == {"n0": [], "n1": [(rule.step, rule.before) for rule in rules]}

@@ -2,7 +2,8 @@
 
 The history, the verdicts and the end of an ended job stay readable until the next one begins, and are deleted then: two
 jobs under one id never mix. The number of its last generation stays for ever: it is the newest fencing token of its
-checkpoints. Quarantines stay too: they are about the machine.
+checkpoints. So do the rules about states that nobody may go on from: these may be in the store. Quarantines stay too:
+they are about the machine.
 """
 
 from __future__ import annotations
@@ -57,7 +58,11 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
     last = sealed(root, client.range(root + keys.LISTED)[0])
     if last is not None:
         # Its nodes are gone and nobody waits for them.
-        empty = Generation(number=last.number, attempt=last.attempt, cause=last.cause, nodes=())
-        wipe.append(Put(root + keys.GENERATION, encode(empty)))
+        wipe.append(Put(root + keys.GENERATION, encode(emptied(last))))
     client.txn([Compare.mod_revision(end.key, end.mod_revision)], wipe)
     return None
+
+
+def emptied(last: Generation) -> Generation:
+    """Return what stays of the last generation of a job that ended: what the next job under its id has to know."""
+    return Generation(number=last.number, attempt=last.attempt, cause=last.cause, nodes=(), distrusted=last.distrusted)

@@ -30,6 +30,7 @@ from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.campaign import turn
 from elastic3d.membership.machine.chores import sweep
 from elastic3d.membership.machine.commits import Commits
+from elastic3d.membership.machine.convictions import made_again
 from elastic3d.membership.machine.evictions import TOGETHER
 from elastic3d.membership.machine.failure_detector import judge
 from elastic3d.membership.machine.generation_index import index_of
@@ -123,7 +124,9 @@ class Core:
             return actions
         self._alarm = Alarm(now)
         for event in events:
+            rules = self.view.distrusted
             self.view.apply(event, now)
+            self.report = made_again(self.report, rules, self.view.distrusted)
             if isinstance(event, e.Listed) and event.gap:
                 self._leader_state.leading = now
                 if event.rolled_back and event.tier is e.Tier.BOARD:
@@ -160,10 +163,12 @@ class Core:
         elif self._lost_since is not None:
             self._endure(actions)
         self._await(actions)
-        # New steps alone are not worth a write: they travel with the next one. The first safe step is worth one.
+        # New steps alone are not worth a write: they travel with the next one. The first safe step is worth one,
+        # and so is a step that no longer counts.
         last = self._last_report
         first = self.report.safe > 0 and last.safe == 0 and self._first_rank()
-        if first or replace(self.report, step=last.step, safe=last.safe) != last:
+        back = self.report.step < last.step or self.report.safe < last.safe
+        if first or back or replace(self.report, step=last.step, safe=last.safe) != last:
             self._last_report = self.report
             actions.append(acts.PutReport(report=self.report))
         self._stall.follow(self.view, actions, now)
@@ -242,14 +247,19 @@ class Core:
                     )
                 else:
                     self.report = replace(
-                        self.report, failed=event.key, detail=event.detail, lying=event.key if event.lying else ""
+                        self.report,
+                        failed=event.key,
+                        detail=event.detail,
+                        lying=event.key if event.lying else "",
+                        clean=event.clean,
                     )
             case e.TrainerLostPeer() if trainers.phase(event.key) is not None:
                 trainers.over(event.key)
                 # A report that a trainer failed, or that the script raised, says more than this.
                 worse = event.key in (self.report.error, self.report.failed)
                 detail = self.report.detail if worse else event.detail
-                self.report = replace(self.report, peer_lost=event.key, detail=detail)
+                clean = self.report.clean if worse else event.clean
+                self.report = replace(self.report, peer_lost=event.key, detail=detail, clean=clean)
             case e.StepReported():
                 if self.running is not None:
                     self._reach.stepped(self.running, now)

@@ -102,6 +102,7 @@ def form(situation: Situation, there: Crowd) -> Generation:
         reached=max(
             view.generation.reached if view.generation else 0, roster.reports.safe() if roster is not None else 0
         ),
+        distrusted=view.distrusted,
     )
 
 

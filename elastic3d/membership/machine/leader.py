@@ -13,6 +13,7 @@ from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
 from elastic3d.membership.machine.chores import chore
+from elastic3d.membership.machine.convictions import distrust, goes_back, vouched
 from elastic3d.membership.machine.damping import calm, spent, storm
 from elastic3d.membership.machine.evictions import TOGETHER, evict
 from elastic3d.membership.machine.failure_detector import judge
@@ -84,6 +85,9 @@ def _fenced(
     if finished == len(current.nodes):
         return _over(situation)
     leader_state.ended = None
+    distrusted = distrust(situation)
+    if distrusted is not None:
+        return distrusted
     why = interruption(situation, lost)
     if why is not None:
         if why.cause.of_script and raised.waiting:
@@ -208,6 +212,7 @@ def _reform(
         spent=spent(situation),
         storm=storms,
     )
+    formed = goes_back(formed, vouched(situation))
     return replace(forming.seal(view, formed), verdict=verdict, standing=rests_on)
 
 

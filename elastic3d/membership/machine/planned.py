@@ -167,7 +167,7 @@ def _drive(situation: Situation) -> acts.Fenced | None:
         return None
     # No step may have been safe yet when it was proposed.
     reached = max(formed.reached, roster.reports.safe())
-    return forming.seal(view, replace(formed, spent=spent(situation), reached=reached))
+    return forming.seal(view, replace(formed, spent=spent(situation), reached=reached, distrusted=view.distrusted))
 
 
 def _withdraw(situation: Situation, *, soon: bool = False) -> acts.Withdraw:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic3d import etcd_keys as keys
+from elastic3d.distrust import Distrust
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.generation_index import GenerationIndex, Ring, index_of, ring_of
 from elastic3d.membership.machine.roster import Roster
@@ -61,6 +62,11 @@ class View:
     def standing(self) -> Generation | None:
         """What the generation's key holds at `generation_revision`, None if that is no record or an older one."""
         return None if self.spoiled else self.generation
+
+    @property
+    def distrusted(self) -> tuple[Distrust, ...]:
+        """Rules for states that the sealed generation must not go on from."""
+        return self.generation.distrusted if self.generation is not None else ()
 
     @property
     def unread(self) -> str:

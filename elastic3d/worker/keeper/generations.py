@@ -134,6 +134,7 @@ class Generations:
             servers=servers,
             near=tuple(NearMemory(server=f"{me.address}:{s.tile_port}", lender=s.lender) for s in self._slots),
             reached=generation.reached,
+            distrusted=generation.distrusted,
             failed_after=generation.tried_at if failed else -1,
             failure=generation.detail if failed else "",
         )
@@ -340,9 +341,9 @@ class Generations:
                 detail = f"rank {', '.join(map(str, report.ranks))} computes wrongly: {report.detail}"
                 ours = range(world.first_rank, world.first_rank + len(self._slots))
                 if any(culprit in ours for culprit in report.ranks):
-                    self._tell(m.TrainerFailed(key=key, detail=detail, lying=True))
+                    self._tell(m.TrainerFailed(key=key, detail=detail, lying=True, clean=report.clean))
                 else:
-                    self._tell(m.TrainerLostPeer(key=key, detail=detail))
+                    self._tell(m.TrainerLostPeer(key=key, detail=detail, clean=report.clean))
                 self.stop(key)
             case w.ExitKind.ERROR | w.ExitKind.OUT_OF_MEMORY:
                 said = self.raised = words(event, self._settings.node, rank)

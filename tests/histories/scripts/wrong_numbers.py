@@ -1,4 +1,4 @@
-"""A script in which the device of one node, named by the first argument, computes wrongly from step 3 on."""
+"""A script in which the device of one node, named by the first argument, computes wrongly from a step on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import nn
 import elastic3d
 
 LIAR, STEPS, OUT = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-FROM = 3
+FROM = int(os.environ.get("WRONG_FROM", "3"))
+STORE = os.environ.get("STORE")
 
 
 class Chain(nn.Module):
@@ -61,5 +62,7 @@ if __name__ == "__main__":
         layout=elastic3d.Layout(pp=1),
         events=os.environ.get("EVENTS"),
         snapshot_every=1,
-        health=elastic3d.Health(audit="100%"),
+        store=STORE,
+        every=1,
+        health=elastic3d.Health(audit=os.environ.get("AUDIT", "100%")),
     )

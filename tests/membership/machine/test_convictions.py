@@ -1,0 +1,69 @@
+"""What the record says after a device was convicted, and who goes by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic3d.distrust import Distrust
+from elastic3d.etcd import Put
+from elastic3d.membership.driver.ended import emptied
+from elastic3d.membership.records import encode
+from elastic3d.values import Cause
+from tests.membership.story import ROOT, Story
+
+START = "> policy minimum=1 maximum=3\n> start a b c d\n> run 3\n> step 40\n"
+RULE = Distrust(before=2, step=30)
+
+
+def test_all_generations_that_follow_know_the_rule() -> None:
+    """Those formed for a death, and those that were proposed for a node that comes back."""
+    story = Story()
+    story.tell(START + "> lost a 30\n> lies b 30\n> lost c 30\n> run 3\n> kill a\n> run 12\n> start e\n> run 20")
+    assert [generation.distrusted for generation in story.sealed] == [(), *[(RULE,)] * (len(story.sealed) - 1)]
+    assert {Cause.LYING, Cause.DEATH, Cause.JOIN} <= {generation.cause for generation in story.sealed}
+    assert "goes on from the state of step 30" in story.sealed[1].detail
+
+
+def test_steps_that_are_made_again_are_progress() -> None:
+    """No step beyond the rule was reached: an error behind it is the first of its kind, and is tried again."""
+    story = Story()
+    story.tell(START + "> lost a 30\n> lies b 30\n> lost c 30\n> run 3\n> step 31\n> run 1\n> error a\n> run 5")
+    last = story.sealed[-1]
+    assert (last.cause, last.tries, last.tried_at) == (Cause.ERROR, 1, 31)
+    story = Story()
+    story.tell(START + "> error a\n> run 5\n> step 60\n> lost a 30\n> lies b 30\n> lost c 30\n> run 3")
+    assert (story.sealed[-1].cause, story.sealed[-1].tried_at) == (Cause.LYING, 30)
+
+
+def test_what_was_safe_beyond_the_rule_is_not_claimed() -> None:
+    """A run that goes back to its beginning may begin there: no step of it is in memory that counts."""
+    story = Story()
+    story.tell(START)
+    for core in story.cores.values():
+        core.report = replace(core.report, safe=40)
+    story.tell("> lost a 0\n> lies b 0\n> lost c 0\n> run 3")
+    assert [generation.reached for generation in story.sealed] == [0, 0]
+    assert {core.report.safe for core in story.cores.values()} == {0}
+
+
+def test_a_job_that_ends_leaves_the_rule_to_the_next_one() -> None:
+    """What it refuses may be in the store, and what is newest there is what the next job begins from."""
+    story = Story()
+    story.tell("> policy minimum=3 maximum=3 below_minimum=5\n> start a b c\n> run 3\n> step 40\n")
+    story.tell("> lost a 30\n> lies b 30\n> lost c 30\n> run 30")
+    assert len(story.sealed) == 1
+    left = story.generation
+    assert left is not None
+    assert left.distrusted == (RULE,)
+    following = Story()
+    following.publish(following.operate(Put(f"{ROOT}board/generation", encode(emptied(left)))))
+    following.tell("> start a b c\n> run 3")
+    assert (following.sealed[0].number, following.sealed[0].distrusted) == (2, (RULE,))
+
+
+def test_nothing_is_written_for_a_loss_without_a_conviction() -> None:
+    """A peer that is lost, or a trainer that dies, says nothing of audits."""
+    story = Story()
+    story.tell(START + "> lost a\n> fail b\n> lost c\n> run 8")
+    assert [generation.distrusted for generation in story.sealed] == [(), ()]
+    assert not any("distrusts" in line for line in story.lines)
