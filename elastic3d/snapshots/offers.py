@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.sources import Offered
@@ -72,12 +73,21 @@ class SpelledOut(list[Offered]):
         return [tile for shard, source in self._spare.get(key, ()) for tile in shard.tiles(source)]
 
 
+@runtime_checkable
+class Selecting(Protocol):
+    """Offers that find out by themselves which of them are of use."""
+
+    def meeting(self, wanted: Mapping[str, Sequence[Box]]) -> Iterable[Offered | OfferedShard]:
+        """Return those that have an element in common with a wanted box, by key, of their tensor."""
+        ...
+
+
 def spell_out(
     offers: Iterable[Offered | OfferedShard],
     wanted: Iterable[tuple[TensorSpec, Box]],
     sources: Iterable[str],
 ) -> SpelledOut:
-    """Return offers tile by tile; of shards only those that have something in common with what is wanted.
+    """Return offers tile by tile; of shards, and of `Selecting` offers, only those of use for what is wanted.
 
     sources: in the order in which they are preferred. Tiles of a shard are of the best source that has them.
     """
@@ -87,7 +97,7 @@ def spell_out(
         boxes.setdefault(spec.key, []).append(box)
     tiles: list[Offered] = []
     spare: defaultdict[str, list[tuple[OfferedShard, str]]] = defaultdict(list)
-    for offer in offers:
+    for offer in offers.meeting(boxes) if isinstance(offers, Selecting) else offers:
         if isinstance(offer, Offered):
             tiles.append(offer)
         elif _meets(offer, boxes):

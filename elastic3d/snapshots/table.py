@@ -164,7 +164,12 @@ def from_wire(data: dict[str, object]) -> SnapshotTable:
 
 
 def split_digests(table: SnapshotTable, digits: str) -> tuple[str, ...]:
-    """Return the digests of each box's tiles, from those of all of them in one text; ValueError for too many or few."""
+    """Return the digests of each box's tiles, from those of all of them in one text.
+
+    ValueError for too many or few, and for anything but lower-case hexadecimal digits.
+    """
+    if bytes.fromhex(digits).hex() != digits:
+        raise ValueError("digests that are not hexadecimal digits")
     digests_of, at = [], 0
     for count in table.counts:
         size = count * DIGEST_DIGITS

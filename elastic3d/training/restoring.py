@@ -6,10 +6,9 @@ store look the same to every rank: tiles on offer, from which it takes those of 
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,12 +19,15 @@ from elastic3d.distrust import Distrust, refused
 from elastic3d.errors import StateError, StateUnfit
 from elastic3d.log import process_log
 from elastic3d.port import NearMemory
+from elastic3d.snapshots import offer_columns
+from elastic3d.snapshots.memory import SnapshotName
+from elastic3d.snapshots.offer_columns import OfferColumns
 from elastic3d.snapshots.offers import OfferedShard, SpelledOut, spell_out
 from elastic3d.training.state_facts import StateFacts
 from elastic3d.values import StoreAt
 
 MEMORY, STORE, NONE = "memory", "store", "none"
-MOVING = ("latest", "verified")
+MOVING = ("latest", "verified", "vetted")
 """What `restore=` may name besides fixed checkpoints."""
 
 
@@ -65,7 +67,7 @@ class Decision:
     step: int = 0
     generation: int = 0
     facts: Mapping[str, Any] | None = None
-    offers: tuple[Offered | OfferedShard, ...] = ()
+    offers: Sequence[Offered | OfferedShard] = ()
     checkpoint: str = ""
     damaged: tuple[str, ...] = ()
     distrusted: int = -1
@@ -73,9 +75,28 @@ class Decision:
 
     def sources(self) -> list[str]:
         """Return the names of all sources that hold some of it."""
+        if isinstance(self.offers, OfferColumns):
+            return sorted(self.offers.sources)
         names = {offer.source for offer in self.offers}
         copied = {offer.copies for offer in self.offers if isinstance(offer, OfferedShard)}
         return sorted(names.union(*copied))
+
+    def specs(self) -> dict[str, TensorSpec]:
+        """Return its tensors by key."""
+        if isinstance(self.offers, OfferColumns):
+            return self.offers.specs
+        return {offer.spec.key: offer.spec for offer in self.offers}
+
+    def snapshots(self) -> dict[str, set[SnapshotName]]:
+        """Return the snapshots in keepers' memory that hold some of it, by server."""
+        if isinstance(self.offers, OfferColumns):
+            return self.offers.snapshots
+        held: dict[str, set[SnapshotName]] = {}
+        for offer in self.offers:
+            if isinstance(offer, OfferedShard):
+                for source in offer.sources:
+                    held.setdefault(source, set()).add(SnapshotName(offer.generation, offer.step, offer.rank))
+        return held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +143,9 @@ class Tiers(Protocol):
     ) -> Decision | None:
         """Return the checkpoint of a store that `wanted` names, None if the store has none yet.
 
-        damaged: checkpoints not to take. distrusted: rules for others. An older one replaces the newest, or the newest
-        verified one, if that is damaged or refused; the decision to begin with nothing, if all of them are refused. One
-        that `wanted` names itself is taken even if it is refused.
+        damaged: checkpoints not to take. distrusted: rules for others, beside those that the store has. An older one
+        replaces the newest, or the newest verified or vetted one, if that is damaged or refused; the decision to begin
+        with nothing, if all of them are refused. One that `wanted` names itself is taken even if it is refused.
         """
         ...
 
@@ -374,47 +395,27 @@ def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> N
 
 
 def dump(decision: Decision) -> bytes:
-    """Return a decision as bytes to be broadcast."""
-    specs = {offer.spec.key: [offer.spec.dtype, offer.spec.shape] for offer in decision.offers}
-    offers = [
-        [offer.spec.key, offer.box.start, offer.box.stop, offer.source, *_rest(offer)] for offer in decision.offers
-    ]
+    """Return a decision as bytes to be broadcast: lengths of its parts, the parts, of which the first is JSON."""
     head = [decision.source, decision.step, decision.generation, decision.facts]
     head += [decision.checkpoint, list(decision.damaged), decision.distrusted, decision.detail]
-    return json.dumps([head, specs, offers], separators=(",", ":")).encode()
+    parts = [json.dumps(head, separators=(",", ":")).encode(), *offer_columns.encode(decision.offers)]
+    return b"".join((struct.pack(_PARTS, *map(len, parts)), *parts))
 
 
 def load(data: bytes) -> Decision:
     """Return the decision that `dump` wrote."""
-    with _uncollected():
-        return _load(data)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Make many objects that all stay, without looking for garbage among them again and again: a third of the time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _load(data: bytes) -> Decision:
-    (origin, step, generation, facts, checkpoint, damaged, distrusted, detail), named, rows = json.loads(data)
-    specs = {key: TensorSpec(key=key, dtype=dtype, shape=tuple(shape)) for key, (dtype, shape) in named.items()}
-    offers = tuple(
-        _offer(specs[key], Box(start=tuple(start), stop=tuple(stop)), source, rest)
-        for key, start, stop, source, *rest in rows
-    )
+    parts, at = [], struct.calcsize(_PARTS)
+    for length in struct.unpack_from(_PARTS, data):
+        parts.append(data[at : at + length])
+        at += length
+    head, *offers = parts
+    origin, step, generation, facts, checkpoint, damaged, distrusted, detail = json.loads(head)
     return Decision(
         source=origin,
         step=step,
         generation=generation,
         facts=facts,
-        offers=offers,
+        offers=offer_columns.decode(offers),
         checkpoint=checkpoint,
         damaged=tuple(damaged),
         distrusted=distrusted,
@@ -422,30 +423,7 @@ def _load(data: bytes) -> Decision:
     )
 
 
-def _rest(offer: Offered | OfferedShard) -> list[Any]:
-    if isinstance(offer, Offered):
-        return [offer.digest, offer.where]
-    place = [offer.generation, offer.step, offer.rank, offer.offset, offer.tile_bytes]
-    return [*place, offer.digests, offer.copies]
-
-
-def _offer(spec: TensorSpec, box: Box, source: str, rest: Sequence[Any]) -> Offered | OfferedShard:
-    if len(rest) == 2:
-        digest, where = rest
-        return Offered(spec=spec, box=box, digest=digest, source=source, where=where)
-    generation, step, rank, offset, tile_bytes, digests, copies = rest
-    return OfferedShard(
-        spec=spec,
-        box=box,
-        source=source,
-        copies=tuple(copies),
-        generation=generation,
-        step=step,
-        rank=rank,
-        offset=offset,
-        tile_bytes=tile_bytes,
-        digests=digests,
-    )
+_PARTS = "<6Q"
 
 
 class Nowhere:

@@ -12,19 +12,17 @@ from checkpointing.errors import CheckpointError, FormatError, NewerFormat, NoCh
 from checkpointing.format.announcement import Role
 from checkpointing.format.names import parse_checkpoint
 from checkpointing.reading.announcing import announced
-from checkpointing.reading.naming import LATEST, VERIFIED, history
+from checkpointing.reading.naming import LATEST, VERIFIED, VETTED, history
 from checkpointing.reading.packs import PackSource
 from checkpointing.reading.sources import TileSource
 from checkpointing.reading.tier import DiskTier
 from checkpointing.stores.address import redacted
-from elastic3d.distrust import Distrust, refused
+from elastic3d.distrust import Distrust, refused, with_rules
 from elastic3d.errors import StateError
 from elastic3d.log import process_log
 from elastic3d.port import NearMemory
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories, merged
 from elastic3d.snapshots.lending import borrow
-from elastic3d.snapshots.memory import SnapshotName
-from elastic3d.snapshots.offers import OfferedShard
 from elastic3d.storage import open_to_read
 from elastic3d.training import restoring, state_facts
 from elastic3d.trust.credentials import Credentials
@@ -48,27 +46,27 @@ class KeepersAndStore:
     ) -> restoring.Decision | None:
         """Return the checkpoint asked for, None if nothing was ever committed; StateError if there is none to take.
 
-        "latest" and "verified" fall back to older ones if they are damaged or refused by a rule, and the decision says
-        so. Any other name is where the run began: once newer checkpoints descend from it, the newest of those is taken.
+        "latest", "verified" and "vetted" fall back to older ones if they are damaged or refused by a rule, and the
+        decision says so. Any other name is where the run began: once newer checkpoints descend from it, the newest of
+        those is taken. The rules that the store itself has count too: they may be of another job.
         """
         try:
             store = open_to_read(at)
             ref = read_latest(store)
             if ref is None or ref.checkpoint is None:
-                if wanted not in (LATEST, VERIFIED):
+                if wanted not in restoring.MOVING:
                     raise StateError(f"restore={wanted!r}: nothing was ever committed under {redacted(at.url)}")
                 return None
-            if wanted not in (LATEST, VERIFIED):
+            distrusted = with_rules(tuple(distrusted), ref.distrusted)
+            if wanted not in restoring.MOVING:
                 return self._begun_from(store, ref, wanted, damaged, distrusted).decision(at)
             candidates: Iterator[str] = committed_names(store, ref)
-            if wanted == VERIFIED:
-                if ref.verified is None:
-                    raise StateError(f"restore='verified': no checkpoint under {redacted(at.url)} was verified yet")
-                first = ref.verified.checkpoint
+            if wanted != LATEST:
+                first = _marked(ref, wanted, at)
                 candidates = itertools.dropwhile(lambda name: name != first, candidates)
             newest = _newest(store, candidates, damaged, distrusted)
             if isinstance(newest, _Openable):
-                return newest.decision(at)
+                return newest.decision(at, _vetted_word(ref, newest) if newest.distrusted >= 0 else "")
             return restoring.Decision(source=restoring.NONE, distrusted=newest)
         except (CheckpointError, OSError) as error:
             what = "the newest checkpoint" if wanted == LATEST else f"checkpoint {wanted!r}"
@@ -121,13 +119,26 @@ class KeepersAndStore:
         return sources
 
 
+def _marked(ref: Ref, wanted: str, at: StoreAt) -> str:
+    """Return the checkpoint that `verified` or `vetted` points to; StateError where it points to none."""
+    target = ref.verified if wanted == VERIFIED else ref.vetted
+    if target is not None:
+        return target.checkpoint
+    why = "was verified yet" if wanted == VERIFIED else "is vetted: no audit has vouched for all nodes that made one"
+    raise StateError(f"restore={wanted!r}: no checkpoint under {redacted(at.url)} {why}")
+
+
+def _vetted_word(ref: Ref, chosen: _Openable) -> str:
+    """Return in words whether a checkpoint that is taken in place of a refused one is vetted."""
+    if ref.vetted is not None and ref.vetted.checkpoint == chosen.checkpoint.name:
+        return "the checkpoint that is taken is vetted: every node that made it was audited afterwards"
+    older = "none is" if ref.vetted is None else f"restore={VETTED!r} takes {ref.vetted.checkpoint}, which is"
+    return f"the checkpoint that is taken is the newest that no rule refuses, and not vetted; {older}"
+
+
 def _borrowed(decision: restoring.Decision, near: Sequence[NearMemory]) -> Iterator[tuple[str, TileSource]]:
     """Yield the decided snapshots that lie on this node, by server; those that cannot be had are asked for by TCP."""
-    wanted: dict[str, set[SnapshotName]] = {}
-    for offer in decision.offers:
-        if isinstance(offer, OfferedShard):
-            for source in offer.sources:
-                wanted.setdefault(source, set()).add(SnapshotName(offer.generation, offer.step, offer.rank))
+    wanted = decision.snapshots()
     for one in near:
         if one.server in wanted:
             try:
@@ -170,11 +181,13 @@ class _Openable:
     distrusted: int = -1
     insisted: bool = False
 
-    def decision(self, at: StoreAt) -> restoring.Decision:
-        detail = ""
+    def decision(self, at: StoreAt, word: str = "") -> restoring.Decision:
+        """Return it as a decision. word: what else a person should know about it."""
+        detail = word
         if self.passed:
             damaged = "; ".join(name + (f" ({why})" if why else "") for name, why in self.passed.items())
-            detail = (
+            detail += "; " if detail else ""
+            detail += (
                 f"damaged under {redacted(at.url)}, and passed over: {damaged}; the newest that can be read is of step "
                 f"{self.checkpoint.step}, and the steps after it are done again; `elastic3d ckpt verify` says more"
             )

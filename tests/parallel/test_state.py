@@ -164,7 +164,7 @@ def test_an_optimizer_with_numbers_as_state_is_named() -> None:
 class Held:
     spec: TensorSpec
     box: Box
-    digest: str = "d"
+    digest: str = "d" * 64
 
 
 @dataclass(kw_only=True)
