@@ -1,10 +1,11 @@
 """Verified checkpoints: tiles in, checkpoints out. The format is in format.md.
 
 Ranks call `save_rank`, a leader `fence` and `commit`; `open_checkpoint` and `resolve` bring tensors back under any
-layout; `verify` finds every byte that is not as it was written; `tag`, `pin` and `mark_verified` keep checkpoints,
-`collect` deletes what is not kept.
+layout; `verify` finds every byte that is not as it was written; `tag`, `pin`, `mark_verified` and `mark_vetted` keep
+checkpoints, `mark_distrusted` says which ones no run goes on from, `collect` deletes what is not kept.
 """
 
+from checkpointing.format.distrust import Distrust
 from checkpointing.format.refs import Ref
 from checkpointing.format.tiles import Box, Piece, TensorSpec
 from checkpointing.reading.naming import read_ref, resolve_name
@@ -13,7 +14,17 @@ from checkpointing.reading.resolver import Offered, Resolved, TileSource, resolv
 from checkpointing.reading.verify import Finding, verify
 from checkpointing.retention.collection import Collected, CollectionPlan, collect, plan_collection
 from checkpointing.retention.policy import Retention
-from checkpointing.retention.protection import mark_verified, pin, pins, tag, tags, unpin, untag
+from checkpointing.retention.protection import (
+    mark_distrusted,
+    mark_verified,
+    mark_vetted,
+    pin,
+    pins,
+    tag,
+    tags,
+    unpin,
+    untag,
+)
 from checkpointing.retention.ref_repair import repair_latest
 from checkpointing.saving.commit import Committed, commit, fence
 from checkpointing.saving.options import SaveOptions
@@ -31,6 +42,7 @@ __all__ = [
     "read_latest", "Ref", "open_checkpoint", "Checkpoint",
     "resolve", "Offered", "TileSource", "Resolved",
     "verify", "Finding",
-    "read_ref", "resolve_name", "mark_verified", "tag", "untag", "tags", "pin", "unpin", "pins",
+    "read_ref", "resolve_name", "mark_verified", "mark_vetted", "mark_distrusted", "Distrust",
+    "tag", "untag", "tags", "pin", "unpin", "pins",
     "Retention", "plan_collection", "CollectionPlan", "collect", "Collected", "repair_latest",
 ]  # fmt: skip

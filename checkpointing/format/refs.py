@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from checkpointing.format import names
+from checkpointing.format.distrust import Distrust, refused, with_rules
 from checkpointing.format.encoding import document, parse
 from checkpointing.format.fields import Fields
 
@@ -75,6 +76,10 @@ class Ref:
     """The link to those before `earlier`."""
     verified: Target | None = None
     """The newest checkpoint that was read back."""
+    vetted: Target | None = None
+    """The newest checkpoint of whose making every node was compared with others, at that step or later."""
+    distrusted: tuple[Distrust, ...] = ()
+    """Rules for checkpoints that no run goes on from."""
     tags: dict[str, Target] = field(default_factory=dict)
     """Checkpoints that have names, by name."""
     pins: dict[str, str] = field(default_factory=dict)
@@ -97,11 +102,13 @@ class Ref:
     def protected(self) -> frozenset[str]:
         """The checkpoints that no retention drops."""
         named = {target.checkpoint for target in self.tags.values()} | set(self.pins)
-        return frozenset(named | {target for target in (self.checkpoint,) if target} | self._verified)
+        marked = {target.checkpoint for target in (self.verified, self.vetted) if target}
+        return frozenset(named | {target for target in (self.checkpoint,) if target} | marked)
 
-    @property
-    def _verified(self) -> set[str]:
-        return {self.verified.checkpoint} if self.verified else set()
+    def distrusts(self, checkpoint: str) -> bool:
+        """Return whether a rule refuses a checkpoint, by what its name says."""
+        step, made_in = _numbers(checkpoint)
+        return refused(self.distrusted, made_in, step)
 
     @property
     def condemning(self) -> tuple[Older, ...]:
@@ -199,6 +206,34 @@ def decide_verified(ref: Ref | None, kept: Collection[str], target: Target) -> V
     return Verdict.DONE if ref.verified == target else Verdict.SUPERSEDED
 
 
+def decide_vetted(ref: Ref | None, kept: Collection[str], target: Target) -> Verdict:
+    """Return whether `vetted` may move to `target`: never back in the order of commits, nor to what a rule refuses."""
+    if ref is None or target.checkpoint not in kept:
+        return Verdict.UNKNOWN
+    if ref.vetted == target:
+        return Verdict.DONE
+    if ref.distrusts(target.checkpoint):
+        return Verdict.SUPERSEDED
+    if ref.vetted is None or _place(ref.vetted.checkpoint) < _place(target.checkpoint):
+        return Verdict.MOVE
+    return Verdict.SUPERSEDED
+
+
+def decide_distrust(ref: Ref | None, rules: Collection[Distrust]) -> Verdict:
+    """Return whether the ref still lacks any of these rules."""
+    if ref is None:
+        return Verdict.UNKNOWN
+    return Verdict.DONE if with_rules(ref.distrusted, rules) == ref.distrusted else Verdict.MOVE
+
+
+def distrusting_ref(ref: Ref, rules: Collection[Distrust], write_id: str) -> Ref:
+    """Return the ref with these rules too; what was vetted and is refused by one is vetted no longer."""
+    ruled = dataclasses.replace(ref, distrusted=with_rules(ref.distrusted, rules), write_id=write_id)
+    if ruled.vetted is not None and ruled.distrusts(ruled.vetted.checkpoint):
+        return dataclasses.replace(ruled, vetted=None)
+    return ruled
+
+
 def decide_pin(ref: Ref | None, kept: Collection[str], checkpoint: str, reason: str) -> Verdict:
     """Return whether `checkpoint` may be pinned; a new reason replaces the old one."""
     if ref is None or checkpoint not in kept:
@@ -262,14 +297,23 @@ def ended_ref(ref: Ref, *, clean: bool, until: float, write_id: str) -> Ref:
 
 
 def _place(checkpoint: str) -> tuple[int, int]:
+    step, made_in = _numbers(checkpoint)
+    return made_in, step
+
+
+def _numbers(checkpoint: str) -> tuple[int, int]:
     parsed = names.parse_checkpoint(checkpoint)
     assert parsed is not None, "refs hold names of checkpoints only"
-    return parsed[0].made_in, parsed[0].step
+    return parsed[0].step, parsed[0].made_in
 
 
 def encode_ref(ref: Ref) -> bytes:
-    """Return the ref's object."""
-    return document("ref", dataclasses.asdict(ref))
+    """Return the ref's object. What only audited runs leave is left out where there is none."""
+    fields = dataclasses.asdict(ref)
+    for name in ("vetted", "distrusted"):
+        if not fields[name]:
+            del fields[name]
+    return document("ref", fields)
 
 
 def decode_ref(data: bytes, name: str) -> Ref:
@@ -284,6 +328,8 @@ def decode_ref(data: bytes, name: str) -> Ref:
         earlier=tuple(earlier),
         older=_older(fields.optional("older"), name, names.is_history),
         verified=_target(fields.optional("verified"), name),
+        vetted=_target(fields.optional("vetted"), name),
+        distrusted=_distrusted(fields, name),
         tags=_tags(fields, name),
         pins=_pins(fields),
         sweeps=sweeps,
@@ -327,6 +373,16 @@ def _older(value: object, where: str, fits: Callable[[object], bool]) -> Older |
 def decode_older(value: object, where: str) -> Older | None:
     """Return the link to a part of the history, None if there is none."""
     return _older(value, where, names.is_history)
+
+
+def _distrusted(fields: Fields, where: str) -> tuple[Distrust, ...]:
+    value = fields.optional("distrusted")
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise fields.fail("distrusted is not a list")
+    rules = [Fields(item, where) for item in value]
+    return tuple(Distrust(before=rule.integer("before"), step=rule.integer("step")) for rule in rules)
 
 
 def _tags(fields: Fields, where: str) -> dict[str, Target]:

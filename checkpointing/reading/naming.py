@@ -13,18 +13,19 @@ from checkpointing.stores.protocol import Store
 
 LATEST = "latest"
 VERIFIED = "verified"
+VETTED = "vetted"
 _SHOWN = 5
 
 
 def read_ref(store: Store, name: str = LATEST) -> Ref | None:
-    """Return the ref `latest`, or `verified` or a tag in the form of one; None if it was never written.
+    """Return the ref `latest`, or `verified`, `vetted` or a tag in the form of one; None if it was never written.
 
     FormatError if `refs/latest` is damaged: `checkpointing.retention.ref_repair.repair_latest` writes it anew.
     """
     ref, _ = read_versioned(store)
     if name == LATEST or ref is None:
         return ref
-    target = ref.verified if name == VERIFIED else ref.tags.get(name)
+    target = _named(ref, name)
     if target is None:
         return None
     parsed = names.parse_checkpoint(target.checkpoint)
@@ -77,8 +78,8 @@ def history(store: Store, older: Older | None) -> Iterator[History]:
 def resolve_name(store: Store, text: str) -> str:
     """Return the name of the checkpoint that `text` means; NoCheckpoint if it means none, or several.
 
-    Tried in this order: `latest`, `verified`, a tag, a checkpoint's whole name, a step (the newest checkpoint of it),
-    the beginning of one checkpoint's name. Only committed checkpoints are found.
+    Tried in this order: `latest`, `verified`, `vetted`, a tag, a checkpoint's whole name, a step (the newest checkpoint
+    of it), the beginning of one checkpoint's name. Only committed checkpoints are found.
     """
     return find(store, text)[0]
 
@@ -90,13 +91,28 @@ def find(store: Store, text: str) -> tuple[str, str | None]:
         raise NoCheckpoint(f"store {store.url}: nothing was ever committed here")
     if text == LATEST:
         return ref.checkpoint, ref.record_digest
-    target = ref.verified if text == VERIFIED else ref.tags.get(text)
+    target = _named(ref, text)
     if target is not None:
         return target.checkpoint, target.record_digest
     if text == VERIFIED:
         raise NoCheckpoint(f"store {store.url}: no checkpoint was marked as verified yet")
+    if text == VETTED:
+        raise NoCheckpoint(
+            f"store {store.url}: no checkpoint is vetted. One is once every node that made it agreed with others in "
+            "an audit of that step or a later one: where audits are off, or only one data-parallel rank is there, none "
+            "ever is. Name another, such as `verified`"
+        )
     name = match(committed(store, ref), text, where=f"store {store.url}")
     return name, _digest(ref, name)
+
+
+def _named(ref: Ref, text: str) -> Target | None:
+    """Return what `verified`, `vetted` or a tag points to; stores of before may have a tag called `vetted`."""
+    if text == VERIFIED:
+        return ref.verified
+    if text == VETTED and ref.vetted is not None:
+        return ref.vetted
+    return ref.tags.get(text)
 
 
 def match(kept: Sequence[str], text: str, *, where: str) -> str:
@@ -121,5 +137,5 @@ def match(kept: Sequence[str], text: str, *, where: str) -> str:
 def _digest(ref: Ref, name: str) -> str | None:
     if name == ref.checkpoint:
         return ref.record_digest
-    targets: list[Target] = [*ref.tags.values(), *([ref.verified] if ref.verified else [])]
+    targets: list[Target] = [*ref.tags.values(), *(target for target in (ref.verified, ref.vetted) if target)]
     return next((target.record_digest for target in targets if target.checkpoint == name), None)

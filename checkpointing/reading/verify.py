@@ -166,7 +166,7 @@ class _Verifier:
                 yield _missing(names.record(checkpoint), "it was committed", (checkpoint,))
         for name, ref in self._refs.items():
             targets = {(target.checkpoint, target.record_digest) for target in ref.tags.values()}
-            targets |= {(ref.verified.checkpoint, ref.verified.record_digest)} if ref.verified else set()
+            targets |= {(target.checkpoint, target.record_digest) for target in (ref.verified, ref.vetted) if target}
             if ref.checkpoint is not None and ref.record_digest is not None:
                 targets.add((ref.checkpoint, ref.record_digest))
             for checkpoint, digest in sorted(targets):

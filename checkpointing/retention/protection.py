@@ -1,4 +1,4 @@
-"""Tags, pins and `verified`, which keep a checkpoint from being collected (format.md, section 8).
+"""Tags, pins, `verified` and `vetted`, which keep a checkpoint from being collected (format.md, section 8).
 
 All are fields of `refs/latest`, so that each change is a swap that no sweep and no commit can overlook.
 """
@@ -10,10 +10,21 @@ from collections.abc import Callable, Collection
 
 from checkpointing.errors import KeepRefused, NoCheckpoint
 from checkpointing.format import names
+from checkpointing.format.distrust import Distrust
 from checkpointing.format.encoding import hexdigest
 from checkpointing.format.record import decode_record
-from checkpointing.format.refs import Ref, Target, Verdict, decide_pin, decide_tag, decide_verified
-from checkpointing.reading.naming import committed, read_versioned, resolve_name
+from checkpointing.format.refs import (
+    Ref,
+    Target,
+    Verdict,
+    decide_distrust,
+    decide_pin,
+    decide_tag,
+    decide_verified,
+    decide_vetted,
+    distrusting_ref,
+)
+from checkpointing.reading.naming import VETTED, committed, read_versioned, resolve_name
 from checkpointing.saving import ref_update
 from checkpointing.stores.protocol import Store
 
@@ -38,10 +49,10 @@ def tag(store: Store, name: str, checkpoint: str, move: bool = False) -> str:
     With `move`, a tag that points elsewhere is moved; KeepRefused without. ValueError for text that cannot be a tag;
     NoCheckpoint if there is no such checkpoint, or it is no longer kept.
     """
-    if not names.is_tag(name):
+    if not names.is_tag(name) or name == VETTED:
         raise ValueError(
             f"{name!r} cannot be a tag: up to 100 letters, digits and . _ + -, beginning with a letter or digit, and "
-            "neither a number nor `latest` nor `verified`"
+            "neither a number nor `latest`, `verified` or `vetted`"
         )
     target = _target(store, checkpoint)
     verdict, ref = _move(
@@ -106,6 +117,43 @@ def mark_verified(store: Store, checkpoint: str) -> str:
     return ref.verified.checkpoint
 
 
+def mark_vetted(store: Store, checkpoint: str) -> str | None:
+    """Point `vetted` to a committed checkpoint, unless it is past it or a rule refuses it; return where it points now.
+
+    Whoever calls it knows that every node which took part in it was audited at its step or later.
+    """
+    target = _target(store, checkpoint)
+    verdict, ref = _move(
+        store,
+        lambda ref, kept: decide_vetted(ref, kept, target),
+        lambda ref: dataclasses.replace(ref, vetted=target),
+    )
+    _check_kept(store, verdict, target.checkpoint)
+    assert ref is not None, "decided"
+    return ref.vetted.checkpoint if ref.vetted is not None else None
+
+
+def mark_distrusted(store: Store, rules: Collection[Distrust]) -> None:
+    """Put rules into the store: no run, of whatever job, goes on from the checkpoints that they refuse.
+
+    They stay for good, and checkpoints that are refused are kept or dropped as others are. NoCheckpoint where nothing
+    was ever written to the store.
+    """
+    verdict, _ = ref_update.move(
+        store,
+        lambda ref: decide_distrust(ref, rules),
+        lambda ref, write_id: distrusting_ref(_there(ref), rules, write_id),
+        shadow=True,
+    )
+    if verdict is Verdict.UNKNOWN:
+        raise NoCheckpoint(f"store {store.url}: nothing was ever written here")
+
+
+def _there(ref: Ref | None) -> Ref:
+    assert ref is not None, "nothing is decided about an absent ref"
+    return ref
+
+
 def _target(store: Store, checkpoint: str) -> Target:
     name = resolve_name(store, checkpoint)
     data = store.get(names.record(name))
@@ -117,8 +165,7 @@ def _move(
     store: Store, decide: Callable[[Ref | None, Collection[str]], Verdict], change: Callable[[Ref], Ref]
 ) -> tuple[Verdict, Ref | None]:
     def build(ref: Ref | None, write_id: str) -> Ref:
-        assert ref is not None, "nothing is decided about an absent ref"
-        return dataclasses.replace(change(ref), write_id=write_id)
+        return dataclasses.replace(change(_there(ref)), write_id=write_id)
 
     return ref_update.move(store, lambda ref: decide(ref, committed(store, ref)), build, shadow=True)
 

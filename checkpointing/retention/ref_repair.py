@@ -151,6 +151,8 @@ def _rebuild(
         earlier=earlier,
         older=older,
         verified=base.verified if base.verified and base.verified.checkpoint in there else None,
+        vetted=base.vetted if base.vetted and base.vetted.checkpoint in there else None,
+        distrusted=base.distrusted,
         tags={tag: target for tag, target in base.tags.items() if target.checkpoint in there},
         pins={checkpoint: reason for checkpoint, reason in base.pins.items() if checkpoint in there},
         sweeps=base.sweeps + _SWEEPS,

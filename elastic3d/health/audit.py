@@ -14,18 +14,15 @@ computes wrongly may do so on all its devices.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from elastic3d.coverage import AuditCoverage
 from elastic3d.data.batches import PASSED_OVER
 from elastic3d.data.permutation import key
 from elastic3d.planner import place_of
-from elastic3d.planner.schedules import problem
+from elastic3d.planner.extra_rounds import extra_rounds, fewest, interval
 from elastic3d.values import Layout, rounds
-
-MOST_EXTRA = 64
-"""Most extra leaves that are looked for; a schedule that allows none of them is never audited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,28 +81,31 @@ def plan(
         few = f"{min(counts)} micro-batches leave some of dp={layout.dp} columns without one of their own"
         return AuditPlan(every=0, extra=0, shifts=(), why=few)
     extra = extra_rounds(layout, blocks=blocks, counts=counts, leaf=leaf)
-    hearing = _fewest(layout, blocks, [0], leaf)
+    hearing = hearing_rounds(layout, blocks=blocks, leaf=leaf)
     if extra is None or hearing is None:
         return AuditPlan(every=0, extra=0, shifts=(), why=f"the schedule of {layout} takes no rounds beyond its own")
-    fewest = min(rounds(count, layout.dp, leaf) for count in counts)
-    every = max(1, math.ceil(extra / (budget * fewest) - 1e-9))
+    every = interval(extra, budget, min(rounds(count, layout.dp, leaf) for count in counts))
     return AuditPlan(every=every, extra=extra, shifts=shifts(layout, nodes), leaf=leaf, hearing=hearing)
 
 
-def extra_rounds(layout: Layout, *, blocks: int, counts: Sequence[int], leaf: int = 1) -> int | None:
-    """Return the fewest rounds, one leaf at least, that every step may have beyond its own; None if there is no number.
+def hearing_rounds(layout: Layout, *, blocks: int, leaf: int) -> int | None:
+    """Return the fewest rounds in which all columns can run one leaf without a step; None if no schedule allows any."""
+    return fewest(layout, blocks, [0], leaf)
 
-    Interleaved schedules take rounds in turns of equal size: 4 and 5 may not do where 4 and 6 do.
+
+def coverage(made: AuditPlan, layout: Layout, *, counts: Sequence[int], nodes: Sequence[int]) -> AuditCoverage:
+    """Return what audits by this plan see; arguments as for `plan`.
+
+    Of the largest steps, in which the replayed share is the smallest.
     """
-    return _fewest(layout, blocks, [rounds(count, layout.dp, leaf) for count in counts], leaf)
-
-
-def _fewest(layout: Layout, blocks: int, own: Sequence[int], leaf: int) -> int | None:
-    for extra in range(leaf, MOST_EXTRA * leaf + 1, leaf):
-        grown = [(present + extra) * layout.dp for present in own]
-        if not any(problem(layout, blocks=blocks, micro_batches=count, leaf=leaf) for count in grown):
-            return extra
-    return None
+    if not made.every:
+        return AuditCoverage(off=made.why)
+    twice = made.extra * layout.dp / max(counts)
+    places: dict[tuple[int, int], set[int]] = {}
+    for rank in range(layout.world):
+        place = place_of(rank, layout)
+        places.setdefault((place.pp, place.tp), set()).add(nodes[rank])
+    return AuditCoverage(every=made.every, pieces=min(1.0, twice), nodes=min(map(len, places.values())))
 
 
 def shifts(layout: Layout, nodes: Sequence[int]) -> tuple[int, ...]:
@@ -141,6 +141,15 @@ def audit_at(plan: AuditPlan, step: int, *, seed: int, dp: int, micro_batches: i
     drawn = [int(key("audited round", seed, step, number)) % turns for number in range(plan.extra // plan.leaf)]
     shift = plan.shifts[int(key("audit shift", seed, step)) % len(plan.shifts)]
     return Audit(step=step, shift=shift, turns=tuple(drawn))
+
+
+def heard(plan: AuditPlan, step: int, *, seed: int, dp: int, micro_batches: int) -> list[int]:
+    """Return the micro-batches over which a hearing may be held in a step: those that two columns run; none on most."""
+    audit = audit_at(plan, step, seed=seed, dp=dp, micro_batches=micro_batches)
+    if audit is None:
+        return []
+    leaves = {leaf for column in range(dp) for leaf in audit.audited(column, dp, micro_batches // plan.leaf)}
+    return [leaf * plan.leaf + number for leaf in sorted(leaves) for number in range(plan.leaf)]
 
 
 def replayed(plan: AuditPlan, step: int, *, seed: int, dp: int, column: int, micro_batches: int) -> list[int]:

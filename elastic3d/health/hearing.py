@@ -10,10 +10,15 @@ they are not, so no threshold is involved, and nobody is convicted by one witnes
 | all agree now | whoever differed at first did so once: transient |
 | two independent ranks agree, one differs again | it computes wrongly: persistent |
 | all agree that the result is not finite | the data or the model, not a device |
-| no two independent ranks agree, or honest devices part by their kind | not decided, or not deterministic |
+| no two independent ranks agree, or honest devices part by their kind | a known product decides; or not deterministic |
 
-With dp 2 there is no third column. Each may then contradict itself, which shows a transient fault; but two ranks that
-both stand by what they said stay undecided.
+With dp 2 there is no third column. Each may then contradict itself, which shows a transient fault. Of two ranks that
+both stand by what they said, each makes a product whose result has been known since the release, the same on every
+healthy device: its result is the second witness. Who errs in it each time is convicted, if another one that differs
+from it, on another node, does not; an honest device never is, whatever the other one says. Where both stand the test
+too the case stays undecided. A third node could decide it, but it would need the model, in memory that a spare mostly
+does not have. Setting both aside in turn would decide nothing without a third node either: one alone repeats only its
+own mistakes.
 """
 
 from __future__ import annotations
@@ -102,6 +107,35 @@ def hear(statements: Collection[Statement]) -> Hearing:
         finding=Finding.TRANSIENT,
         culprits=tuple(wrong),
         detail=f"ranks {witnesses}, on different nodes, agree, and {_ranks(wrong)} differed once and agrees now",
+    )
+
+
+def decided(hearing: Hearing, statements: Collection[Statement], failed: Collection[int]) -> Hearing:
+    """Return what follows where a hearing was undecided and those that differ were put to a test with a known answer.
+
+    failed: the ranks that failed it each time.
+    """
+    last = {one.rank: one for one in statements if one.repeated}
+    first = {one.rank: one for one in statements if not one.repeated}
+    passed = [last[rank] for rank in first if rank in last and rank not in failed]
+    culprits = tuple(
+        sorted(
+            rank
+            for rank in first
+            if rank in failed
+            and rank in last
+            and any(one.node != last[rank].node and one.digest != last[rank].digest for one in passed)
+        )
+    )
+    if not culprits:
+        how = "fail" if failed else "stand"
+        detail = f"{hearing.detail}; {_ranks(sorted(first))} {how} the test of a product whose result is known"
+        return Hearing(finding=Finding.UNDECIDED, detail=detail)
+    return Hearing(
+        finding=Finding.PERSISTENT,
+        culprits=culprits,
+        detail=f"{hearing.detail}; {_ranks(culprits)} erred each time in a product whose result is known, and "
+        f"{_ranks([one.rank for one in passed])} did not",
     )
 
 

@@ -10,7 +10,9 @@ of it is the same on every rank, because all of them judge the same statements.
 | transient | the step's sums are dropped and its passes made again |
 | persistent, or the same rank a second time within an hour | no update: the rank is reported, and its port ends it |
 | undecided | the passes are made again, once; if that does not help, training goes on, and says so |
-| not deterministic | this generation is audited no more, and says so; training goes on |
+| not deterministic | the run is audited no more under this script, and says so; training goes on |
+
+The first step of a generation with newcomers begins with their exam (`health/exam`).
 """
 
 from __future__ import annotations
@@ -23,16 +25,22 @@ from typing import TYPE_CHECKING
 import torch
 from blake3 import blake3
 
+from elastic3d.admission.check import Unfit
+from elastic3d.admission.devices import product
 from elastic3d.clock import Clock
+from elastic3d.coverage import AuditCoverage
 from elastic3d.data import Batch, Batches
-from elastic3d.health import audit
+from elastic3d.data.sources import nothing_more
+from elastic3d.health import audit, exam
 from elastic3d.health.audit import Audit, AuditPlan
-from elastic3d.health.hearing import Finding, Hearing, Statement, hear
+from elastic3d.health.hearing import Finding, Hearing, Statement, decided, hear
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.witness import ChainLink, Witness
 from elastic3d.planner import place_of
 from elastic3d.port import Assignment, Audited, AuditReport, Port
+from elastic3d.training import identity
+from elastic3d.training.state_facts import Nondeterminism
 
 if TYPE_CHECKING:
     from elastic3d.parallel.pipeline.passes import LossFunction
@@ -40,24 +48,33 @@ if TYPE_CHECKING:
 HOUR = 3600.0
 """Seconds within which a second accident of one rank is none."""
 
+TESTS = 2
+"""How often a product whose result is known has to be wrong: once may be an accident, of an honest device too."""
+
 Losses = dict[int, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedRank:
-    """A rank of the generation: the node it is on, and the name of its device."""
+    """A rank of the generation: the node it is on, the name of its device, and whether the node is a newcomer."""
 
     node: str
     device: str
+    newcomer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispute:
-    """Ranks of one place differ over one leaf. link: the first of the chain at which they do. said: by rank."""
+    """Ranks of one place differ over one leaf. link: the first of the chain at which they do. said: by rank.
+
+    elsewhere: ranks that differ from others at this very link at other places. Ranks which compute a layer together
+    share its sums, so that whatever goes wrong in one's part shows on all of them at once, and cannot be told apart.
+    """
 
     leaf: int
     link: ChainLink
     said: dict[int, int]
+    elsewhere: tuple[int, ...] = ()
 
 
 class Convicted(Exception):
@@ -73,7 +90,8 @@ class Auditor:
 
     peers: every rank. clean: the newest step that audits vouch for: one in which all compared digests were equal at
     once vouches for the state from which it was computed, that of as many updates. What was computed a second time does
-    not count, since whatever went wrong may have done so before.
+    not count, since whatever went wrong may have done so before. clean_nodes: the same by node.
+    nondeterminism: that equal inputs do not give equal bits here, once that was seen; None before.
     """
 
     def __init__(
@@ -83,6 +101,7 @@ class Auditor:
         batches: Batches,
         *,
         peers: Sequence[AuditedRank],
+        coverage: AuditCoverage,
         port: Port,
         clock: Clock,
     ) -> None:
@@ -90,24 +109,56 @@ class Auditor:
         self._port, self._report, self._clock = port, port.audited, clock
         self._mesh = assembly.mesh
         self._accidents: dict[int, float] = {}
-        self._off = False
+        self._newcomers = tuple(rank for rank, peer in enumerate(peers) if peer.newcomer)
+        self._examined = not self._newcomers
+        self._coverage = coverage
         self.clean = 0
+        self.clean_nodes: dict[str, int] = {}
+        self.nondeterminism: Nondeterminism | None = None
+
+    @property
+    def coverage(self) -> AuditCoverage:
+        """What is audited from now on."""
+        return self._coverage if self.nondeterminism is None else AuditCoverage(off=str(self.nondeterminism))
+
+    def resume(
+        self, clean: int | None, clean_nodes: dict[str, int] | None, nondeterminism: Nondeterminism | None
+    ) -> None:
+        """Go on from what the state says: how far audits vouch, in all and by node, and whether equal inputs gave
+        unequal bits. A collective; before the first step.
+
+        That holds for the script with which it was seen: another one is audited again.
+        """
+        self.clean, self.clean_nodes = self.clean if clean is None else clean, clean_nodes or {}
+        same = nondeterminism is not None and nondeterminism.script == identity.script_digest()
+        # A script that is not the same file on every node must not have some ranks audit and others not.
+        if self._mesh.highest(same) > 0:
+            self.nondeterminism = nondeterminism
+            self._batches.take(replace(self._batches.share, extra=nothing_more, heard=nothing_more))
+            self._report(AuditReport(kind=Audited.OFF, detail=str(nondeterminism)))
 
     def run(self, batch: Batch, loss_fn: LossFunction) -> Losses:
         """Run a step's passes and return this rank's losses; Convicted if no update may be made of them.
 
         A collective of all ranks on audited steps.
         """
+        if not self._examined and self.nondeterminism is None:
+            self._examine(batch, loss_fn)
+        self._examined = True
         dp, seed = self._mesh.layout.dp, self._batches.order.seed
         audited = audit.audit_at(self._plan, batch.step, seed=seed, dp=dp, micro_batches=batch.count)
-        if audited is None or self._off:
+        if audited is None:
             return self._assembly.passes.run(batch, loss_fn)
+        if self.nondeterminism is not None:
+            # What others repeat was loaded already where it was seen in this generation.
+            own = self._batches.share.rounds(batch.count)
+            return self._assembly.passes.run(replace(batch, micro_batches=batch.micro_batches[:own]), loss_fn)
         redone = False
         while True:
             losses, dispute = self._audited(audited, batch, loss_fn)
             if dispute is None:
                 if not redone:
-                    self.clean = batch.step
+                    self._vouch(batch.step)
                 return losses
             hearing, now = self._hear(dispute, batch, loss_fn)
             report = self._reported(hearing, dispute, batch)
@@ -122,7 +173,7 @@ class Auditor:
                         return losses
                     self._accidents.update(dict.fromkeys(hearing.culprits, now))
                 case Finding.NONDETERMINISTIC:
-                    self._off = True
+                    self._nondeterministic(hearing, batch)
                     self._report(replace(report, kind=Audited.INCONCLUSIVE))
                     return losses
                 case _ if redone:
@@ -132,6 +183,45 @@ class Auditor:
             self._port.progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
             self._assembly.drop()
             redone = True
+
+    def _vouch(self, step: int) -> None:
+        self.clean, self.clean_nodes = step, dict.fromkeys(self.clean_nodes, step)
+
+    def _examine(self, batch: Batch, loss_fn: LossFunction) -> None:
+        """Have all columns compute one leaf of the step before it is made; Convicted if a rank is not let in."""
+        new = tuple(sorted({self._peers[rank].node for rank in self._newcomers}))
+        if not self._batches.rereads:
+            detail = "a stream is read once, so that nobody can be asked to compute the same"
+            self._report(AuditReport(kind=Audited.UNEXAMINED, step=batch.step, nodes=new, detail=detail))
+            return
+        leaf = exam.leaf_of(self._batches.order.seed, batch.step, batch.count // self._plan.leaf)
+        dispute = self._compared({leaf: self._repeated(leaf, batch, loss_fn)})
+        if dispute is None:
+            self._vouch(batch.step)
+            detail = f"every rank came to the same as all others of its place, in micro-batch {leaf * self._plan.leaf}"
+            self._report(AuditReport(kind=Audited.EXAMINED, step=batch.step, nodes=new, detail=detail))
+        else:
+            hearing, _ = self._hear(dispute, batch, loss_fn)
+            self._judge(hearing, dispute, batch)
+        self._port.progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
+
+    def _nondeterministic(self, hearing: Hearing, batch: Batch) -> None:
+        self.nondeterminism = Nondeterminism(step=batch.step, script=identity.script_digest(), detail=hearing.detail)
+
+    def _judge(self, hearing: Hearing, dispute: Dispute, batch: Batch) -> None:
+        """Report who did not pass the exam, and end the generation for it; or say that nobody can be blamed."""
+        refused = exam.refused_ranks(hearing, dispute.said, self._newcomers)
+        report = self._reported(replace(hearing, culprits=refused or hearing.culprits), dispute, batch)
+        self._report(replace(report, kind=Audited.UNFIT))
+        if refused:
+            # Nothing of a newcomer is in any state yet.
+            old = set(refused) - set(self._newcomers)
+            detail = f"before the first step of this generation, {report.detail}"
+            self._convict(replace(report, detail=detail, clean=self.clean if old else -1))
+        elif hearing.finding is not Finding.TRANSIENT:
+            if hearing.finding is Finding.NONDETERMINISTIC:
+                self._nondeterministic(hearing, batch)
+            self._report(replace(report, kind=Audited.INCONCLUSIVE))
 
     def _convict(self, report: AuditReport) -> None:
         """Raise Convicted, unless nothing may be done about it: then training goes on, and says so."""
@@ -180,18 +270,12 @@ class Auditor:
                 if len(set(digests.values())) > 1:
                     links.append((link, digests))
         link, digests = min(links, key=lambda one: (one[0], min(one[1])))
-        return Dispute(leaf=leaf, link=link, said=digests)
+        elsewhere = {rank for other, ranks in links if other == link for rank in ranks} - digests.keys()
+        return Dispute(leaf=leaf, link=link, said=digests, elsewhere=tuple(sorted(elsewhere)))
 
     def _hear(self, dispute: Dispute, batch: Batch, loss_fn: LossFunction) -> tuple[Hearing, float]:
         """Have all columns repeat the leaf; return what follows, and rank 0's clock, which is everybody's."""
-        if not self._batches.rereads:
-            return self._unheard(dispute)
-        leaf = self._plan.leaf
-        numbers = [dispute.leaf * leaf + number for number in range(leaf)] * (self._plan.hearing // leaf)
-        witness = self._watched([0])
-        self._port.progress.begin_step(fingerprint(self._plan.hearing, batch.count, 1))
-        self._passes(self._batches.again(batch.step, numbers), loss_fn, witness)
-        digest = witness.said[0].get(dispute.link)
+        digest = self._repeated(dispute.leaf, batch, loss_fn).get(dispute.link)
         said = [json.loads(data) for data in self._mesh.gather(json.dumps([digest, self._clock.monotonic()]).encode())]
         place = self._place(min(dispute.said))
         statements = [self._statement(rank, digest) for rank, digest in dispute.said.items()]
@@ -200,12 +284,43 @@ class Auditor:
             for rank in range(len(said))
             if self._place(rank) == place and said[rank][0] is not None
         ]
-        return hear(statements), float(said[0][1])
+        hearing = hear(statements)
+        if hearing.finding is Finding.UNDECIDED:
+            hearing = decided(hearing, statements, self._failed(dispute))
+        return self._together(hearing, dispute), float(said[0][1])
 
-    def _unheard(self, dispute: Dispute) -> tuple[Hearing, float]:
-        ranks = ", ".join(map(str, sorted(dispute.said)))
-        detail = f"ranks {ranks} differ, and a stream cannot be read a second time to hear others"
-        return Hearing(finding=Finding.UNDECIDED, detail=detail), 0.0
+    def _repeated(self, leaf: int, batch: Batch, loss_fn: LossFunction) -> dict[ChainLink, int]:
+        """Compute a leaf of the step on every column, and return what this rank came to; its gradients do not count."""
+        size = self._plan.leaf
+        numbers = [leaf * size + number for number in range(size)] * (self._plan.hearing // size)
+        witness = self._watched([0])
+        self._port.progress.begin_step(fingerprint(self._plan.hearing, batch.count, 1))
+        self._passes(self._batches.again(batch.step, numbers), loss_fn, witness)
+        return witness.said[0]
+
+    def _failed(self, dispute: Dispute) -> set[int]:
+        """Have those that differ make a product whose result is known; return who errs in it each time."""
+        mine, wrong = self._mesh.rank in dispute.said, True
+        for _ in range(TESTS if mine else 0):
+            try:
+                product(str(self._port.device.torch_device))
+                wrong = False
+            except Unfit:
+                pass
+        said = [json.loads(data) for data in self._mesh.gather(json.dumps(mine and wrong).encode())]
+        return {rank for rank, failed in enumerate(said) if failed}
+
+    def _together(self, hearing: Hearing, dispute: Dispute) -> Hearing:
+        """Return the hearing with all ranks whose sums the culprits share: any one of them may be at fault.
+
+        They are on one node, which is what is set aside.
+        """
+        places = [self._column(rank) for rank in hearing.culprits]
+        more = tuple(rank for rank in dispute.elsewhere if self._column(rank) in places)
+        if not more:
+            return hearing
+        detail = f"{hearing.detail}; what ranks {', '.join(map(str, more))} add to the same sums cannot be told apart"
+        return replace(hearing, culprits=tuple(sorted({*hearing.culprits, *more})), detail=detail)
 
     def _watched(self, turns: Sequence[int]) -> Witness:
         return Witness(turns, leaf=self._plan.leaf, stages=self._mesh.layout.stages)
@@ -234,6 +349,10 @@ class Auditor:
             clean=self.clean,
         )
 
+    def _column(self, rank: int) -> tuple[int, int]:
+        place = place_of(rank, self._mesh.layout)
+        return place.pp, place.dp
+
     def _place(self, rank: int) -> tuple[int, int]:
         place = place_of(rank, self._mesh.layout)
         return place.pp, place.tp
@@ -258,36 +377,47 @@ def clean_at(saved: int | None, step: int, assignment: Assignment) -> int | None
     return saved
 
 
-def begin(assembly: Assembly, batches: Batches, *, port: Port, clock: Clock) -> Auditor | None:
-    """Return the auditor of a generation, and have `batches` load what it needs; None if it has none.
+def begin(
+    assembly: Assembly, batches: Batches, *, port: Port, clock: Clock
+) -> tuple[Auditor | None, AuditCoverage | None]:
+    """Return the auditor of a generation, None if it has none, and what is audited, None where nobody asks for audits.
+
+    `batches` load what the audits need from here on.
 
     A collective where the run is to be audited; why it cannot be is reported.
     """
     mesh, order, budget = assembly.mesh, batches.order, port.assignment.audit
     if not budget:
-        return None
+        return None, None
     layout, device = mesh.layout, port.device
-    mine = json.dumps([port.assignment.node, device.described()]).encode()
-    peers = [AuditedRank(node=node, device=name) for node, name in map(json.loads, mesh.gather(mine))]
+    mine = json.dumps([port.assignment.node, device.described(), port.assignment.newcomer]).encode()
+    peers = [
+        AuditedRank(node=node, device=name, newcomer=new) for node, name, new in map(json.loads, mesh.gather(mine))
+    ]
     names = sorted({peer.node for peer in peers})
+    nodes = [names.index(peer.node) for peer in peers]
     plan = audit.plan(
         layout,
         budget=budget,
         blocks=max(1, len(assembly.parts[0].blocks)),
         counts=order.counts,
-        nodes=[names.index(peer.node) for peer in peers],
+        nodes=nodes,
         leaf=assembly.plan.leaf,
     )
     if why := assembly.unaudited() or plan.why:
         port.audited(AuditReport(kind=Audited.OFF, detail=why))
-        return None
+        return None, AuditCoverage(off=why)
 
     def extra(step: int, micro_batches: int) -> Sequence[int]:
         column = mesh.place.dp
         return audit.replayed(plan, step, seed=order.seed, dp=layout.dp, column=column, micro_batches=micro_batches)
 
-    batches.take(replace(batches.share, extra=extra))
-    return Auditor(plan, assembly, batches, peers=peers, port=port, clock=clock)
+    def heard(step: int, micro_batches: int) -> Sequence[int]:
+        return audit.heard(plan, step, seed=order.seed, dp=layout.dp, micro_batches=micro_batches)
+
+    batches.take(replace(batches.share, extra=extra, heard=heard))
+    seen = audit.coverage(plan, layout, counts=order.counts, nodes=nodes)
+    return Auditor(plan, assembly, batches, peers=peers, coverage=seen, port=port, clock=clock), seen
 
 
 def _summary(chain: dict[ChainLink, int]) -> str:

@@ -9,11 +9,15 @@ from typing import Any
 from elastic3d.data import Order
 from elastic3d.data.ledger import Line
 from elastic3d.errors import StateUnfit
+from elastic3d.health.numerics import Losses
+from elastic3d.health.vetted import CLEAN_NODES
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.values import from_json, to_json
 
 _BEGUN_FROM = "begun_from"
 _CLEAN = "clean"
+_LOSSES = "losses"
+_NONDETERMINISM = "nondeterminism"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +36,25 @@ class AskedState:
     """The schedule's state, encoded likewise; None without one."""
     leaf: int = 1
     """Micro-batches of a leaf; states of versions without leaves are of 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nondeterminism:
+    """Equal inputs did not give equal bits, as audits of a run found.
+
+    step: that would have been made of the audited passes. script: digest of the script. detail: of the hearing.
+    """
+
+    step: int
+    script: str
+    detail: str
+
+    def __str__(self) -> str:
+        """Return why nothing is audited, for people."""
+        return (
+            f"equal inputs did not give equal bits in step {self.step}: {self.detail}; nobody could be convicted by "
+            "audits, which begin again with another script"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +83,12 @@ class StateFacts:
     """The checkpoint that `restore=` named and the run went back to, "" for none."""
     clean: int | None = None
     """The newest step that audits vouch for; None where nothing is audited, and in states of older versions."""
+    losses: Losses | None = None
+    """The latest losses; None where nobody compares them, and in states of older versions."""
+    clean_nodes: dict[str, int] | None = None
+    """The same by node that was active; None likewise."""
+    nondeterminism: Nondeterminism | None = None
+    """Why audits are off for this run, None if they need not be."""
 
 
 def to_plain(facts: StateFacts) -> dict[str, Any]:
@@ -69,6 +98,12 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
         del plain[_BEGUN_FROM]
     if facts.clean is None:
         del plain[_CLEAN]
+    if facts.losses is None:
+        del plain[_LOSSES]
+    if facts.clean_nodes is None:
+        del plain[CLEAN_NODES]
+    if facts.nondeterminism is None:
+        del plain[_NONDETERMINISM]
     return plain
 
 

@@ -12,12 +12,13 @@ import torch
 from checkpointing.errors import MissingTile
 from elastic3d.data import Batches
 from elastic3d.data.ledger import Ledger
+from elastic3d.health.numerics import Losses
 from elastic3d.log import process_log
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.port import Assignment, Go
 from elastic3d.training import identity, loading, restoring, starting, state_facts
-from elastic3d.training.state_facts import AskedState
+from elastic3d.training.state_facts import AskedState, Nondeterminism, StateFacts
 from elastic3d.training.tiers import announced_read
 
 
@@ -32,6 +33,12 @@ class LoadedState:
     """In words, where the script differs from the one that saved the state."""
     clean: int | None
     """The newest step that audits vouch for; None if the state does not say, or no run has made it."""
+    losses: Losses | None
+    """The latest losses; None likewise."""
+    clean_nodes: dict[str, int] | None
+    """The same by node that was active when it was made; None likewise."""
+    nondeterminism: Nondeterminism | None
+    """Why audits are off for this run, None if they need not be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +103,17 @@ class StateLoader:
                 )
             if not found_damaged:
                 changes = tuple(self._changes(decision))
-                clean = self._clean(decision)
-                return LoadedState(decision=decision, ledger=ledger, scale=scale, changes=changes, clean=clean)
+                facts = self._facts(decision)
+                return LoadedState(
+                    decision=decision,
+                    ledger=ledger,
+                    scale=scale,
+                    changes=changes,
+                    clean=None if facts is None else facts.clean,
+                    losses=None if facts is None else facts.losses,
+                    nondeterminism=None if facts is None else facts.nondeterminism,
+                    clean_nodes=None if facts is None else facts.clean_nodes,
+                )
             process_log().emit(
                 "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
             )
@@ -125,10 +141,10 @@ class StateLoader:
         return starting.from_the_start(restoring.load(mesh.broadcast(decided)))
 
     @staticmethod
-    def _clean(decision: restoring.Decision) -> int | None:
+    def _facts(decision: restoring.Decision) -> StateFacts | None:
         if decision.source == restoring.NONE or starting.is_foreign(decision):
             return None
-        return state_facts.parse(decision.facts, decision.step).clean
+        return state_facts.parse(decision.facts, decision.step)
 
     def _changes(self, decision: restoring.Decision) -> list[str]:
         """Return in words where the script differs from the one that saved the state; older states do not say."""

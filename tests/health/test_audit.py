@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic3d.data.batches import PASSED_OVER
-from elastic3d.health.audit import AuditPlan, audit_at, extra_rounds, plan, replayed, shifts
+from elastic3d.health.audit import AuditPlan, audit_at, coverage, plan, replayed, shifts
+from elastic3d.planner.extra_rounds import extra_rounds
 from elastic3d.values import Layout, Schedule
 
 
@@ -134,3 +135,14 @@ def test_columns_without_a_micro_batch_of_their_own_audit_nobody() -> None:
     made = plan(layout, budget=1.0, blocks=4, counts=[3], nodes=nodes_of(layout, 1))
     assert made.every == 0
     assert "dp=4" in made.why
+
+
+def test_what_audits_see_is_told_in_numbers() -> None:
+    """Of 16 micro-batches on 4 columns 4 are run twice in one step of 25; over two nodes if each has two of them."""
+    layout = Layout(pp=1, dp=4)
+    for slots, nodes in ((1, 4), (2, 2), (4, 1)):
+        made = plan(layout, budget=0.01, blocks=8, counts=[8, 16], nodes=nodes_of(layout, slots))
+        seen = coverage(made, layout, counts=[8, 16], nodes=nodes_of(layout, slots))
+        assert (seen.every, seen.pieces, seen.nodes, seen.off) == (50, 0.25, nodes, "")
+    off = plan(layout, budget=0.0, blocks=8, counts=[16], nodes=nodes_of(layout, 1))
+    assert coverage(off, layout, counts=[16], nodes=nodes_of(layout, 1)).off == off.why

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic3d.health.hearing import Finding, Hearing, Statement, hear
+from elastic3d.health.hearing import Finding, Hearing, Statement, decided, hear
 
 RIGHT, WRONG, OTHER = 11, 22, 33
 
@@ -111,3 +111,20 @@ def test_the_order_of_statements_is_no_matter() -> None:
         Statement(rank=2, node="c", device="k", digest=RIGHT, repeated=True),
     ]
     assert len({hear(order) for order in itertools.permutations(given)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("failed", "nodes", "culprits"),
+    [((0,), "ab", (0,)), ((1,), "ab", (1,)), ((0, 1), "ab", ()), ((), "ab", ()), ((0,), "aa", ()), ((2,), "ab", ())],
+)
+def test_a_known_product_decides_between_two(failed: Sequence[int], nodes: str, culprits: tuple[int, ...]) -> None:
+    """Where one of them errs in it and the other one, on another node, does not; both may be honest else."""
+    given = [
+        Statement(rank=rank, node=nodes[rank], device="k", digest=digest, repeated=again)
+        for rank, digest in ((0, WRONG), (1, RIGHT))
+        for again in (False, True)
+    ]
+    got = decided(hear(given), given, failed)
+    assert got.culprits == culprits
+    assert got.finding is (Finding.PERSISTENT if culprits else Finding.UNDECIDED)
+    assert "known" in got.detail

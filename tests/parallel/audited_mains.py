@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from elastic3d.admission import devices
 from elastic3d.training import Run
 from tests.data.streams import Stateful
+from tests.parallel import tensors
 from tests.parallel.models import Block, Model, Sentences, loss_fn
 
 STEPS = 4
@@ -21,8 +23,9 @@ STEPS = 4
 class Flip:
     """Flip a bit of what a rank computes in one of its blocks.
 
-    what: "output" of the block on the way forward, "input" for its input's gradient, "weight" for a weight's. step:
-    the first in which it happens. passes: how many of the block's passes from then on are wrong. skip: those before.
+    what: "output" of the block on the way forward, "input" for its input's gradient, "weight" for a weight's, "part"
+    for what the rank computes of a layer that is cut. step: the first in which it happens. passes: how many of the
+    block's passes from then on are wrong. skip: those before.
     fresh: flip another bit each time.
     """
 
@@ -35,8 +38,21 @@ class Flip:
     fresh: bool = False
 
 
-def train(run: Run, *, flips: Sequence[Flip] = (), leaf: int = 1, micro_batches: int = 8, stream: bool = False) -> str:
-    """Train the small model, with some blocks that are wrong; return the digest."""
+def train(
+    run: Run,
+    *,
+    flips: Sequence[Flip] = (),
+    leaf: int = 1,
+    micro_batches: int = 8,
+    stream: bool = False,
+    multiplies_wrongly: int = -1,
+) -> str:
+    """Train the small model, with some blocks that are wrong; return the digest.
+
+    multiplies_wrongly: a rank whose device errs in every product of matrices that is not the model's.
+    """
+    if run.rank == multiplies_wrongly:
+        devices._multiply = lambda one, other: (one @ other).add_(1)
     model = run.shard(lambda: Model(), blocks="blocks", seed=3, leaf=leaf)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data: Any = Stateful() if stream else Sentences()
@@ -48,6 +64,22 @@ def train(run: Run, *, flips: Sequence[Flip] = (), leaf: int = 1, micro_batches:
             wrong.at(batch.step)
         run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
     # With this budget each step is audited.
+    assert run._auditor is None or run._auditor.clean == STEPS - 1
+    return run.digest()
+
+
+def train_cut(run: Run, *, flips: Sequence[Flip] = (), micro_batches: int = 4) -> str:
+    """Train a model whose layers are cut over ranks, with some blocks that are wrong; return the digest."""
+    model = run.shard(tensors.Decoder, blocks="blocks", tensor=tensors.SEQUENCE, seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = Sentences(tensors.VOCABULARY, tensors.LENGTH)
+    batches = run.batches(data, global_batch=2 * micro_batches, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    made = [_Wrong(flip, model) for flip in flips if flip.rank == run.rank]
+    for batch in batches.until(step=STEPS):
+        for wrong in made:
+            wrong.at(batch.step)
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
     assert run._auditor is None or run._auditor.clean == STEPS - 1
     return run.digest()
 
@@ -84,11 +116,14 @@ class _Wrong:
     def __init__(self, flip: Flip, model: nn.Module) -> None:
         self._flip, self._due, self._passes = flip, False, 0
         block = model.get_submodule(f"blocks.{flip.block}")
-        assert isinstance(block, Block)
+        assert isinstance(block, Block | tensors.Block)
         match flip.what:
+            case "part":
+                block.up.register_forward_hook(lambda module, given, output: self._wrong(output))
             case "output":
                 block.register_forward_hook(lambda module, given, output: self._wrong(output))
             case "input":
+                assert isinstance(block, Block)
                 block.norm.register_full_backward_hook(lambda module, into, out: (self._wrong(into[0]),))
             case _:
                 block.down.register_forward_pre_hook(self._hook_weight)

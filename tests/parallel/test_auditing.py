@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from elastic3d.coverage import AuditCoverage
 from elastic3d.port import Audited
 from elastic3d.training import Run
 from elastic3d.values import Layout, Schedule
@@ -22,8 +25,10 @@ STAYS = 99
 """Passes of a fault that stays: more than there are."""
 
 
-def played(main: Callable[[Run], Any], layout: Layout = THREE, audit: float = 1.0) -> list[Report]:
-    return run_world(main, Orders(layout=layout, audit=audit))
+def played(
+    main: Callable[[Run], Any], layout: Layout = THREE, audit: float = 1.0, newcomers: tuple[int, ...] = ()
+) -> list[Report]:
+    return run_world(main, Orders(layout=layout, audit=audit, newcomers=newcomers))
 
 
 def finished(reports: list[Report]) -> Report:
@@ -107,6 +112,39 @@ def test_a_device_that_computes_wrongly_again_is_convicted(flips: tuple[Flip, ..
 
 
 @pytest.mark.long
+def test_of_two_that_differ_who_errs_in_a_known_product_is_convicted() -> None:
+    """There is no third node; the known result is the second witness. Where both come to it, nobody is set aside."""
+    flips = [Flip(rank=1, passes=STAYS)]
+    two = Layout(pp=1, dp=2, zero=2)
+    reports = played(partial(mains.train, micro_batches=2, flips=flips, multiplies_wrongly=1), two)
+    assert {report.ended for report in reports} == {"convicted"}, reports[0].error
+    assert {(report.audits[-1].ranks, report.audits[-1].step) for report in reports} == {((1,), 1)}
+
+
+PART = Flip(rank=3, what="part", block=1)
+"""Rank 3 computes a part of the layers of replica 1, on its node with rank 2, and both get the sum."""
+
+
+@pytest.mark.long
+def test_layers_that_are_cut_are_audited() -> None:
+    """All ranks that share a layer's sum are named, on the one node where they are, and no bit changes."""
+    report = finished(played(partial(mains.train_cut, flips=[PART]), Layout(pp=1, dp=2, tp=2, zero=3)))
+    assert [audit.kind for audit in report.audits] == [Audited.FAILED, Audited.REDONE]
+    failed, _ = report.audits
+    assert (failed.ranks, failed.nodes, failed.finding) == ((2, 3), ("node1",), "transient")
+    assert report.result == finished(played(mains.train_cut, Layout(pp=1, dp=1, tp=2), audit=0.0)).result
+
+
+@pytest.mark.slow
+def test_a_device_that_errs_in_its_part_of_a_layer_is_convicted() -> None:
+    """By two other nodes, with the rank that shares its sums."""
+    always = replace(PART, passes=STAYS)
+    reports = played(partial(mains.train_cut, flips=[always], micro_batches=3), Layout(pp=1, dp=3, tp=2, zero=2))
+    assert {report.ended for report in reports} == {"convicted"}, reports[0].error
+    assert {(report.audits[-1].ranks, report.audits[-1].nodes) for report in reports} == {((2, 3), ("node1",))}
+
+
+@pytest.mark.long
 def test_a_second_accident_of_one_rank_is_none() -> None:
     """A device that errs twice within an hour errs again."""
     flips = [Flip(rank=2), Flip(rank=2, step=2)]
@@ -133,21 +171,62 @@ def test_the_stage_is_found_in_which_it_went_wrong() -> None:
 
 
 @pytest.mark.long
-def test_a_model_that_is_not_deterministic_has_nobody_convicted() -> None:
-    """That is said once, and training goes on without audits."""
-    reports = played(mains.train_without_bits)
+def test_a_model_that_is_not_deterministic_has_nobody_convicted(tmp_path: Path) -> None:
+    """That is said once, and training goes on without audits; so do later generations, and they say why."""
+    orders = Orders(layout=THREE, audit=1.0, snapshot_every=1, keep=tmp_path)
+    reports = run_world(mains.train_without_bits, orders)
     assert {report.ended for report in reports} == {"done"}, reports[0].error
     assert [audit.kind for audit in reports[0].audits] == [Audited.FAILED, Audited.INCONCLUSIVE]
     assert reports[0].audits[0].ranks == ()
+    assert reports[0].coverage == AuditCoverage(every=1, pieces=0.75, nodes=3)
+    for file in tmp_path.glob(f"{mains.STEPS}.*"):
+        file.unlink()
+    again = run_world(mains.train_without_bits, Orders(layout=Layout(pp=1, dp=2), audit=1.0, take=tmp_path))
+    assert {report.ended for report in again} == {"done"}, again[0].error
+    (off,) = again[0].audits
+    assert (off.kind, len(again[0].records)) == (Audited.OFF, 1)
+    assert "equal inputs did not give equal bits in step 0" in off.detail
+    assert again[0].coverage == AuditCoverage(off=off.detail)
 
 
 @pytest.mark.long
-def test_of_a_stream_the_passes_are_made_again_without_a_hearing() -> None:
-    """A stream is read once: what was wrong once is mended all the same, and nobody is named."""
-    report = finished(played(partial(mains.train, stream=True, flips=[Flip(rank=1, passes=3)])))
-    assert [audit.kind for audit in report.audits] == [Audited.FAILED, Audited.REDONE]
-    assert report.audits[0].ranks == ()
-    assert report.result == quiet(stream=True)
+def test_what_a_stream_gave_is_heard_again() -> None:
+    """A stream is read once: what may have to be repeated is kept for the step, and the rank is named and convicted."""
+    flips = [Flip(rank=1, passes=STAYS)]
+    reports = played(partial(mains.train, stream=True, micro_batches=3, flips=flips))
+    assert {report.ended for report in reports} == {"convicted"}, reports[0].error
+    assert {report.audits[-1].ranks for report in reports} == {(1,)}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(pp=2, dp=2, zero=2, schedule=Schedule.ZERO_BUBBLE, virtual=2),
+        pytest.param(THREE, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_a_newcomer_that_computes_rightly_is_let_in_and_no_bit_changes(layout: Layout) -> None:
+    """It is examined once, before the first step; the run goes on as without an exam."""
+    micro_batches = 3 if layout is THREE else 8
+    main = partial(mains.train, micro_batches=micro_batches)
+    report = finished(played(main, layout, newcomers=(layout.world - 1,)))
+    (examined,) = report.audits
+    assert (examined.kind, examined.step, examined.nodes) == (Audited.EXAMINED, 0, (f"node{layout.world - 1}",))
+    assert report.result == quiet(micro_batches=micro_batches)
+
+
+@pytest.mark.parametrize("dp", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_a_newcomer_that_computes_wrongly_makes_no_step(dp: int) -> None:
+    """With dp 2 the one that was there before knows the answer; nothing that was made before is doubted for it."""
+    flips = (Flip(rank=1, step=0, passes=STAYS),)
+    reports = played(partial(mains.train, micro_batches=dp, flips=flips), Layout(pp=1, dp=dp), newcomers=(1,))
+    assert {report.ended for report in reports} == {"convicted"}, reports[0].error
+    for report in reports:
+        assert report.records == []
+        assert [audit.kind for audit in report.audits] == [Audited.UNFIT, Audited.LYING]
+        assert [(audit.ranks, audit.nodes, audit.step) for audit in report.audits] == [((1,), ("node1",), 0)] * 2
+        assert report.audits[-1].clean == -1
 
 
 def test_what_is_not_audited_is_said() -> None:

@@ -11,7 +11,9 @@ import pytest
 from checkpointing import (
     Piece,
     commit,
+    mark_distrusted,
     mark_verified,
+    mark_vetted,
     open_store,
     read_latest,
     resolve_name,
@@ -194,6 +196,34 @@ def test_checkpoints_that_a_rule_refuses_are_passed_over(folder: Path) -> None:
     again = Keeping(folder, 3, restore="verified", distrusted=rules)
     assert go_through(again, steps=6) == undisturbed
     assert (again.outcome["step"], again.outcome["detail"]) == (3, "")
+
+
+def test_a_job_that_knows_of_no_rule_finds_them_in_the_store(folder: Path) -> None:
+    """One under another id, or after etcd was lost: it goes on from none of them either, and says what it takes."""
+    store = open_store(str(folder))
+    mark_distrusted(store, [Distrust(before=2, step=2)])
+    other = Keeping(folder, 2)
+    go_through(other, steps=3)
+    assert (other.outcome["source"], other.outcome["step"]) == ("store", 2)
+    assert "states up to step 4 are passed over" in other.outcome["detail"]
+    assert "not vetted; none is" in other.outcome["detail"]
+    mark_distrusted(store, [Distrust(before=3, step=2)])
+    mark_vetted(store, "1")
+    named = Keeping(folder, 3, restore="vetted")
+    go_through(named, steps=2)
+    assert (named.outcome["source"], named.outcome["step"], named.outcome["detail"]) == ("store", 1, "")
+    mark_vetted(store, "1")  # the state that the run began with is in the store again
+    mark_distrusted(store, [Distrust(before=4, step=1)])
+    back = Keeping(folder, 4)
+    go_through(back, steps=2)
+    assert back.outcome["step"] == 1
+    assert "is vetted: every node that made it was audited afterwards" in back.outcome["detail"]
+
+
+def test_without_a_vetted_checkpoint_the_run_says_why(folder: Path) -> None:
+    """It does not take another one instead."""
+    with pytest.raises(StateError, match=r"restore='vetted': no checkpoint .* is vetted: no audit has vouched"):
+        go_through(Keeping(folder, 2, restore="vetted"))
 
 
 def test_where_all_checkpoints_are_refused_the_run_begins_again(folder: Path) -> None:

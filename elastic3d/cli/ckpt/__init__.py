@@ -16,8 +16,9 @@ LOOK, CHECK, KEEP, EXCHANGE = "Look", "Read", "Keep", "Exchange"
 
 _HELP = """Look at checkpoints, check them, keep them, exchange them with other tools.
 
-URL is a directory or a place such as s3://bucket/prefix. A checkpoint is `latest`, `verified`, a tag, a step, or a
-name or its beginning. Every command takes `--json`. Exit codes: 0; 2 for a wrong call; 1 for everything else.
+URL is a directory or a place such as s3://bucket/prefix. A checkpoint is `latest`, `verified`, `vetted`, a tag, a step,
+or a name or its beginning, and may also be given with the URL: s3://bucket/prefix@vetted. Every command takes `--json`.
+Exit codes: 0; 2 for a wrong call; 1 for everything else.
 
 Examples:
 

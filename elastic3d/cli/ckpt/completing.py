@@ -20,7 +20,11 @@ def complete_checkpoints(context: typer.Context, incomplete: str) -> list[str]:
         return []
     listed = ref.committed if ref is not None else ()
     steps = [str(parsed[0].step) for name in listed if (parsed := parse_checkpoint(name))]
-    return [name for name in ("latest", "verified", *_tags(context), *steps, *listed) if name.startswith(incomplete)]
+    return [
+        name
+        for name in ("latest", "verified", "vetted", *_tags(context), *steps, *listed)
+        if name.startswith(incomplete)
+    ]
 
 
 def complete_tensors(context: typer.Context, incomplete: str) -> list[str]:

@@ -42,7 +42,7 @@ class LogDocument:
     more: int
     """How many older ones were not asked for."""
     labels: dict[str, tuple[str, ...]]
-    """latest, verified, tags and "pinned", by checkpoint."""
+    """latest, verified, vetted, tags, "pinned" and "distrusted", by checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

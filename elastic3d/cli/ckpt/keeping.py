@@ -40,7 +40,7 @@ _Any = Annotated[
     str,
     typer.Argument(
         metavar="[CHECKPOINT]",
-        help="latest, verified, a tag, a step, or a name or its beginning.",
+        help="latest, verified, vetted, a tag, a step, or a name or its beginning.",
         autocompletion=complete_checkpoints,
         show_default=False,
     ),
@@ -49,7 +49,7 @@ _One = Annotated[
     str,
     typer.Argument(
         metavar="CHECKPOINT",
-        help="latest, verified, a tag, a step, or a name or its beginning.",
+        help="latest, verified, vetted, a tag, a step, or a name or its beginning.",
         autocompletion=complete_checkpoints,
     ),
 ]
@@ -166,7 +166,7 @@ def gc(
 ) -> None:
     """Drop the checkpoints that nothing keeps, and delete what no other needs.
 
-    `latest`, `verified`, tags, pins and checkpoints that are being read always stay. Without `--keep-last` or
+    `latest`, `verified`, `vetted`, tags, pins and what is being read always stay. Without `--keep-last` or
     `--keep-bytes` no checkpoint is dropped, and only what failed saves left behind is deleted. Safe beside writers,
     readers and other collectors: objects are condemned first, stay for the grace, are checked again, and then deleted.
     Anything that reads or writes for more than half a minute announces itself in the store, and loses nothing.

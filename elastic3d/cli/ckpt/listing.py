@@ -25,8 +25,8 @@ def ls(place: StorePlace, *, as_json: bool) -> None:
     """List the committed checkpoints of a store, newest first.
 
     Only refs and records are read, however large the checkpoints are. A checkpoint is named by its step, generations
-    and attempt; `latest`, `verified`, tags and pins that point to it are shown beside it. Exit code 1 means that a
-    record cannot be read.
+    and attempt; `latest`, `verified`, `vetted`, tags and pins that point to it are shown beside it, and `distrusted` if
+    a device that computes wrongly may have spoilt it. Exit code 1 means that a record cannot be read.
 
     Examples:
 

@@ -9,6 +9,9 @@ from checkpointing import Store
 from checkpointing.reading import naming
 from elastic3d.errors import UsageError
 
+DISTRUSTED = "distrusted"
+"""The label of checkpoints that a device which computes wrongly may have spoilt."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
@@ -39,7 +42,7 @@ def before(store: Store, name: str) -> str:
 
 
 def labels(store: Store) -> dict[str, tuple[str, ...]]:
-    """Return what points to each checkpoint: latest, verified, its tags, and whether it is pinned."""
+    """Return what points to each checkpoint: latest, verified, vetted, tags; whether it is pinned, or distrusted."""
     labels_by_name: dict[str, list[str]] = defaultdict(list)
     ref = naming.read_ref(store)
     if ref is not None:
@@ -47,8 +50,13 @@ def labels(store: Store) -> dict[str, tuple[str, ...]]:
             labels_by_name[ref.checkpoint].append(naming.LATEST)
         if ref.verified is not None:
             labels_by_name[ref.verified.checkpoint].append(naming.VERIFIED)
+        if ref.vetted is not None:
+            labels_by_name[ref.vetted.checkpoint].append(naming.VETTED)
         for tag, target in sorted(ref.tags.items()):
             labels_by_name[target.checkpoint].append(f"tag {tag}")
         for checkpoint in ref.pins:
             labels_by_name[checkpoint].append("pinned")
+        for checkpoint in naming.committed(store, ref) if ref.distrusted else ():
+            if ref.distrusts(checkpoint):
+                labels_by_name[checkpoint].append(DISTRUSTED)
     return {name: tuple(marks) for name, marks in labels_by_name.items()}

@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from checkpointing import Store, open_store
 from checkpointing.errors import CheckpointError
 from elastic3d import environment
 from elastic3d.cli.ckpt.completing import complete_checkpoints
-from elastic3d.errors import Elastic3dError
+from elastic3d.errors import Elastic3dError, UsageError
 
 KEY = environment.STORE_KEY.name
 
@@ -38,7 +38,7 @@ Which = Annotated[
     str,
     typer.Argument(
         metavar="[CHECKPOINT]",
-        help="latest, verified, a tag, a step, or a name or its beginning.",
+        help="latest, verified, vetted, a tag, a step, or a name or its beginning.",
         autocompletion=complete_checkpoints,
     ),
 ]
@@ -66,6 +66,7 @@ def about_a_store(command: Callable[..., None]) -> Callable[..., None]:
 
     An error of elastic3d's is printed in one line, with its own exit code; so is one of the operating system's.
     """
+    defaults = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
@@ -82,6 +83,9 @@ def about_a_store(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapped(*, url: str, key_file: str, **values: Any) -> None:
         try:
+            url, named = split_name(url)
+            if named:
+                values |= _named(url, named, values, defaults)
             command(StorePlace(url=url, key_file=key_file), **values)
         except (CheckpointError, Elastic3dError) as error:
             complain(error)
@@ -95,6 +99,28 @@ def about_a_store(command: Callable[..., None]) -> Callable[..., None]:
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapped
+
+
+def split_name(url: str) -> tuple[str, str]:
+    """Return a store's URL and the checkpoint that `URL@NAME` names in it, "" for none.
+
+    An @ in the name of a directory that is there, or in the part of a URL that names the host, belongs to it.
+    """
+    before, at, name = url.rpartition("@")
+    _, scheme, place = before.rpartition("://")
+    if not at or not before or not name or "/" in name or (scheme and "/" not in place) or os.path.exists(url):
+        return url, ""
+    return before, name
+
+
+def _named(url: str, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, str]:
+    """Return the argument that a checkpoint given with the URL is; UsageError if the command takes none, or has one."""
+    for argument in ("checkpoint", "b", "of"):
+        if argument in values:
+            if values[argument] != defaults[argument]:
+                raise UsageError(f"{url}@{name} and {values[argument]!r}: name the checkpoint once")
+            return {argument: name}
+    raise UsageError(f"{url}@{name}: this command is about all of a store; leave @{name} out")
 
 
 def complain(error: Exception | str) -> None:

@@ -10,7 +10,7 @@ import queue
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from checkpointing import Committed, Ref, Store, commit, fence
+from checkpointing import Committed, Distrust, Ref, Store, commit, fence, mark_distrusted, read_latest
 from checkpointing.errors import CheckpointError, CommitRefused, Fenced, Incomplete, Superseded
 from checkpointing.format import names
 from checkpointing.retention.store_clock import modified_at, store_time
@@ -54,15 +54,17 @@ class CommitNeedless:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FencedStore:
-    """What the store held when it was fenced: steps of `latest` and `verified`, -1 for none, and their ages in seconds.
+    """What the store held when it was fenced: steps of `latest`, `verified` and `vetted`, -1 for none, and their ages.
 
-    Ages are by the store's clock, None where the store does not say.
+    Ages are in seconds by the store's clock, None where the store does not say.
     """
 
     step: int
     age: float | None
     verified_step: int
     verified_age: float | None
+    vetted_step: int = -1
+    vetted_age: float | None = None
 
 
 CommitterEvent = CommitDone | CommitFailed | CommitNeedless | FencedStore
@@ -72,6 +74,7 @@ CommitterEvent = CommitDone | CommitFailed | CommitNeedless | FencedStore
 class _Task:
     number: int
     since: float
+    distrusted: tuple[Distrust, ...] = ()
     tries: int = 0
     due: float = 0.0
     reported: bool = False
@@ -89,7 +92,7 @@ class Committer:
         clock: Clock = SYSTEM,
     ) -> None:
         self._store, self._report, self._patience, self._clock = store, report, patience, clock
-        self._jobs: queue.SimpleQueue[tuple[SavedStep | None, int] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[SavedStep | None, int, tuple[Distrust, ...]] | None] = queue.SimpleQueue()
         self._fence: _Task | None = None
         self._saves: dict[SavedStep, _Task] = {}
         self._done: set[SavedStep] = set()
@@ -97,13 +100,13 @@ class Committer:
         self._trying: tuple[SavedStep | None, _Task] | None = None
         self._thread = threads.start(self._run, name="elastic3d-commit", edge=threads.Edge.AGAIN, failed=self._broken)
 
-    def fence(self, number: int) -> None:
-        """Put the number into `latest`, so that no older leader can commit any more."""
-        self._jobs.put((None, number))
+    def fence(self, number: int, distrusted: tuple[Distrust, ...] = ()) -> None:
+        """Put the number into `latest`, so that no older leader can commit any more, and rules for its checkpoints."""
+        self._jobs.put((None, number, distrusted))
 
     def commit(self, saved: SavedStep, number: int) -> None:
         """Commit this step in generation `number`, once its manifests are complete."""
-        self._jobs.put((saved, number))
+        self._jobs.put((saved, number, ()))
 
     def close(self, patience: float) -> None:
         """Finish what was asked for, within `patience` seconds, and stop."""
@@ -145,10 +148,10 @@ class Committer:
         if job is None:
             self._closing = True
             return
-        saved, number = job
+        saved, number, distrusted = job
         now = self._clock.monotonic()
         if saved is None:
-            self._fence = _Task(number=number, since=now)
+            self._fence = _Task(number=number, since=now, distrusted=distrusted)
         elif saved in self._done:
             self._report(CommitNeedless(saved=saved))
         else:
@@ -159,7 +162,11 @@ class Committer:
 
     def _try_fence(self, task: _Task) -> None:
         try:
-            fenced = _fenced_store(self._store, fence(self._store, task.number))
+            ref = fence(self._store, task.number)
+            if task.distrusted:
+                mark_distrusted(self._store, task.distrusted)
+                ref = read_latest(self._store) or ref
+            fenced = _fenced_store(self._store, ref)
         except CommitRefused as error:
             self._say(task, None, f"fence: {error}", again=False, deposed=True)
         except (CheckpointError, OSError) as error:
@@ -220,7 +227,15 @@ def _fenced_store(store: Store, ref: Ref) -> FencedStore:
     now = store_time(store) if ref.checkpoint is not None else 0.0
     step, age = _age(store, ref.checkpoint, now)
     verified_step, verified_age = _age(store, verified, now)
-    return FencedStore(step=step, age=age, verified_step=verified_step, verified_age=verified_age)
+    vetted_step, vetted_age = _age(store, ref.vetted.checkpoint if ref.vetted is not None else None, now)
+    return FencedStore(
+        step=step,
+        age=age,
+        verified_step=verified_step,
+        verified_age=verified_age,
+        vetted_step=vetted_step,
+        vetted_age=vetted_age,
+    )
 
 
 def _age(store: Store, checkpoint: str | None, now: float) -> tuple[int, float | None]:

@@ -2,7 +2,7 @@
 
 `verified` moves to a checkpoint once its record and manifests have been read from the store again and a sample of its
 tiles, or all of them, have matched their digests. Only the newest checkpoint is read back: where commits come faster
-than that, some are passed over.
+than that, some are passed over. `vetted` moves after each commit and each audit that vouches for another one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.announcing import reading
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.worker.checkpoints.vetting import LiveAudits, vet
 from elastic3d.worker.options import Saving, Verification
 
 SAMPLE = 32
@@ -69,7 +70,19 @@ class SweepFailed:
     error: str
 
 
-HousekeeperEvent = Verified | VerifyFailed | Swept | Bounded | SweepFailed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vetted:
+    """`vetted` was looked after. step: where it points now, None for nowhere; why: then, for people.
+
+    error: why it could not be looked after, "" if it could.
+    """
+
+    step: int | None
+    why: str = ""
+    error: str = ""
+
+
+HousekeeperEvent = Verified | VerifyFailed | Vetted | Swept | Bounded | SweepFailed
 
 
 def verify_committed(store: Store, name: str, how: Verification) -> None:
@@ -112,13 +125,26 @@ def _batches(tiles: Sequence[StoredTile]) -> Iterator[list[StoredTile]]:
 
 
 class Housekeeper:
-    """Works on a thread of its own, where it calls `report`. The leader's committer announces commits to it."""
+    """Works on a thread of its own, where it calls `report`. The leader's committer announces commits to it.
+
+    audits: whether the run asks for audits, so that checkpoints may be vetted.
+    """
 
     def __init__(
-        self, store: Store, saving: Saving, report: Callable[[HousekeeperEvent], None], *, clock: Clock = SYSTEM
+        self,
+        store: Store,
+        saving: Saving,
+        report: Callable[[HousekeeperEvent], None],
+        *,
+        audits: bool = False,
+        clock: Clock = SYSTEM,
     ) -> None:
+        self._audits = audits
         self._store, self._saving, self._report, self._clock = store, saving, report, clock
-        self._jobs: queue.SimpleQueue[tuple[str, int, float] | None] = queue.SimpleQueue()
+        # What was committed, what audits vouch for, or None, for the end.
+        self._jobs: queue.SimpleQueue[tuple[str, int, float] | LiveAudits | None] = queue.SimpleQueue()
+        self._live: LiveAudits | None = None
+        self._all_vetted = False
         self._collected_at: float | None = None
         self._wakes_at: float | None = None  # when what is condemned may be deleted
         self._thread = threads.start(self._run, name="elastic3d-keep", edge=threads.Edge.AGAIN)
@@ -126,6 +152,10 @@ class Housekeeper:
     def committed(self, name: str, step: int, at: float) -> None:
         """Take over a checkpoint that was committed `at` (monotonic)."""
         self._jobs.put((name, step, at))
+
+    def audited(self, live: LiveAudits) -> None:
+        """Take over what audits vouch for now."""
+        self._jobs.put(live)
 
     def close(self, patience: float) -> None:
         """Stop; the work under way has `patience` seconds to end."""
@@ -143,23 +173,45 @@ class Housekeeper:
                 continue
             if job is None:
                 return
+            if self._audits and not (self._all_vetted and isinstance(job, LiveAudits)):
+                self._vet()
+            if isinstance(job, LiveAudits):
+                continue
             if saving.verification is not Verification.OFF:
                 self._verify(*job)
             if (saving.keep is not None or saving.keep_bytes is not None) and self._due():
                 self._collect(retention)
 
-    def _newest(self) -> tuple[str, int, float] | None:
-        """Return the newest checkpoint to look after, None at the end; queue.Empty when a collection is due."""
+    def _newest(self) -> tuple[str, int, float] | LiveAudits | None:
+        """Return the newest checkpoint to look after, what audits vouch for where there is none, None at the end.
+
+        queue.Empty when a collection is due.
+        """
         wakes = self._wakes_at
         job = self._jobs.get(timeout=None if wakes is None else max(0.0, wakes - self._clock.monotonic()))
+        if isinstance(job, LiveAudits):
+            self._live = job
         while job is not None and not self._jobs.empty():
             # The last one before the end is still verified.
             following = self._jobs.get()
             if following is None:
                 self._jobs.put(None)
                 break
-            job = following
+            if isinstance(following, LiveAudits):
+                self._live = following
+            if isinstance(job, LiveAudits) or not isinstance(following, LiveAudits):
+                job = following
         return job
+
+    def _vet(self) -> None:
+        """Move `vetted` on. After a failure the next commit or audit tries again."""
+        try:
+            vetting = vet(self._store, self._live)
+        except (CheckpointError, OSError) as error:
+            self._report(Vetted(step=None, error=str(error)))
+            return
+        self._all_vetted = vetting.newest
+        self._report(Vetted(step=vetting.step, why=vetting.why))
 
     def _verify(self, name: str, step: int, at: float) -> None:
         begun = self._clock.monotonic()

@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from checkpointing import Store
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.distrust import Distrust
 from elastic3d.membership.records import SavedStep
+from elastic3d.port import StepRecord
 from elastic3d.values import Generation
 from elastic3d.worker.checkpoints.committer import CommitDone, CommitFailed, CommitNeedless, Committer, FencedStore
 from elastic3d.worker.checkpoints.housekeeping import (
@@ -17,13 +19,17 @@ from elastic3d.worker.checkpoints.housekeeping import (
     Swept,
     Verified,
     VerifyFailed,
+    Vetted,
 )
 from elastic3d.worker.checkpoints.uploader import TilesUploaded, Uploader, WriteFailed, rest_after
+from elastic3d.worker.checkpoints.vetting import LiveAudits
 from elastic3d.worker.checkpoints.writing import CheckpointWriter
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Saving
 from elastic3d.worker.processes.slot import SlotPort
 from elastic3d.worker.pulse import Figures
+
+NOT_AUDITED = "audits are off: health=elastic3d.Health(audit=...) turns them on"
 
 COMMIT_PATIENCE = 10.0
 """Seconds for which the leader's node waits for the commit of what it wrote before it begins the next checkpoint."""
@@ -33,6 +39,7 @@ class Checkpoints:
     """Called on the keeper's main thread, which learns of writes through `tell` and passes them on to `heard`.
 
     settled: called on the committer's thread for each save that is committed, or, with the error, that never will be.
+    audits: whether the run asks for audits.
     """
 
     def __init__(
@@ -47,23 +54,27 @@ class Checkpoints:
         clock: Clock = SYSTEM,
         rest: Callable[[int], float] = rest_after,
         settled: Callable[[SavedStep, str], None] = lambda saved, error: None,
+        audits: bool = False,
     ) -> None:
+        self._vouched = (0, -1)  # the newest generation, and the newest step that audits vouched for in it
+        self._vetted_step: int | None = None
+        figures.unvetted("" if audits else NOT_AUDITED)
         self._settled = settled
         self._limit, self._over = saving.keep_bytes, 0
         self._slots, self._journal, self._figures, self._clock = slots, journal, figures, clock
         self._leads = False
         self._written: dict[int, SavedStep] = {}
         self._writer = writer = CheckpointWriter(store, saving, len(slots))
-        self._housekeeper = Housekeeper(store, saving, self._kept, clock=clock)
+        self._housekeeper = Housekeeper(store, saving, self._kept, audits=audits, clock=clock)
         self._committer = Committer(store, self._committed, clock=clock)
         self._uploaders = [Uploader(slot, writer.write, tell, patience=self._patience, rest=rest) for slot in slots]
 
     # What the membership says.
 
-    def fence(self, number: int) -> None:
-        """Become the leader: fence off older leaders."""
+    def fence(self, number: int, distrusted: tuple[Distrust, ...] = ()) -> None:
+        """Become the leader: fence off older leaders, and have the store keep rules for its checkpoints."""
         self._leads = True
-        self._committer.fence(number)
+        self._committer.fence(number, distrusted)
 
     def commit(self, saved: SavedStep, number: int) -> None:
         """Commit what all nodes wrote."""
@@ -82,6 +93,19 @@ class Checkpoints:
     def distrust(self, damaged: Collection[str]) -> None:
         """Base no checkpoint on these, which were found damaged."""
         self._writer.distrust(damaged)
+
+    def audited(self, record: StepRecord, generation: Generation) -> None:
+        """Take note of a step: if audits vouch for more than before, the leader's node vets checkpoints by it.
+
+        What they vouched for at a generation's first step says nothing of its nodes: others may have been audited then.
+        """
+        number, newest = self._vouched
+        if record.generation != generation.number or (number == record.generation and record.clean <= newest):
+            return
+        self._vouched = (record.generation, record.clean)
+        if self._leads and number == record.generation:
+            clean = dict.fromkeys((node.name for node in generation.nodes), record.clean)
+            self._housekeeper.audited(LiveAudits(generation=record.generation, clean=clean))
 
     # Snapshots.
 
@@ -143,6 +167,8 @@ class Checkpoints:
                     self._figures.committed(event.step, now - event.age)
                 if event.verified_age is not None:
                     self._figures.verified(event.verified_step, now - event.verified_age)
+                if event.vetted_age is not None:
+                    self._figures.vetted(event.vetted_step, now - event.vetted_age)
             case CommitNeedless():
                 self._settled(event.saved, "")
             case CommitFailed():
@@ -176,6 +202,8 @@ class Checkpoints:
             case Verified():
                 self._figures.verified(event.step, event.at)
                 self._journal.emit("checkpoint.verified", step=event.step, kind=str(event.how), seconds=event.seconds)
+            case Vetted():
+                self._vetted(event)
             case VerifyFailed():
                 self._journal.emit("checkpoint.unverified", step=event.step, error=event.error)
             case Swept():
@@ -185,6 +213,17 @@ class Checkpoints:
                 self._bounded(event.over)
             case SweepFailed():
                 self._journal.emit("checkpoint.uncollected", error=event.error)
+
+    def _vetted(self, event: Vetted) -> None:
+        if event.error:
+            self._journal.emit("checkpoint.unvetted", error=event.error)
+        elif event.step is None:
+            self._figures.unvetted(event.why)
+            self._vetted_step = None
+        elif event.step != self._vetted_step:
+            self._figures.vetted(event.step, self._clock.monotonic())
+            self._journal.emit("checkpoint.vetted", step=event.step)
+            self._vetted_step = event.step
 
     def _bounded(self, over: int) -> None:
         """Report when what must stay begins to exceed `keep_bytes`, and when it no longer does."""

@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 
 from checkpointing import (
+    Distrust,
     Ref,
     Retention,
     SaveOptions,
     collect,
     commit,
     fence,
+    mark_distrusted,
     mark_verified,
+    mark_vetted,
     open_checkpoint,
     open_store,
     pin,
@@ -58,7 +61,7 @@ from checkpointing.format.announcement import (
 from checkpointing.format.encoding import document
 from checkpointing.format.refs import decode_ref, encode_ref, spill
 from checkpointing.format.tombstone import Doomed
-from checkpointing.reading import announcing
+from checkpointing.reading import announcing, naming
 from checkpointing.reading.announcing import announced, reading
 from checkpointing.reading.naming import committed
 from checkpointing.retention.policy import bounded, retained
@@ -172,12 +175,13 @@ def test_tags_and_pins_are_set_and_removed() -> None:
 
 
 def test_protected_checkpoints_survive_a_collection() -> None:
-    """latest, verified, tags and pins stay whole and all else goes; the dry run announced exactly that."""
+    """latest, verified, vetted, tags and pins stay whole and all else goes; the dry run announced exactly that."""
     store, actor = fresh()
     history(store, range(1, 8))
     save(store, make_state(SMALL, seed=50), step=5, attempt=1)  # superseded, never committed
     save(store, make_state(SMALL, seed=51), step=9)  # under way
     mark_verified(store, "2")
+    mark_vetted(store, "4")
     tag(store, "best", "3")
     pin(store, "5", "paper")
     actor.sleep(100.0)
@@ -187,13 +191,67 @@ def test_protected_checkpoints_survive_a_collection() -> None:
     assert set(actor.world.objects) == before
     done = collect(store, Retention(keep_last=1), grace=60, sleep=actor.sleep)
     assert done.objects == dry.objects
-    assert done.dropped == dry.dropped == (name(6), name(4), name(1))
+    assert done.dropped == dry.dropped == (name(6), name(1))
     assert before - set(actor.world.objects) == {doomed.name for doomed in done.objects}
     assert not collect(store, Retention(keep_last=1), grace=60, sleep=actor.sleep).objects
-    for step in (2, 3, 5, 7):
+    for step in (2, 3, 4, 5, 7):
         assert load(open_checkpoint(store, str(step)))[0] == make_state(SMALL, seed=step)
     assert commit(store, step=9, made_in=1, attempt=0, committed_in=1, world=2).moved
     assert not [finding for finding in verify(store) if "notes/" not in finding.object]
+
+
+def test_vetted_moves_on_and_never_to_what_a_rule_refuses() -> None:
+    """A rule takes it away from what it refuses; nothing puts it back, and the ref says all of it when read again."""
+    store, _ = fresh()
+    with pytest.raises(NoCheckpoint, match="nothing was ever written"):
+        mark_distrusted(store, [Distrust(before=2, step=3)])
+    history(store, range(1, 7))
+    with pytest.raises(NoCheckpoint, match="no checkpoint is vetted"):
+        resolve_name(store, "vetted")
+    assert [mark_vetted(store, text) for text in ("4", "2", "5")] == [name(4), name(4), name(5)]
+    assert resolve_name(store, "vetted") == name(5)
+    mark_distrusted(store, [Distrust(before=2, step=5)])
+    assert mark_vetted(store, "6") == name(5)
+    mark_distrusted(store, [Distrust(before=2, step=3), Distrust(before=2, step=4)])
+    ref = read_ref(store)
+    assert ref is not None
+    assert (ref.vetted, ref.distrusted) == (None, (Distrust(before=2, step=3),))
+    assert [text for text in ref.committed if ref.distrusts(text)] == [name(6), name(5), name(4)]
+    assert mark_vetted(store, "4") is None
+    assert mark_vetted(store, "3") == name(3)
+    ref = read_ref(store)
+    assert ref is not None
+    assert decode_ref(encode_ref(ref), names.LATEST) == ref
+
+
+def test_a_tag_of_before_that_is_called_vetted_still_counts() -> None:
+    """It cannot be given any more, and yields to what is really vetted."""
+    store, _ = fresh()
+    history(store, range(1, 4))
+    with pytest.raises(ValueError, match="cannot be a tag"):
+        tag(store, "vetted", "2")
+    ref, token = naming.read_versioned(store)
+    assert ref is not None
+    target = refs.Target(checkpoint=name(2), record_digest=open_checkpoint(store, "2").root)
+    old = dataclasses.replace(ref, tags={"vetted": target})
+    assert store.compare_and_swap(names.LATEST, token, encode_ref(old))
+    assert resolve_name(store, "vetted") == name(2)
+    mark_vetted(store, "1")
+    assert resolve_name(store, "vetted") == name(1)
+
+
+def test_verify_follows_vetted_as_it_does_other_names() -> None:
+    """A ref that promises another record than is there is reported."""
+    store, _ = fresh()
+    history(store, range(1, 3))
+    mark_vetted(store, "1")
+    assert not list(verify(store))
+    ref, token = naming.read_versioned(store)
+    assert ref is not None
+    target = refs.Target(checkpoint=name(1), record_digest="0" * 64)
+    assert store.compare_and_swap(names.LATEST, token, encode_ref(dataclasses.replace(ref, vetted=target)))
+    (finding,) = verify(store)
+    assert (finding.object, finding.checkpoints) == (names.record(name(1)), (name(1),))
 
 
 def test_dropped_checkpoints_stay_readable_for_the_grace() -> None:
@@ -556,6 +614,8 @@ def test_a_damaged_ref_is_refused_and_repaired(how: str) -> None:
     fence(store, 3)
     history(store, range(1, 5), made_in=3)
     mark_verified(store, "2")
+    mark_vetted(store, "3")
+    mark_distrusted(store, [Distrust(before=4, step=3)])
     tag(store, "best", "3")
     pin(store, "1", "paper")
     fence(store, 7)
@@ -569,7 +629,8 @@ def test_a_damaged_ref_is_refused_and_repaired(how: str) -> None:
         with pytest.raises(Corrupt):
             commit(store, step=9, made_in=7, attempt=0, committed_in=7, world=2)
     ref = repair_latest(store)
-    same = ("generation", "checkpoint", "record_digest", "step", "made_in", "earlier", "verified", "tags", "pins")
+    same = ("generation", "checkpoint", "record_digest", "step", "made_in", "earlier", "tags", "pins")
+    same = (*same, "verified", "vetted", "distrusted")
     assert {field: getattr(ref, field) for field in same} == {field: getattr(good, field) for field in same}
     with pytest.raises(Fenced):
         fence(store, 6)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from checkpointing import open_checkpoint, open_store
+from checkpointing import Distrust, mark_distrusted, mark_vetted, open_checkpoint, open_store
 from checkpointing.retention.protection import mark_verified
 from elastic3d.cli.ckpt import app
+from elastic3d.cli.ckpt.place import split_name
 from tests.cli.ckpt.conftest import History
 
 run = CliRunner()
@@ -70,6 +71,37 @@ def test_verified_names_a_checkpoint(url: str, history: History) -> None:
     mark_verified(open_store(url), history.names[2])
     assert answer("show", url, "verified")["summary"]["checkpoint"] == history.names[2]
     assert answer("ls", url)["checkpoints"][1]["labels"] == ["verified"]
+
+
+def test_vetted_and_distrusted_checkpoints_are_marked(url: str, history: History) -> None:
+    """In lists and on the page; `vetted` may be given with the URL, and where there is none it is said why."""
+    assert "audits are off" in refused("show", f"{url}@vetted", code=1)
+    mark_vetted(open_store(url), history.names[0])
+    mark_distrusted(open_store(url), [Distrust(before=99, step=200)])
+    summary = answer("show", f"{url}@vetted")["summary"]
+    assert (summary["checkpoint"], summary["labels"]) == (history.names[0], ["vetted"])
+    labels = answer("log", url)["labels"]
+    assert {name for name, marks in labels.items() if "distrusted" in marks} == set(history.names[2:])
+    assert "distrusted" in run.invoke(app, ["log", url]).stdout
+    assert "once" in refused("show", f"{url}@vetted", "200")
+    assert "all of a store" in refused("ls", f"{url}@vetted")
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("s3://bucket/run@vetted", "vetted"),
+        ("/data/run-7@1200", "1200"),
+        ("s3://user@host/run", ""),
+        ("sftp://user@host", ""),
+        ("/data/run", ""),
+        ("@vetted", ""),
+        ("/data/run@", ""),
+    ],
+)
+def test_a_name_after_a_url_is_told_from_a_user(url: str, name: str) -> None:
+    """What stands before a host, or in the middle of a path, names no checkpoint."""
+    assert split_name(url) == (url.removesuffix(f"@{name}") if name else url, name)
 
 
 def test_gc_reports_what_it_would_free_and_frees_it(url: str, history: History) -> None:

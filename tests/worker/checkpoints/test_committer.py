@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from elastic3d.worker.checkpoints.committer import CommitDone, CommitFailed, Com
 Told = queue.SimpleQueue[c.CommitterEvent]
 
 
-def write(store: Store, step: int, rank: int = 0, world: int = 1, made_in: int = 1) -> SavedStep:
+def write(
+    store: Store, step: int, rank: int = 0, world: int = 1, made_in: int = 1, facts: dict[str, Any] | None = None
+) -> SavedStep:
     """Write one rank's part of a save of two rows."""
     spec = TensorSpec(key="model/w", dtype="float32", shape=(world, 4))
     box = Box(start=(rank, 0), stop=(rank + 1, 4))
@@ -31,7 +34,7 @@ def write(store: Store, step: int, rank: int = 0, world: int = 1, made_in: int =
         rank=rank,
         world=world,
         pieces=[Piece(spec=spec, box=box, data=data)],
-        facts={},
+        facts=facts or {},
     )
     return SavedStep(step=step, made_in=made_in, attempt=0, world=world)
 

@@ -55,7 +55,7 @@ def _over(nbytes: int) -> list[Text]:
     """Return a line if what must stay takes more space than it may."""
     if not nbytes:
         return []
-    why = "latest, verified, tags, pins or what is being read: untag or unpin some, or allow more"
+    why = "latest, verified, vetted, tags, pins or what is being read: untag or unpin some, or allow more"
     return [Text(f"what must stay takes {size(nbytes)} more than --keep-bytes ({why})", style="yellow")]
 
 

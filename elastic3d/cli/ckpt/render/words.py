@@ -86,7 +86,7 @@ def step(checkpoint: str) -> str:
 
 def marks(labels: Sequence[str]) -> Text:
     """Return the labels that point to a checkpoint, such as latest."""
-    styles = {"latest": "bold green", "verified": "cyan"}
+    styles = {"latest": "bold green", "verified": "cyan", "vetted": "bold cyan", "distrusted": "bold red"}
     shown = [Text(clean(label), style=styles.get(label, "yellow")) for label in labels]
     return Text(", ").join(shown)
 

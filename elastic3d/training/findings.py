@@ -1,0 +1,22 @@
+"""What follows where a check finds that a rank is wrong: its generation ends, or it is only said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from elastic3d.port import AuditReport, Port
+from elastic3d.training.auditing import AuditedRank, Convicted
+
+
+def end(port: Port, report: AuditReport, *, certain: bool) -> None:
+    """Raise Convicted, or only report where nobody is named for certain, or nothing is to be done about it."""
+    if certain and port.assignment.audit_acts:
+        raise Convicted(report)
+    why = "" if certain else "; training goes on, since it is not certain whose"
+    detail = report.detail + (why or ". act='log' has training go on with it")
+    port.audited(replace(report, detail=detail, acted=False))
+
+
+def nodes_of(ranks: Sequence[int], peers: Sequence[AuditedRank]) -> tuple[str, ...]:
+    return tuple(sorted({peers[rank].node for rank in ranks}))
