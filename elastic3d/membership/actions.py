@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from elastic3d.distrust import Distrust
 from elastic3d.membership.records import (
     Doubt,
     End,
@@ -266,9 +267,13 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """This member leads generation `number`: put the number into the store's `latest`, against older leaders."""
+    """This member leads generation `number`: put the number into the store's `latest`, against older leaders.
+
+    distrusted: rules that the store is to have too, for jobs that know nothing of this one.
+    """
 
     number: int
+    distrusted: tuple[Distrust, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

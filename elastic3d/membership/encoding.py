@@ -18,6 +18,7 @@ from typing import Any
 import zstandard
 
 from elastic3d.distrust import Distrust
+from elastic3d.pace import Pace
 from elastic3d.values import Cause, Generation, Layout, Node, Slot, from_json, to_json
 
 PLAIN = 64 * 1024
@@ -102,6 +103,7 @@ def write_fields(generation: Generation) -> dict[str, Any]:
         "reached": generation.reached,
         # Left out of nearly all: the digest of a generation is then that of older versions.
         **({"distrusted": to_json(generation.distrusted)} if generation.distrusted else {}),
+        **({"paces": to_json(generation.paces)} if generation.paces else {}),
     }
 
 
@@ -132,6 +134,7 @@ def read_fields(data: dict[str, Any], *, nodes: tuple[Node, ...], spares: tuple[
         layout=from_json(Layout, data["layout"]) if data.get("layout") is not None else None,
         raised=from_json(tuple[str, ...], data.get("raised", [])),
         distrusted=from_json(tuple[Distrust, ...], data.get("distrusted", [])),
+        paces=from_json(tuple[Pace, ...], data.get("paces", [])),
         **known,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastic3d.membership.actions import Write
@@ -37,6 +38,7 @@ from elastic3d.membership.key_events import (
     Unreadable,
 )
 from elastic3d.membership.records import Notice, SavedStep
+from elastic3d.membership.slowness import Slowness
 from elastic3d.membership.stalls import Stall
 
 __all__ = [
@@ -64,6 +66,7 @@ __all__ = [
     "MainFinished",
     "MemberGone",
     "MemberPut",
+    "NodesSlow",
     "Noticed",
     "OfBoard",
     "OfRoster",
@@ -246,6 +249,21 @@ class RanksMoving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodesSlow:
+    """Which nodes of the running generation `key` are slow, by id, as of `step`; none are while `slow` is empty.
+
+    Every node whose trainers run in the generation hears the same. Told in each generation as soon as enough of its
+    steps were looked at, also if no node is slow, since what was known of an earlier one holds until then; and again
+    whenever a node becomes slow, is well again, or is slower or faster than was told by more than a tenth. Of another
+    generation than the sealed one it says nothing.
+    """
+
+    key: str
+    step: int
+    slow: Mapping[str, Slowness]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """All of this node's slots wrote their tiles of this step to the store."""
 
@@ -313,6 +331,7 @@ Event = (
     | StepReported
     | RanksSilent
     | RanksMoving
+    | NodesSlow
     | Saved
     | Settled
     | LeaveAsked

@@ -61,6 +61,11 @@ class Policy:
     """How long two nodes that could not connect to each other must have been able to before both may be active
     again."""
 
+    balance: bool = True
+    """Whether anything is done about slow nodes; otherwise it is only reported what could be."""
+    change_cost: float = 30.0
+    """What a planned change is taken to cost, in time in which no step is made, until one was measured."""
+
     def __post_init__(self) -> None:
         if not 1 <= self.minimum <= self.maximum:
             raise ConfigurationError(
@@ -82,6 +87,7 @@ class Policy:
             "confirm",
             "damping",
             "reach_again",
+            "change_cost",
         ):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name}={getattr(self, name):g}: a time cannot be negative")

@@ -38,13 +38,16 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from elastic3d import etcd_keys as keys
+from elastic3d.coverage import AuditCoverage
 from elastic3d.errors import ConfigurationError
 from elastic3d.membership import changes, encoding
+from elastic3d.membership.slowness import SpeedReport
 from elastic3d.values import Cause, DeviceFacts, Generation, ModelProfile, Node, from_json, to_json
 
-SCHEMA = 5
+SCHEMA = 6
 """Schema 1 had no changes: every generation and proposal was written whole. Up to 2 reports had other names. In 4
-a generation may have come to be because ranks stood still. In 5 it may say from which states nobody goes on."""
+a generation may have come to be because ranks stood still. In 5 it may say from which states nobody goes on, in 6 for
+which slow machines it was formed."""
 
 _RENAMED = {"fault": "failed", "interrupted": "peer_lost"}
 """Fields of reports by the names that schema 2 has for them."""
@@ -112,7 +115,8 @@ class Report:
     trainers stood still (`machine/reach.py`). answered: the newest doubt about itself that it has seen. notice: why
     this node has to leave soon. saved: the newest step whose tiles all its slots wrote to the store. step, safe: the
     newest step committed, and the newest one that all ranks hold at home and at their buddies; 0 for none. unread: the
-    revision of the generation's record, if this member cannot read it and knows no generation.
+    revision of the generation's record, if this member cannot read it and knows no generation. speeds: which nodes of
+    its generation are slow, from the node of rank 0.
     """
 
     incarnation: str
@@ -135,6 +139,7 @@ class Report:
     saved: SavedStep | None = None
     safe: int = 0
     unread: str = ""
+    speeds: SpeedReport | None = None
 
 
 class Out(StrEnum):
@@ -218,11 +223,55 @@ class GenerationHistory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowFigures:
+    """A node that slows the others down."""
+
+    node: str
+    """Its name."""
+    rho: float
+    """How many times as long its work takes as that of the others; of data and host, how many times as long a step."""
+    kind: str
+    """What is slow: compute, data or host."""
+    since: int
+    """The step from which on."""
+    cost: float
+    """Seconds of a step that it costs."""
+    detail: str
+    """In words."""
+    ranks: tuple[int, ...] = ()
+    """Those of its ranks that show it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthFigures:
+    """How a node finds ranks that stand still, are slow or compute wrongly, for people.
+
+    idle, busy: seconds for which a rank may be silent that neither computes nor reads, and one that does. acts: whether
+    anything follows from what is found. audit: share of the computing that audits may take, 0.0 for none. coverage:
+    what they see in the generation that trains, None where none does. clean: the newest step that they vouch for, -1
+    where nothing is audited. at_rest: share of the time for looking at state at rest, 0.0 where neither that nor votes
+    and updates are checked. slow_from: from which factor on a node is slow, 0.0 where nobody measures; slow: the slow
+    nodes, as far as this one has seen enough steps.
+    """
+
+    idle: float
+    busy: float
+    acts: bool = True
+    audit: float = 0.0
+    coverage: AuditCoverage | None = None
+    clean: int = -1
+    at_rest: float = 0.0
+    slow_from: float = 0.0
+    slow: tuple[SlowFigures, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """A member's figures for people, written every `every` seconds. Ages are in seconds when written; -1 for never.
 
     state: active, spare, quarantined, draining, joining. step_seconds: the newest step's duration. snapshot_every:
-    steps from one snapshot to the next, 0 for none.
+    steps from one snapshot to the next, 0 for none. unvetted: why no checkpoint is vetted, "" where one is or where
+    that is not known. watch: how ranks are watched, None where nobody does.
     """
 
     state: str
@@ -237,8 +286,12 @@ class Pulse:
     checkpoint_age: float = -1.0
     verified_step: int = -1
     verified_age: float = -1.0
+    vetted_step: int = -1
+    vetted_age: float = -1.0
+    unvetted: str = ""
     health: str = "ok"
     detail: str = ""
+    watch: HealthFigures | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,7 @@ class VerdictKind(StrEnum):
     """What kind of trouble a verdict is about."""
 
     STUCK = "stuck"
+    SLOW = "slow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,9 @@ class Verdict:
     the script's code is at fault rather than the node, and may do the same again at this place. act: whether the
     generation has to end; False for what is only reported, as that everybody waits for the store. confidence: from 0
     to 1. detail: for people, one sentence. waits: who waits for whom, one line each.
+
+    Of slow nodes, fault is what is done about them. before, after: predicted seconds of a step without it and with it.
+    rungs: what could be done, and what each would gain and cost, one line each.
     """
 
     kind: VerdictKind
@@ -119,6 +123,9 @@ class Verdict:
     act: bool = True
     confidence: float = 1.0
     waits: tuple[str, ...] = ()
+    before: float = 0.0
+    after: float = 0.0
+    rungs: tuple[str, ...] = ()
 
 
 Judge = Callable[[Generation, Mapping[str, Stall], float], Verdict | None]

@@ -5,22 +5,25 @@ until a change pays for itself. If not, the planner takes as many nodes as any l
 of equal size the one with the smallest pp + dp: a step's bubble grows with pp - 1 and its gradient exchange with
 dp - 1, so the squarest mesh bounds both. On a tie the larger dp wins, whose pipeline is shorter.
 
+Nodes may differ in speed. A stage with a slow node then gets fewer blocks, whichever way the layout was chosen.
+
 The same bits are promised for one size of tp, so tp does not change once a run has chosen it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from elastic3d.errors import LayoutError
 from elastic3d.planner.costs import Costs
 from elastic3d.planner.enumeration import Cluster
 from elastic3d.planner.legality import unfit
+from elastic3d.planner.paced import block_work, stage_speeds, step_seconds
 from elastic3d.planner.ranking import judge, rank
 from elastic3d.planner.results import Candidate
-from elastic3d.planner.schedules import VIRTUAL
+from elastic3d.planner.schedules import VIRTUAL, cuts
 from elastic3d.values import Layout, ModelProfile
 
 SHOWN = 3
@@ -30,12 +33,22 @@ LOOKED_AT = 1000
 """Most layouts that are checked for them."""
 
 
+RECUT = 256
+"""Most blocks of a model whose stages are cut for speeds where no costs are known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A layout and how many nodes it uses; the others stay spares."""
+    """A layout and how many nodes it uses; the others stay spares.
+
+    seconds: the predicted time of its step, kept: that of the previous layout. Both are 0.0 where no speeds were given,
+    or nothing can be said, and in an arbitrary unit where no costs are known.
+    """
 
     layout: Layout
     nodes: int
+    seconds: float = field(default=0.0, compare=False)
+    kept: float = field(default=0.0, compare=False)
 
 
 def legal_layouts(world: int, profile: ModelProfile, request: Layout) -> list[Layout]:
@@ -74,7 +87,8 @@ def plan(
 
     previous: the layout the run has now, kept unless another saves more than `costs.change` seconds until the next
     change of membership, which is expected in `expected_change_s`; its tp is kept in any case. costs: without them, and
-    for a profile without FLOPs, layouts are chosen by shape alone. speeds: of each node in rank order, as for `rank`.
+    for a profile without FLOPs, layouts are chosen by shape alone. speeds: of each node in rank order, as for `rank`:
+    1 / rho for one whose work takes rho times as long, 1.0 for any other; () for nodes that are alike.
     Raises LayoutError, saying what would work, if no number of nodes up to `nodes` has a legal layout that fits.
     """
     if previous is not None and request.tp not in (0, previous.tp):
@@ -85,7 +99,7 @@ def plan(
     if previous is not None:
         request = replace(request, tp=previous.tp)
     if costs is None or not profile.block.flops:
-        return _by_shape(nodes, slots, profile, request)
+        return _timed(_by_shape(nodes, slots, profile, request, speeds), previous, profile, request, slots, speeds)
     cluster = Cluster(nodes=nodes, slots=slots)
     ranked = rank(nodes, slots, profile, request, costs, speeds=speeds)
     if not ranked.ranking:
@@ -97,7 +111,34 @@ def plan(
         present = judge(previous, cluster, profile, costs, speeds)
         if isinstance(present, Candidate) and not _pays(present, best, costs, expected_change_s):
             best = present
-    return Plan(layout=best.layout, nodes=best.nodes)
+    made = Plan(layout=best.layout, nodes=best.nodes)
+    return _timed(made, previous, profile, request, slots, speeds, costs)
+
+
+def _timed(
+    made: Plan,
+    previous: Layout | None,
+    profile: ModelProfile,
+    request: Layout,
+    slots: int,
+    speeds: Sequence[float],
+    costs: Costs | None = None,
+) -> Plan:
+    """Return a plan with its predictions, or one that keeps the previous layout where that is as fast after all."""
+    if not speeds:
+        return made
+    made = replace(made, seconds=step_seconds(made.layout, profile, slots, speeds, costs))
+    if previous is None or previous.world > len(speeds) * slots or _illegal_on(previous, slots, profile):
+        return made
+    made = replace(made, kept=step_seconds(previous, profile, slots, speeds, costs))
+    if made.kept <= made.seconds and previous.world == made.nodes * slots and _within(previous, request):
+        return replace(made, layout=previous, seconds=made.kept)
+    return made
+
+
+def _illegal_on(layout: Layout, slots: int, profile: ModelProfile) -> bool:
+    """Return whether a layout cannot run on nodes of so many slots, however many there are."""
+    return layout.world % slots != 0 or slots % layout.tp != 0 or unfit(layout, profile) is not None
 
 
 def _pays(present: Candidate, best: Candidate, costs: Costs, expected_change_s: float) -> bool:
@@ -111,12 +152,12 @@ def _within(layout: Layout, request: Layout) -> bool:
     return sizes and request.schedule in (None, layout.schedule) and request.cuts in ((), layout.cuts)
 
 
-def _by_shape(nodes: int, slots: int, profile: ModelProfile, request: Layout) -> Plan:
+def _by_shape(nodes: int, slots: int, profile: ModelProfile, request: Layout, speeds: Sequence[float]) -> Plan:
     if slots % (request.tp or 1) == 0:
         for used in range(nodes, 0, -1):
             layouts = legal_layouts(used * slots, profile, request)
             if layouts:
-                return Plan(layout=layouts[0], nodes=used)
+                return Plan(layout=_cut_for(speeds, layouts[0], slots, profile, request), nodes=used)
     worlds = [used * slots for used in range(nodes, 0, -1)]
     asked = (layout for world in worlds for layout in _asked_for(world, request))
     # If the sizes would do, the reason is something else about the model, which more nodes do not change.
@@ -124,6 +165,20 @@ def _by_shape(nodes: int, slots: int, profile: ModelProfile, request: Layout) ->
     fitting = (layout for layout in islice(asked, LOOKED_AT) if unfit(layout, sizes) is None)
     reasons = [why for layout in fitting if (why := unfit(layout, profile)) is not None]
     raise LayoutError(_nothing(nodes, slots, profile, request, reasons))
+
+
+def _cut_for(speeds: Sequence[float], layout: Layout, slots: int, profile: ModelProfile, request: Layout) -> Layout:
+    """Return the layout with stages cut for the speeds of its nodes, if that is faster and the model allows it."""
+    alike = len(set(speeds[: layout.world // slots])) < 2
+    if alike or layout.pp == 1 or request.cuts or profile.blocks > RECUT:
+        return layout
+    first, block, last = block_work(profile)
+    there = stage_speeds(layout, slots, speeds)
+    recut = replace(layout, cuts=cuts([block] * profile.blocks, layout, first=first, last=last, speeds=there))
+    if not recut.cuts or unfit(recut, profile) is not None:
+        return layout
+    faster = step_seconds(recut, profile, slots, speeds) < step_seconds(layout, profile, slots, speeds)
+    return recut if faster else layout
 
 
 def _simple(pp: int, dp: int, tp: int, request: Layout) -> Layout:

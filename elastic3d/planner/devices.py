@@ -37,7 +37,7 @@ class Number(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
+class DataSheet:
     """The figures of a device before it is measured.
 
     peak: FLOP/s of dense products. achieved: fraction of it that whole blocks reach. memory: bytes. bandwidth: of
@@ -89,9 +89,9 @@ def _device(
     latencies: tuple[float, float] = (3e-6, 8e-6),
     launch: float = 2e-4,
     reserve: float = 4,
-) -> Sheet:
+) -> DataSheet:
     """Return a sheet; memory in GB, bandwidth and links in GB/s, peaks in TFLOP/s."""
-    return Sheet(
+    return DataSheet(
         name=name,
         peak=MappingProxyType({number: flops * _TERA for number, flops in peak.items()}),
         achieved=achieved,
@@ -131,14 +131,14 @@ _ALL = (
         reserve=0.2,
     ),
 )
-DEVICES: dict[str, Sheet] = {device.name: device for device in _ALL}
+DEVICES: dict[str, DataSheet] = {device.name: device for device in _ALL}
 
 
 CLOSE = 0.2
 """By how much the memory that is there may differ from the sheet's: drivers count GiB, sheets GB, and keep some."""
 
 
-def sheet_of(facts: DeviceFacts) -> Sheet | None:
+def sheet_of(facts: DeviceFacts) -> DataSheet | None:
     """Return the sheet of the device that is there, None where there is none, as for slices of one (MIG) and CPUs."""
     words = facts.name.lower().replace("-", " ").split()
     if facts.kind == "cpu" or "mig" in words:
@@ -163,7 +163,7 @@ def costs_of(facts: DeviceFacts, compute_bytes: int) -> Costs | None:
     return replace(costs, device=device)
 
 
-def device_named(name: str) -> Sheet:
+def device_named(name: str) -> DataSheet:
     """Return the sheet of that device; UsageError listing the names for any other."""
     try:
         return DEVICES[name.lower()]

@@ -9,6 +9,7 @@ micro-batches of it a schedule keeps.
 
 from __future__ import annotations
 
+from elastic3d.planner.extra_rounds import audited
 from elastic3d.planner.loads import Load, held, parameters_of, telling
 from elastic3d.planner.schedules import schedule_of
 from elastic3d.values import KeptActivations, Layout, ModelPart, ModelProfile, Schedule
@@ -26,7 +27,7 @@ def memory(layout: Layout, profile: ModelProfile, reserve: int = 0) -> dict[str,
 
 def memory_of(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, float]:
     """Return the bytes of one pipeline rank by contributor."""
-    rounds = profile.rounds(layout.dp)
+    rounds = profile.rounds(layout.dp) + audited(layout, profile)[0]
     return _states(load, layout, profile) | _activations(load, layout, profile, rounds)
 
 

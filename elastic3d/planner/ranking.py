@@ -9,6 +9,7 @@ from elastic3d.planner.costs import Costs
 from elastic3d.planner.enumeration import Cluster, options
 from elastic3d.planner.legality import unfit
 from elastic3d.planner.memory import memory
+from elastic3d.planner.paced import stage_speeds
 from elastic3d.planner.results import Candidate, Ranking, RejectedLayout
 from elastic3d.planner.schedules import cuts, even_share
 from elastic3d.planner.step_time import seconds
@@ -85,17 +86,6 @@ def illegal(layout: Layout, cluster: Cluster, profile: ModelProfile) -> str | No
     if cluster.slots % layout.tp:
         return f"tp={layout.tp} does not divide the {cluster.slots} slots of a node, and tp stays inside one"
     return unfit(layout, profile)
-
-
-def stage_speeds(layout: Layout, slots: int, speeds: Sequence[float]) -> tuple[float, ...]:
-    """Return the speed of each pipeline rank: that of its slowest node; () if nodes are alike."""
-    used = speeds[: layout.world // slots]
-    if len(set(used)) < 2 and set(used) <= {1.0}:
-        return ()
-    width = layout.world // layout.pp
-    return tuple(
-        min(used[rank // slots] for rank in range(stage * width, (stage + 1) * width)) for stage in range(layout.pp)
-    )
 
 
 def _balanced(

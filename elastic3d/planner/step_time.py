@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic3d.planner.costs import Costs, Link
+from elastic3d.planner.extra_rounds import audited
 from elastic3d.planner.loads import Load, held, loads, telling
 from elastic3d.planner.memory import kept_by, sent_bytes
 from elastic3d.planner.schedules import schedule_of
@@ -48,6 +49,7 @@ def seconds(
 ) -> dict[str, float]:
     """Return the seconds of one step by contributor, none of them 0. speeds: of each pipeline rank, () if equal."""
     rounds = profile.rounds(layout.dp)
+    extra, every = audited(layout, profile)
     timed = [
         (load, one_round(load, layout, profile, costs, slots, speeds[load.rank] if speeds else 1.0))
         for load in (loads if speeds else telling)(layout, profile)
@@ -60,6 +62,7 @@ def seconds(
         "tensor parallel": rounds * slowest.tensor,
         "gathers": rounds * slowest.gathers + _once(slowest_load, layout, profile, costs, slots),
         "reduction": rounds * slowest.reduction,
+        "audits": extra / every * slowest.whole,
         "bubble": fill(layout, slowest.stage),
         "hops": hops(layout, rounds) * way,
         "optimizer": _update(slowest_load, layout, profile, costs),

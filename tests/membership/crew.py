@@ -6,7 +6,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -30,10 +30,10 @@ POLICY = Policy(minimum=1, maximum=4, lease=2, grace=1, first_gather=0.5, gather
 Connect = Callable[[], EtcdClient]
 
 
-def planner(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:
+def planner(nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = ()) -> Plan:
     """Plan like a job without a layout request."""
     assert record.profile is not None
-    return plan(nodes, len(record.node.slots), record.profile, Layout(), previous=present)
+    return plan(nodes, len(record.node.slots), record.profile, Layout(), previous=present, speeds=speeds)
 
 
 def still(running: Generation | None) -> Pulse:

@@ -14,6 +14,7 @@ import queue
 import secrets
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
 from elastic3d.clock import SYSTEM
@@ -34,8 +35,8 @@ def say(**what: object) -> None:
     print(json.dumps({"at": SYSTEM.monotonic(), **what}), flush=True)
 
 
-def planner(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:
-    return plan(nodes, len(record.node.slots), PROFILE, Layout(), previous=present)
+def planner(nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = ()) -> Plan:
+    return plan(nodes, len(record.node.slots), PROFILE, Layout(), previous=present, speeds=speeds)
 
 
 def main(endpoint: str, root: str, name: str, address: str, maximum: str) -> None:

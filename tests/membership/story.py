@@ -8,6 +8,9 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > start a b c                    nodes come, in this order
     > stranger x                     a node comes that runs another model
     > script x                       a node comes that runs another script with the same model
+    > lags b 1.5                     b's work takes 1.5 times as long as the others', as all that train find
+    > lags b 1.5 data                the same, of another kind
+    > well b                         it does not any more
     > garbage x                      somebody writes garbage under a member key
     > twin b                         a second process comes under the name of a living node
     > kill b                         its keeper dies; the watchers' connections are refused
@@ -49,10 +52,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from chaos.simulation.standstills import At, judge, stall
+from elastic3d.distrust import Distrust
 from elastic3d.etcd import Delete, Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
@@ -60,8 +64,9 @@ from elastic3d.membership.machine.core import Core
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.reading import gone, read
 from elastic3d.membership.records import SIGNAL, Drain, MemberRecord, Notice, Quarantine, SavedStep, encode
+from elastic3d.membership.slowness import Slowness
 from elastic3d.membership.transactions import Transaction, events_of, lease_of, own_lease, transaction
-from elastic3d.planner import plan
+from elastic3d.planner import Plan, plan
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
 from tests.membership.keys import Changed, Keys
 
@@ -111,6 +116,8 @@ class Story:
         self.steps = 40
         self.sealed: list[Generation] = []
         self.awaited: dict[str, int] = {}
+        self.rhos: dict[str, float] = {}
+        self.kind = "compute"
 
     def tell(self, text: str) -> list[str]:
         """Run every command of the text and return the story with its results."""
@@ -163,6 +170,11 @@ class Story:
                 self.relink()
             case "slow":
                 self.slow.update(words)
+            case "lags" | "well":
+                self.rhos[words[0]] = float(words[1]) if verb == "lags" else 1.0
+                self.kind = words[2] if len(words) > 2 else "compute"
+                for name in list(self.cores):
+                    self.find_slow(name)
             case "wake":
                 for name in words:
                     self.wake(name)
@@ -304,8 +316,8 @@ class Story:
             self.cut.discard(name)
             self.list(name, gap=False)
 
-    def plan(self, nodes: int, record: MemberRecord, present: Layout | None):
-        return plan(nodes, len(record.node.slots), PROFILE, self.layout)
+    def plan(self, nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = ()) -> Plan:
+        return plan(nodes, len(record.node.slots), PROFILE, self.layout, previous=present, speeds=speeds)
 
     def die(self, name: str, *, refused: bool) -> None:
         node = self.cores.pop(name).record.node
@@ -445,6 +457,9 @@ class Story:
             case acts.StartTrainers():
                 self.say(name, f"go {action.generation.number}")
                 self.trainers[name][action.generation.key] = "running"
+                if self.rhos:
+                    # It takes some steps to find the same again.
+                    self.later(2.0, lambda: self.find_slow(name))
             case acts.AskLeave():
                 self.trainers[name][action.key] = "asked"
                 running = [n for n, t in self.trainers.items() if n in self.cores and action.key in t]
@@ -459,6 +474,8 @@ class Story:
                 self.say(name, f"makes ready to leave {left}: {action.detail}")
             case acts.Commit():
                 self.later(0.01, lambda: self.to(name, e.Settled(saved=action.saved)))
+            case acts.Fence() if action.distrusted:
+                self.say(name, f"has the store pass over {_rules(action.distrusted)}")
             case acts.Fence():
                 pass
             case acts.Concluded():
@@ -482,6 +499,13 @@ class Story:
         reached = tuple(peer.id for peer in peers if there(peer.id))
         failed = tuple(peer.id for peer in peers if not there(peer.id))
         self.later(2.0 if failed else 0.01, lambda: self.to(name, e.Probed(reached=reached, failed=failed)))
+
+    def find_slow(self, name: str) -> None:
+        running = self.cores[name].running if name in self.cores else None
+        if running is not None:
+            rhos = {node.id: self.rhos.get(node.name, 1.0) for node in running.nodes}
+            slow = {id: Slowness(rho=rho, kind=self.kind, since=self.steps) for id, rho in rhos.items() if rho > 1.0}
+            self.to(name, e.NodesSlow(key=running.key, step=self.steps, slow=slow))
 
     def prepared(self, name: str, core: Core, generation: Generation) -> None:
         """Report trainers as built once they have found each other."""
@@ -607,9 +631,7 @@ class Story:
             case acts.PutDoubt():
                 return f"asks through etcd whether {action.id.split('@')[0]} lives"
             case acts.Mend() if action.generation.distrusted:
-                rules = action.generation.distrusted
-                known = ", ".join(f"beyond {rule.step} before {rule.before}" for rule in rules)
-                return f"distrusts states {known}"
+                return f"distrusts states {_rules(action.generation.distrusted)}"
             case acts.Campaign():
                 return "leads"
             case acts.Seal():
@@ -696,3 +718,7 @@ class Story:
         spares = f" spare {' '.join(node.name for node in generation.spares)}" if generation.spares else ""
         layout = f" as {generation.layout.pp}x{generation.layout.dp}" if generation.layout else ""
         return f"{generation.number} ({generation.cause}): {nodes}{layout}{spares}"
+
+
+def _rules(rules: Sequence[Distrust]) -> str:
+    return ", ".join(f"beyond {rule.step} before {rule.before}" for rule in rules)

@@ -145,3 +145,24 @@ def test_leaves_hold_a_whole_gradient() -> None:
     assert leaves["reduction"] == 2 * alone["reduction"]
     assert memory(one, replace(half, leaf=2))["gradients"] == 2 * memory(one, half)["gradients"]
     assert memory(one, replace(half, leaf=half.micro_batches))["gradients"] == memory(one, half)["gradients"]
+
+
+def test_audited_steps_are_counted() -> None:
+    """GPipe keeps the extra round's activations too; over all steps the rounds cost what audits may, and no more."""
+    layout = Layout(pp=2, dp=2, zero=2, schedule=Schedule.GPIPE)
+    quiet = replace(profile(), micro_batches=8)
+    watched = replace(quiet, audit=0.01)
+    assert (
+        memory(layout, watched)["activations"]
+        == memory(layout, replace(quiet, micro_batches=10))["activations"]
+        > memory(layout, quiet)["activations"]
+    )
+    before, after = (seconds(layout, one, costs(), 1) for one in (quiet, watched))
+    extra = after.pop("audits")
+    assert before == after
+    rounds = sum(
+        before[name] for name in ("compute", "overhead", "tensor parallel", "gathers", "reduction") if name in before
+    )
+    assert 0.005 * rounds < extra <= 0.0101 * rounds
+    assert "audits" not in seconds(replace(layout, dp=1), watched, costs(), 1)
+    assert "audits" not in seconds(layout, replace(watched, reduction="fast"), costs(), 1)

@@ -14,11 +14,11 @@ from elastic3d.calibration.record import load
 from elastic3d.calibration.script_question import ask
 from elastic3d.cli.plan import shown
 from elastic3d.cli.plan.documents import PlanDocument
-from elastic3d.cli.plan.question import Question, check_size, described, number_for, requested
+from elastic3d.cli.plan.question import Question, check_size, described, number_for, requested, slow_nodes
 from elastic3d.errors import UsageError
 from elastic3d.planner import rank
 from elastic3d.planner.costs import Costs
-from elastic3d.planner.devices import Number, Sheet, device_named
+from elastic3d.planner.devices import DataSheet, Number, device_named
 from elastic3d.planner.results import Ranking
 from elastic3d.quantities import some_seconds
 from elastic3d.values import ModelProfile
@@ -57,6 +57,12 @@ def plan(
         str, typer.Option("--recompute", help="none, selective or full.", show_default="none, or the script's")
     ] = "",
     optimizer: Annotated[str, typer.Option("--optimizer", help="adamw, adam, sgd-momentum or sgd.")] = "adamw",
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slow", metavar="NODE=TIMES", help="This node's work takes so many times as long; nodes count from 0."
+        ),
+    ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="How many layouts to show.")] = 10,
     rejected: Annotated[bool, typer.Option("--rejected", help="Say of every layout why it does not work.")] = False,
     timeout: Annotated[str, typer.Option("--timeout", help="How long a script may take to show its model.")] = "2m",
@@ -77,6 +83,8 @@ def plan(
         elastic3d plan train.py --nodes 4 --slots 8 --layout pp=2 --json
 
         elastic3d plan train.py --calibration profile.json --nodes 4 -- --width 1024
+
+        elastic3d plan --model llama-7b --nodes 8 --layout pp=4 --slow 2=1.3
     """
     check_size(nodes, slots)
     request = requested(layout)
@@ -111,8 +119,9 @@ def plan(
         device=called,
         costs=costs,
         request=request,
+        slow=slow_nodes(slow or (), nodes),
     )
-    ranked = rank(nodes, slots, profile, request, costs)
+    ranked = rank(nodes, slots, profile, request, costs, speeds=question.speeds)
     if as_json:
         print(json.dumps(document(question, ranked), indent=2))
     else:
@@ -133,6 +142,7 @@ def document(question: Question, ranked: Ranking) -> dict[str, Any]:
         global_batch=question.profile.micro_batches * question.profile.micro_batch,
         ranking=ranked.ranking,
         rejected=ranked.rejected,
+        slow={str(node): times for node, times in sorted(question.slow.items())},
     )
     return {"schema": SCHEMA, **plan_document.data()}
 
@@ -158,14 +168,14 @@ def _changed(profile: ModelProfile, global_batch: int | None, recompute: str) ->
     return profile
 
 
-def _number_of(profile: ModelProfile, sheet: Sheet, precision: str) -> Number:
+def _number_of(profile: ModelProfile, sheet: DataSheet, precision: str) -> Number:
     """Return what a script computes in: as given here, else by its bytes, as near as the device has it."""
     if precision or profile.compute_bytes < 4:
         return number_for(sheet, precision)
     return Number.FP32
 
 
-def _costs(calibration: str, sheet: Sheet, number: Number) -> tuple[Costs, str]:
+def _costs(calibration: str, sheet: DataSheet, number: Number) -> tuple[Costs, str]:
     if calibration:
         measured = load(Path(calibration))
         return measured.costs(), f"{measured.name}, measured on {measured.host}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elastic3d.planner.results import Candidate, RejectedLayout
@@ -29,6 +29,8 @@ class PlanDocument:
     """Layouts that work, best first."""
     rejected: tuple[RejectedLayout, ...]
     """Those that do not."""
+    slow: dict[str, float] = field(default_factory=dict)
+    """By number, nodes whose work takes so many times as long."""
 
     def data(self) -> dict[str, Any]:
         """Return it as JSON data."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
 from elastic3d.errors import UsageError
 from elastic3d.planner.costs import Costs
 from elastic3d.planner.described import Optimizer, Training, describe
-from elastic3d.planner.devices import Number, Sheet
+from elastic3d.planner.devices import DataSheet, Number
 from elastic3d.planner.shapes import RecomputedShare, shape_named
 from elastic3d.values import Layout, ModelProfile
 
@@ -20,10 +22,15 @@ BATCH = 512
 
 MOST_DEVICES = 1 << 17
 
+MOST_SLOW = 100.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Which layout for this model on these nodes? model, device: as a person calls them."""
+    """Which layout for this model on these nodes? model, device: as a person calls them.
+
+    slow: by number in rank order, nodes whose work takes so many times as long.
+    """
 
     model: str
     profile: ModelProfile
@@ -32,6 +39,12 @@ class Question:
     device: str
     costs: Costs
     request: Layout
+    slow: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """The speed of each node in rank order, as planners take it; () while all are alike."""
+        return tuple(1.0 / self.slow.get(node, 1.0) for node in range(self.nodes)) if self.slow else ()
 
     @property
     def again(self) -> float:
@@ -56,6 +69,22 @@ def check_size(nodes: int, slots: int) -> None:
         raise UsageError(f"--nodes {nodes} --slots {slots}: at most {MOST_DEVICES} devices can be planned")
 
 
+def slow_nodes(given: Sequence[str], nodes: int) -> dict[int, float]:
+    """Return what `--slow NODE=TIMES` says; UsageError for a node that is not there, or one that is not slow."""
+    slow: dict[int, float] = {}
+    for text in given:
+        match = re.fullmatch(r"(?:node)?([0-9]{1,6})=([0-9]+(?:\.[0-9]*)?)", text.strip())
+        if match is None or not 1.0 < float(match[2]) <= MOST_SLOW:
+            raise UsageError(
+                f"--slow {text!r}: give a node's number and how many times as long its work takes, above 1 and at most "
+                f"{MOST_SLOW:g}, as in --slow 2=1.3"
+            )
+        if int(match[1]) >= nodes or int(match[1]) in slow:
+            raise UsageError(f"--slow {text!r}: nodes are numbered from 0 to {nodes - 1}, and each is given once")
+        slow[int(match[1])] = float(match[2])
+    return slow
+
+
 def requested(text: str) -> Layout:
     """Return the request of `--layout`: what it names is fixed, the planner chooses all else."""
     free = Layout(tp=0, zero=0, replicas=0)
@@ -66,7 +95,7 @@ def requested(text: str) -> Layout:
     return dataclasses.replace(free, **{name: getattr(asked, name) for name in named})
 
 
-def number_for(sheet: Sheet, precision: str) -> Number:
+def number_for(sheet: DataSheet, precision: str) -> Number:
     """Return the format of products: as asked, else the first of bf16, fp16 and fp32 that the device has."""
     if precision:
         return choose(Number, "--precision", precision)

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -78,6 +79,8 @@ def _head(question: Question) -> Text:
         text.append(f", in leaves of {profile.leaf}")
     if profile.recompute != "none":
         text.append(f", recompute {profile.recompute}")
+    for node, times in sorted(question.slow.items())[:GROUPS]:
+        text.append(f"\nnode {node} takes {times:g} times as long", style="yellow")
     return text
 
 
@@ -146,6 +149,10 @@ def _made_of(question: Question, best: Candidate) -> list[RenderableType]:
     if best.memory_bytes and room > 0:
         memory.append(f"; {best.memory_bytes / room:.0%} of what there is")
     table.add_row("", Text("memory", "dim"), memory)
+    if best.layout.cuts:
+        bounds = (0, *best.layout.cuts, question.profile.blocks)
+        sizes = " ".join(str(stop - start) for start, stop in pairwise(bounds))
+        table.add_row("", Text("blocks", "dim"), Text(f"{sizes} in each stage"))
     return [table]
 
 

@@ -13,17 +13,21 @@ class Commits:
     """What one leadership has asked for already."""
 
     def __init__(self) -> None:
-        self._fenced = 0
+        self._fenced: acts.Fence | None = None
         self._committing: tuple[SavedStep, int] | None = None
 
     def follow(self, view: View, leader_state: LeaderState, actions: list[acts.Action]) -> None:
-        """Fence the store for this generation; commit what all its nodes wrote, or what an older one left."""
+        """Fence the store for this generation; commit what all its nodes wrote, or what an older one left.
+
+        A conviction's rules go to the store as soon as they are in the record: no other generation may follow.
+        """
         current, roster = view.generation, view.roster
         if current is None or not current.nodes or roster is None:
             return
-        if self._fenced != current.number:
-            self._fenced = current.number
-            actions.append(acts.Fence(number=current.number))
+        fence = acts.Fence(number=current.number, distrusted=current.distrusted)
+        if self._fenced != fence:
+            self._fenced = fence
+            actions.append(fence)
         saved = roster.reports.saved
         if not saved:
             return

@@ -27,6 +27,7 @@ from elastic3d import etcd_keys as keys
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.alarm import Alarm
+from elastic3d.membership.machine.balance import decided
 from elastic3d.membership.machine.campaign import turn
 from elastic3d.membership.machine.chores import sweep
 from elastic3d.membership.machine.commits import Commits
@@ -37,6 +38,7 @@ from elastic3d.membership.machine.generation_index import index_of
 from elastic3d.membership.machine.leader import decide
 from elastic3d.membership.machine.leader_state import LeaderState
 from elastic3d.membership.machine.neighbours import Neighbours
+from elastic3d.membership.machine.own_speeds import OwnSpeeds
 from elastic3d.membership.machine.own_stall import OwnStall
 from elastic3d.membership.machine.reach import Reach
 from elastic3d.membership.machine.situation import Planner, Situation
@@ -78,6 +80,7 @@ class Core:
         self._planner = planner
         self._stuck = stuck
         self._stall = OwnStall()
+        self._speeds = OwnSpeeds()
         self._trainers = Trainers(self._id)
         self._neighbours = Neighbours(self._id)
         self._reach = Reach(self._id)
@@ -216,6 +219,7 @@ class Core:
             case e.WriteDone() if event.write is self._busy:
                 self._busy = None
                 self._retry_at = now if event.ok else now + RETRY
+                actions += decided(event)
             case e.WriteDone(write=acts.Bury(missing=True, id=id), ok=False):
                 self._buried.pop(id, None)
                 if self.view.roster is not None:
@@ -263,6 +267,7 @@ class Core:
             case e.StepReported():
                 if self.running is not None:
                     self._reach.stepped(self.running, now)
+                    self._speeds.stepped(self.view, self.running.key, now)
                 if event.etcd_away:
                     self._outvoted_since = None
                 elif self._outvoted_since is None:
@@ -275,6 +280,8 @@ class Core:
                 self._stall.silent(event.stall, now)
             case e.RanksMoving():
                 self._stall.moving(event.key)
+            case e.NodesSlow():
+                self._speeds.hear(event)
             case e.Saved():
                 self.report = replace(self.report, saved=event.saved)
             case e.Settled():
@@ -365,6 +372,9 @@ class Core:
             self.report = replace(self.report, unread=self.view.unread)
         doubt = self.view.doubts.get(self._id)
         answered = doubt.mark if doubt is not None else self.report.answered
+        speeds = self._speeds.said(self.view)
+        if speeds != self.report.speeds:
+            self.report = replace(self.report, speeds=speeds)
         silent, unreachable = self._neighbours.silent, self._reach.unreachable
         if (silent, unreachable, answered) != (self.report.silent, self.report.unreachable, self.report.answered):
             self.report = replace(self.report, silent=silent, unreachable=unreachable, answered=answered)

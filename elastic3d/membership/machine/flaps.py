@@ -20,6 +20,9 @@ STUCK = 2
 LYING = 86400.0
 """Seconds for which a machine is kept out because a device of it computes wrongly: time for somebody to look at it."""
 
+WRONG = "a device of it computes wrongly"
+"""Why."""
+
 
 def count(situation: Situation, lost: dict[str, str]) -> None:
     """Put new losses of members that take part, or were about to, on the leader's list. `lost`: tombs under way."""
@@ -91,7 +94,7 @@ def write_flap(situation: Situation) -> acts.Fenced | None:
     while leader_state.losses:
         loss = leader_state.losses[0]
         if loss.lying and loss.place not in roster.quarantines:
-            kept = Quarantine(seconds=LYING, reason="a device of it computes wrongly", by=view.me.node.name)
+            kept = Quarantine(seconds=LYING, reason=WRONG, by=view.me.node.name)
             return acts.PutQuarantine(place=loss.place, quarantine=kept, token=view.token)
         if loss.lying or not policy.flaps:
             leader_state.losses.pop(0)

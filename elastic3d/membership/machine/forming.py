@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.generation_index import index_of
+from elastic3d.membership.machine.paces import known, speeds_of
 from elastic3d.membership.machine.roster import Present
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
@@ -55,7 +56,15 @@ def crowd(
         id: Present(record=MemberRecord(node=node), order=0)
         for id, node in _unsure(situation, without, places, [*roster.eligible, *last])
     }
-    ids = [*sorted([*fit, *missing], key=roster.order), *sorted(last, key=roster.order)]
+    paces = known(situation)
+
+    def preferred(id: str) -> tuple[bool, tuple[int, int]]:
+        node = missing[id].node if id in missing else roster.members[id].node
+        # A slow machine waits behind all others, unless it trains already: what to do then is weighed (`balance`).
+        waits = node.place in paces and paces[node.place].slow and not view.active(id)
+        return waits, roster.order(id)
+
+    ids = [*sorted([*fit, *missing], key=preferred if paces else roster.order), *sorted(last, key=roster.order)]
     return Crowd(
         candidates=tuple(missing[id] if id in missing else roster.members[id] for id in ids),
         others=tuple(roster.members[id] for id in sorted(others, key=roster.order)),
@@ -85,17 +94,23 @@ def _unsure(situation: Situation, without: set[str], places: set[str], known: li
 
 def form(situation: Situation, there: Crowd) -> Generation:
     """Return the next generation of the members there, its cause to be filled in; LayoutError if none is legal."""
-    view, me = situation.view, situation.view.me
+    view = situation.view
     present = view.generation.layout if view.generation is not None else None
-    used, layout = _fit(situation, len(there.candidates), present)
+    used, layout = _fit(situation, there, present)
     chosen = [p.node for p in there.candidates[:used]]
-    roster = view.roster
+    return formed_of(situation, there, arrange(view.generation, chosen, layout), layout)
+
+
+def formed_of(situation: Situation, there: Crowd, nodes: tuple[Node, ...], layout: Layout | None) -> Generation:
+    """Return the next generation of these nodes in this order, its cause to be filled in; all others are spares."""
+    view, me, roster = situation.view, situation.view.me, situation.view.roster
+    active = {node.id for node in nodes}
     floor = max((p.record.floor for p in there.candidates), default=0)
     return Generation(
         number=max(view.generation.number if view.generation else 0, floor) + 1,
         cause=Cause.START,
-        nodes=arrange(view.generation, chosen, layout),
-        spares=tuple(p.node for p in (*there.candidates[used:], *there.others)),
+        nodes=nodes,
+        spares=tuple(p.node for p in (*there.candidates, *there.others) if p.node.id not in active),
         layout=layout,
         leader=me.node.name,
         job=me.profile.job if me.profile else "",
@@ -103,17 +118,24 @@ def form(situation: Situation, there: Crowd) -> Generation:
             view.generation.reached if view.generation else 0, roster.reports.safe() if roster is not None else 0
         ),
         distrusted=view.distrusted,
+        paces=tuple(known(situation).values()),
     )
 
 
-def _fit(situation: Situation, count: int, present: Layout | None) -> tuple[int, Layout | None]:
-    """Return how many of `count` nodes can be active, and their layout."""
+def _fit(situation: Situation, there: Crowd, present: Layout | None) -> tuple[int, Layout | None]:
+    """Return how many of the candidates can be active, and their layout."""
     policy, planner, me = situation.policy, situation.planner, situation.view.me
+    count, paces = len(there.candidates), known(situation)
     used = policy.allowed(count)
     if me.profile is None:
         return used, None
     while used:
-        plan = planner(used, me, present)
+        speeds: tuple[float, ...] = ()
+        if paces:
+            # In the order that the present layout gives them: another one moves newcomers only.
+            chosen = [p.node for p in there.candidates[:used]]
+            speeds = speeds_of(arrange(situation.view.generation, chosen, present), paces)
+        plan = planner(used, me, present, speeds)
         used = policy.allowed(plan.nodes)
         if used == plan.nodes:
             return used, plan.layout

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elastic3d.distrust import refused
 from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
+from elastic3d.membership.machine.balance import balance
 from elastic3d.membership.machine.chores import chore
 from elastic3d.membership.machine.convictions import distrust, goes_back, vouched
 from elastic3d.membership.machine.damping import calm, spent, storm
@@ -99,7 +101,8 @@ def _fenced(
     leader_state.below = leader_state.orphan = None
     if finished:
         return acts.Withdraw(token=view.token) if view.proposal else None
-    return report(situation) or _reached(view, roster) or planned(situation) or chore(situation)
+    due = report(situation) or _reached(view, roster) or planned(situation) or balance(situation)
+    return due or chore(situation)
 
 
 def _reached(view: View, roster: Roster) -> acts.Fenced | None:
@@ -107,6 +110,9 @@ def _reached(view: View, roster: Roster) -> acts.Fenced | None:
     current, safe = view.generation, roster.reports.safe()
     assert current is not None
     if current.reached or not safe or view.proposal is not None:
+        return None
+    if refused(current.distrusted, current.number, safe):
+        # Said before a device was convicted that took part in it, by members that have not heard of that yet.
         return None
     reached = replace(current, reached=safe)
     return acts.Mend(generation=reached, token=view.token, previous=view.generation_revision, base=view.standing)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from elastic3d.membership.machine.suspicions import Suspicions
 from elastic3d.membership.records import SavedStep
 from elastic3d.membership.stalls import Verdict
+from elastic3d.planner.remedy import Rung
+from elastic3d.values import Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,34 @@ class Standstill:
     written: list[Verdict] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """Something that may be done about slow nodes, and the generation it leads to; None where it is only reported."""
+
+    rung: Rung
+    formed: Generation | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Balance:
+    """What the leader considers for the sake of machines that are slow, or well again, in the generation `key`.
+
+    concerned: their places; since: since when they are. asked, remedies: on what knowledge the planner was asked last,
+    and what came of it. failed: changes that were proposed and could not be made. proposed, verdict: the key of the
+    newest one proposed, and what it was decided upon. reported: whether what is only reported was.
+    """
+
+    key: str = ""
+    concerned: tuple[str, ...] = ()
+    since: float = 0.0
+    asked: object = None
+    remedies: tuple[Remedy, ...] = ()
+    failed: int = 0
+    proposed: str = ""
+    verdict: Verdict | None = None
+    reported: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class LeaderState:
     """One leadership. buried: the ids that this member has already buried, in whatever role; suspicions: whom it
@@ -55,7 +85,7 @@ class LeaderState:
     committing: the newest save that the store was asked to commit and has not answered about; uncommitted: why the
     newest one that it answered about is no checkpoint, "" if it is one. ended: since when `main` has returned
     everywhere. rewritten: members for which the generation's record was written again, as a whole. able: since when
-    everybody has been able to write. standstill: what was found about ranks that stand still.
+    everybody has been able to write. standstill: what was found about ranks that stand still. balance: about slow ones.
     """
 
     buried: dict[str, None]
@@ -83,6 +113,7 @@ class LeaderState:
     drained: dict[str, None] = field(default_factory=dict)
     rewritten: dict[str, None] = field(default_factory=dict)
     standstill: Standstill = field(default_factory=Standstill)
+    balance: Balance = field(default_factory=Balance)
     _sealed: int = -1
 
     def next_attempt(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
+from elastic3d.membership.machine.balance import gave_up, outdated, sealed_for
 from elastic3d.membership.machine.damping import affordable, spent
 from elastic3d.membership.machine.flaps import condemned
 from elastic3d.membership.machine.generation_index import index_of
@@ -156,7 +157,10 @@ def _drive(situation: Situation) -> acts.Fenced | None:
     if formed.cause in (Cause.DRAIN, Cause.QUARANTINE) and not proposal.switch:
         # The reason for it may have been taken back.
         unfit = unfit or not any(view.active(id) for id in roster.unfit)
+    unfit = unfit or (not proposal.switch and outdated(situation, formed))
     if roster.uncertain or failed or unfit or alarm.due(leader_state.proposed + policy.prepare):
+        if not unfit:
+            gave_up(situation, formed)
         return _withdraw(situation, soon=bool(unfit))
     if not proposal.switch:
         prepared = len(roster.reports.who("prepared", formed.key)) == len(formed.nodes)
@@ -167,7 +171,8 @@ def _drive(situation: Situation) -> acts.Fenced | None:
         return None
     # No step may have been safe yet when it was proposed.
     reached = max(formed.reached, roster.reports.safe())
-    return forming.seal(view, replace(formed, spent=spent(situation), reached=reached, distrusted=view.distrusted))
+    made = replace(formed, spent=spent(situation), reached=reached, distrusted=view.distrusted)
+    return sealed_for(situation, forming.seal(view, made))
 
 
 def _withdraw(situation: Situation, *, soon: bool = False) -> acts.Withdraw:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from elastic3d.membership.machine.alarm import Alarm
 from elastic3d.membership.machine.leader_state import LeaderState
@@ -15,8 +16,18 @@ from elastic3d.membership.stalls import Judge
 from elastic3d.planner import Plan
 from elastic3d.values import Layout
 
-Planner = Callable[[int, MemberRecord, Layout | None], Plan]
-"""(number of nodes, the leader's own record, the present layout) -> plan; raises LayoutError if none fits."""
+
+class Planner(Protocol):
+    """Finds the layout for a number of nodes."""
+
+    def __call__(
+        self, nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = (), /
+    ) -> Plan:
+        """Return the plan; LayoutError if none fits.
+
+        record: the leader's own. speeds: of each node in rank order, as for `planner.plan`; () while none is slow.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,8 @@ def test_only_the_sizes_given_by_layout_are_fixed() -> None:
         (("--model", "llama-7b", "--optimizer", "magic"), "--optimizer 'magic'.*adamw"),
         (("--model", "llama-7b", "--context", "0"), "--context 0"),
         (("--model", "llama-7b", "--calibration", "/nowhere.json"), "/nowhere.json.*cannot be read"),
+        (("--model", "llama-7b", "--slow", "0=0.5"), "--slow '0=0.5'.*above 1"),
+        (("--model", "llama-7b", "--slow", "1=2"), "--slow '1=2'.*numbered from 0 to 0"),
         ((), "a script or --model"),
         (("train.py", "--model", "llama-7b"), "not both"),
         (("/nowhere/train.py",), "/nowhere/train.py.*not a script"),
@@ -99,6 +102,19 @@ def test_wrong_arguments_are_refused_with_what_would_be_right(arguments: tuple[s
     assert isinstance(result.exception, UsageError), result.output
     assert result.exception.exit_code == 2
     assert re.search(words, str(result.exception), re.DOTALL), result.exception
+
+
+def test_a_slow_nodes_stage_gets_fewer_blocks() -> None:
+    """And the step is predicted with it."""
+    asked = ("--model", "llama-7b", "--nodes", "4", "--device", "h100", "--layout", "pp=4,zero=2,tp=8,schedule=1f1b")
+    even, slow = answer(*asked), answer(*asked, "--slow", "2=2")
+    bounds = [0, *slow["ranking"][0]["cuts"], 32]
+    assert bounds[3] - bounds[2] == min(stop - start for start, stop in pairwise(bounds))
+    assert even["ranking"][0]["seconds"] < slow["ranking"][0]["seconds"] < 2 * even["ranking"][0]["seconds"]
+    assert slow["slow"] == {"2": 2.0}
+    text = planned(*asked, "--slow", "2=2").output
+    assert "node 2 takes 2 times as long" in text
+    assert "in each stage" in text
 
 
 def test_a_plan_can_use_a_calibration(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def member(name: str, *, leader: str = "a", maximum: int = 3) -> Core:
     core = Core(
         MemberRecord(node=next(node for node in NODES if node.name == name)),
         Policy(maximum=maximum, beside=False),
-        lambda nodes, record, present: Plan(layout=Layout(), nodes=nodes),
+        lambda nodes, record, present, speeds=(): Plan(layout=Layout(), nodes=nodes),
     )
     members = tuple(
         e.MemberPut(record=MemberRecord(node=node), order=i + 1, revision=i + 1) for i, node in enumerate(NODES)
@@ -305,7 +305,7 @@ def test_a_node_with_another_encryption_setting_is_refused(job: bool) -> None:
     core = Core(
         MemberRecord(node=NODES[0], encrypted=job),
         Policy(beside=False),
-        lambda nodes, record, present: Plan(layout=Layout(), nodes=nodes),
+        lambda nodes, record, present, speeds=(): Plan(layout=Layout(), nodes=nodes),
     )
     members = tuple(
         e.MemberPut(record=MemberRecord(node=node, encrypted=encrypted), order=number, revision=number)

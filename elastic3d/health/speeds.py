@@ -1,0 +1,394 @@
+"""Which node slows all others down: found by how long the same work takes, never by waiting. Pure.
+
+In a pipeline everybody waits for everybody, and who waits least is the slow one only where all stages are alike. Busy
+time for the same work does not mislead: log(busy / rounds) of a rank is log w of its place + log s of its node + noise.
+
+- Ranks of one place, and inner stages of equal size, do the same work: w is the time of their faster half. The faster
+  ones are taken for well, since a node is sooner slowed down than sped up; of two, the slower one is named.
+- A place that a single node holds has nobody to be compared with. Its w is what it took in the generation's first
+  windows, less what is known of its node; or, where every such place has been held by a node of known speed before,
+  what it took there. FLOPs are not used: heads, embeddings and unlike blocks are off by more than what is sought, and
+  a wrong finding costs a change of layout. So a node that is slow from the first step on, alone with its place, is not
+  found before nodes change places.
+- What all places have in common (longer samples, a busy machine) is nobody's: where there is nobody to be compared
+  with, the low median over all places of what came to w since is taken off.
+
+The noise of a place is that of its own ranks from window to window. That between places says nothing: stages are cut
+unevenly, and a head's time varies where a block's does not.
+
+A node is slow when that shows in three of four windows of at least `SPAN` seconds, and well again when it is gone for
+twice as long. One step of any length is one window. Besides computing, a rank may hold all others up with its data
+loader or with its update and snapshots; what the script does between steps on some ranks only is the script's own.
+
+Every node's keeper runs this on the same rows and comes to the same finding. What it knows of earlier generations, one
+that joins does not know; it finds the same as soon as it has seen enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from statistics import median, median_low
+
+from elastic3d.health import blame, sheet
+from elastic3d.health.sheet import StepSheet, sheet_of
+from elastic3d.membership.slowness import Slowness
+from elastic3d.planner.placement import place_of
+from elastic3d.values import Layout
+
+SPAN = 20.0
+"""Seconds of steps, and `LEAST` windows, after which a node is slow; well again after twice as many."""
+
+LEAST = 3
+SHARE = 0.75
+"""Share of these windows in which it has to show, among them the last."""
+
+WINDOW = 1.0
+"""Least seconds of a window; it has whole rows."""
+
+SIGNIFICANT = 5.0
+"""How many times the noise of its place a node's lateness has to exceed."""
+
+LEAST_NOISE = 0.005
+WELL = 1.07
+"""Below this factor a node is well again, or half way to `slow` if that is lower."""
+
+AGREE, SLACK = 0.03, 0.02
+"""All ranks' times must add up to the same, to this share or to so many seconds a row; else a window says nothing."""
+
+ALONE = 3
+"""Windows of a generation from which a place that a single node holds is known."""
+
+CHANGE = 1.1
+"""Factor by which a node's slowness has to change to be told again."""
+
+KEPT, RECENT = 64, 20
+"""Windows that are kept, and those of which the noise is."""
+
+
+class SlowKind(StrEnum):
+    """What is slow about a node."""
+
+    COMPUTE = "compute"
+    DATA = "data"
+    HOST = "host"  # updates, snapshots
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowNode:
+    """A node that slows the others down. id: of the node. ranks: those of it that show it.
+
+    rho: its work takes so many times as long; of data and host: the step does. since: the step from which on.
+    windows, of: in how many of the last windows it showed. cost: seconds of a step that nobody would miss, if it were
+    not. detail: in words.
+    """
+
+    id: str
+    rho: float
+    kind: SlowKind
+    since: int
+    ranks: tuple[int, ...] = ()
+    windows: int = 0
+    of: int = 0
+    cost: float = 0.0
+    detail: str = ""
+
+    @property
+    def slowness(self) -> Slowness:
+        """What the membership is told."""
+        return Slowness(rho=self.rho, kind=str(self.kind), since=self.since)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedFinding:
+    """What is known after a step. slow: all slow nodes by id; entered, left: those that became so, or were."""
+
+    key: str
+    step: int
+    slow: Mapping[str, SlowNode]
+    entered: tuple[SlowNode, ...] = ()
+    left: tuple[SlowNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeedWindow:
+    """Some rows of all ranks. first, last: steps; seconds: of all of them; sheets: by rank, means."""
+
+    first: int
+    last: int
+    seconds: float
+    sheets: tuple[StepSheet, ...]
+
+
+@dataclass(slots=True)
+class _Track:
+    """One node and one kind: whether and how far it was late in the last windows. late: logs."""
+
+    late: deque[float]
+    shows: deque[bool]
+
+
+class Speeds:
+    """Takes the rows of all steps; `slow` is from which factor on a node is."""
+
+    def __init__(self, slow: float) -> None:
+        self._enter, self._well = math.log(slow), math.log(min(WELL, 1 + (slow - 1) / 2))
+        self.slow: dict[str, SlowNode] = {}
+        self.key = ""
+        self._layout: Layout | None = None
+        self._nodes: tuple[str, ...] = ()
+        self._known: dict[object, float] = {}
+        self._begin()
+
+    def begin(self, key: str, layout: Layout, nodes: Sequence[str]) -> None:
+        """Another generation trains from now on. nodes: the id of each rank's node."""
+        self.key, self._layout, self._nodes = key, layout, tuple(nodes)
+        self.slow = {id: node for id, node in self.slow.items() if id in nodes}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._rows: dict[int, StepSheet | None] = {}
+        self._open: list[tuple[int, tuple[StepSheet, ...]]] = []
+        self._windows: deque[SpeedWindow] = deque(maxlen=KEPT)
+        self._tracks: dict[tuple[str, SlowKind], _Track] = {}
+        self._works: dict[object, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._usual: dict[object, float] = {}
+        self._told: dict[str, SlowNode] | None = None
+
+    def heard(self, step: int, rows: Iterable[Sequence[float]]) -> SpeedFinding | None:
+        """Take the rows that rode in the vote of a step; return what is known if that is news."""
+        world = len(self._nodes)
+        self._rows |= dict(zip(sheet.speakers(step, world), map(sheet_of, rows), strict=False))
+        if step % sheet.EVERY:
+            return None
+        heard = [self._rows.get(rank) for rank in range(world)]
+        self._rows = {}
+        sheets = tuple(one for one in heard if one is not None)
+        if len(sheets) < world or not _agree(sheets):
+            self._open = []
+            return None
+        self._open.append((step - sheet.EVERY, sheets))
+        seconds = sheet.EVERY * sum(median(one.total for one in row) for _, row in self._open)
+        if seconds < WINDOW:
+            return None
+        means = tuple(_mean(ranks) for ranks in zip(*(row for _, row in self._open), strict=True))
+        first, last = self._open[0][0] - sheet.EVERY + 1, self._open[-1][0]
+        self._open = []
+        self._windows.append(SpeedWindow(first=first, last=last, seconds=seconds, sheets=means))
+        return self._judge(step)
+
+    # One window.
+
+    def _judge(self, step: int) -> SpeedFinding | None:
+        late = {SlowKind.COMPUTE: self._computing(), SlowKind.DATA: self._loading(), SlowKind.HOST: self._own()}
+        noise = self._noise()
+        for kind, ranks in late.items():
+            for id in dict.fromkeys(self._nodes):
+                own = [rank for rank in ranks if self._nodes[rank] == id]
+                if not own:
+                    self._tracks.pop((id, kind), None)
+                    continue
+                worst = max(own, key=lambda rank: ranks[rank])
+                least = max(self._enter, SIGNIFICANT * noise[worst]) if kind is SlowKind.COMPUTE else self._enter
+                track = self._tracks.setdefault((id, kind), _Track(deque(maxlen=KEPT), deque(maxlen=KEPT)))
+                track.late.append(ranks[worst])
+                track.shows.append(ranks[worst] >= least)
+        return self._finding(step, late)
+
+    def _computing(self) -> dict[int, float]:
+        """Return how late each rank's passes are, where that is known, as logs."""
+        took = [math.log(one.busy / one.rounds) for one in self._windows[-1].sheets]
+        late: dict[int, float] = {}
+        alone: list[object] = []
+        now: dict[object, float] = {}
+        places = self._places()
+        for place, ranks in places.items():
+            slowest = _by_node(ranks, self._nodes, took)
+            now[place] = median_low(slowest.values())
+            if len(slowest) > 1:
+                late |= {rank: took[rank] - now[place] for rank in ranks}
+            else:
+                alone.append(place)
+            self._works[place].append(now[place])
+        self._learn(places, alone)
+        if alone and self._usual:
+            common = max(0.0, median_low(now[place] - self._usual[place] for place, own in places.items() for _ in own))
+            late |= {r: took[r] - self._usual[place] - common for place in alone for r in places[place]}
+        return late
+
+    def _learn(self, places: Mapping[object, Sequence[int]], alone: Sequence[object]) -> None:
+        """Find what each place takes on a node that is well, once in a generation."""
+        if self._usual:
+            return
+        if all(self._content(place) in self._known for place in places):
+            self._usual = {place: self._known[self._content(place)] for place in places}
+        elif len(self._windows) >= ALONE:
+            for place, ranks in places.items():
+                node = self.slow.get(self._nodes[ranks[0]]) if place in alone else None
+                known = math.log(node.rho) if node is not None and node.kind is SlowKind.COMPUTE else 0.0
+                self._usual[place] = median(self._works[place]) - known
+            self._known |= {self._content(place): work for place, work in self._usual.items()}
+
+    def _loading(self) -> dict[int, float]:
+        """Return by how much ranks that load data lengthen the step by it."""
+        assert self._layout is not None
+        ends = (0, self._layout.pp - 1)
+        return self._lengthened([[r for r in range(len(self._nodes)) if self._pp(r) in ends]], lambda one: one.data)
+
+    def _own(self) -> dict[int, float]:
+        """Return by how much ranks lengthen the step by their updates and snapshots."""
+        return self._lengthened(list(self._places().values()), lambda one: one.update + one.copy)
+
+    def _lengthened(self, groups: Sequence[Sequence[int]], seconds: Callable[[StepSheet], float]) -> dict[int, float]:
+        sheets = self._windows[-1].sheets
+        total = median(one.total for one in sheets)
+        took = [seconds(one) for one in sheets]
+        late: dict[int, float] = {}
+        for ranks in groups:
+            slowest = _by_node(ranks, self._nodes, took)
+            if len(slowest) > 1:
+                usual = median_low(slowest.values())
+                late |= {r: -math.log(max(0.01, 1 - max(0.0, took[r] - usual) / total)) for r in ranks}
+        return late
+
+    def _noise(self) -> dict[int, float]:
+        """Return the noise of each rank's place, as the standard deviation of logs."""
+        noise: dict[int, float] = {}
+        for ranks in self._places().values():
+            own = self._spread(ranks)
+            noise |= dict.fromkeys(ranks, max(LEAST_NOISE, own))
+        return noise
+
+    def _spread(self, ranks: Sequence[int]) -> float:
+        # Of differences from one window to the next: a node that becomes slow makes one of them large.
+        recent = list(self._windows)[-RECENT:]
+        took = [[math.log(one.sheets[rank].busy / one.sheets[rank].rounds) for one in recent] for rank in ranks]
+        steps = [abs(after - before) for one in took for before, after in pairwise(one)]
+        return 1.4826 * median(steps) / math.sqrt(2) if steps else math.inf
+
+    # All windows.
+
+    def _finding(self, step: int, late: Mapping[SlowKind, Mapping[int, float]]) -> SpeedFinding | None:
+        entered, left = [], []
+        few, many = self._last(SPAN, LEAST), self._last(2 * SPAN, 2 * LEAST)
+        for id in dict.fromkeys(self._nodes):
+            shown = [node for kind in SlowKind if (node := self._shown(id, kind, few, late[kind])) is not None]
+            now = max(shown, key=lambda node: node.rho, default=None)
+            before = self.slow.get(id)
+            if now is not None:
+                since = before.since if before is not None else now.since
+                self.slow[id] = replace(now, since=since, cost=self._cost(now), detail=self._detail(now))
+                if before is None:
+                    entered.append(self.slow[id])
+            elif before is not None and self._is_well(id, before.kind, many):
+                left.append(self.slow.pop(id))
+        if not (entered or left or self._is_news(few)):
+            return None
+        self._told = dict(self.slow)
+        return SpeedFinding(key=self.key, step=step, slow=dict(self.slow), entered=tuple(entered), left=tuple(left))
+
+    def _is_news(self, few: int) -> bool:
+        if self._told is None:
+            return few > 0
+        before = {id: node.rho for id, node in self._told.items()}
+        return any(abs(math.log(node.rho / before[id])) > math.log(CHANGE) for id, node in self.slow.items())
+
+    def _shown(self, id: str, kind: SlowKind, windows: int, late: Mapping[int, float]) -> SlowNode | None:
+        track = self._tracks.get((id, kind))
+        if not windows or track is None or len(track.late) < windows or not track.shows[-1]:
+            return None
+        shows, last = list(track.shows)[-windows:], list(track.late)[-windows:]
+        if sum(shows) < SHARE * windows:
+            return None
+        rho = math.exp(median(last))
+        began = len(shows) - next((n for n, one in enumerate(reversed(shows)) if not one), len(shows))
+        since = self._windows[len(self._windows) - windows + min(began, len(shows) - 1)].first
+        ranks = tuple(rank for rank, one in late.items() if self._nodes[rank] == id and one >= self._enter)
+        return SlowNode(id=id, rho=rho, kind=kind, since=since, ranks=ranks, windows=sum(shows), of=windows)
+
+    def _is_well(self, id: str, kind: SlowKind, windows: int) -> bool:
+        track = self._tracks.get((id, kind))
+        if not windows or track is None or len(track.late) < windows:
+            return False
+        last = list(track.late)[-windows:]
+        return last[-1] < self._well and sum(one < self._well for one in last) >= SHARE * windows
+
+    def _last(self, seconds: float, least: int) -> int:
+        """Return how many of the last windows take so long, and are so many; 0 if there are not enough yet."""
+        lasted = 0.0
+        for number, window in enumerate(reversed(self._windows), start=1):
+            lasted += window.seconds
+            if lasted >= seconds and number >= least:
+                return number
+        return 0
+
+    def _cost(self, node: SlowNode) -> float:
+        window = self._windows[-1]
+        if node.kind is not SlowKind.COMPUTE:
+            return median(one.total for one in window.sheets) * (1 - 1 / node.rho)
+        assert self._layout is not None
+        own = {rank: node.rho for rank, id in enumerate(self._nodes) if id == node.id}
+        return blame.seconds_lost(self._layout, window.sheets, own)
+
+    def _detail(self, node: SlowNode) -> str:
+        window, rank = self._windows[-1], node.ranks[0] if node.ranks else self._nodes.index(node.id)
+        mine = window.sheets[rank]
+        share = f"in {node.windows} of the last {node.of} windows of {window.seconds:.1f} s"
+        match node.kind:
+            case SlowKind.COMPUTE:
+                each, usual = mine.busy / mine.rounds, mine.busy / mine.rounds / node.rho
+                return (
+                    f"rank {rank} computes {each * 1000:.1f} ms for each micro-batch, and others {usual * 1000:.1f} ms "
+                    f"for the same work, {share}; it computes for {mine.busy:.3g} s of a step of {mine.total:.3g} s"
+                )
+            case SlowKind.DATA:
+                return (
+                    f"rank {rank} waits {mine.data:.3g} s of a step of {mine.total:.3g} s for its data loader, {share}"
+                )
+            case SlowKind.HOST:
+                own = mine.update + mine.copy
+                return (
+                    f"rank {rank} takes {own:.3g} s of a step of {mine.total:.3g} s for updates and snapshots, "
+                    f"more than others of its place, {share}"
+                )
+
+    # Places.
+
+    def _pp(self, rank: int) -> int:
+        assert self._layout is not None
+        return place_of(rank, self._layout).pp
+
+    def _places(self) -> dict[object, list[int]]:
+        """Return the ranks that do the same work, by their place: a stage; of the inner ones, a size of stage."""
+        assert self._layout is not None
+        places: dict[object, list[int]] = defaultdict(list)
+        for rank in range(len(self._nodes)):
+            pp = self._pp(rank)
+            inner = 0 < pp < self._layout.pp - 1
+            places[("inner", self._windows[-1].sheets[rank].work) if inner else pp].append(rank)
+        return places
+
+    def _content(self, place: object) -> object:
+        layout = self._layout
+        assert layout is not None
+        return (place, layout.pp, layout.tp, layout.schedule, layout.virtual, layout.cuts)
+
+
+def _by_node(ranks: Iterable[int], nodes: Sequence[str], took: Sequence[float]) -> dict[str, float]:
+    slowest: dict[str, float] = {}
+    for rank in ranks:
+        slowest[nodes[rank]] = max(took[rank], slowest.get(nodes[rank], -math.inf))
+    return slowest
+
+
+def _agree(sheets: Sequence[StepSheet]) -> bool:
+    most, least = max(one.total for one in sheets), min(one.total for one in sheets)
+    return most - least <= max(AGREE * most, SLACK / sheet.EVERY)
+
+
+def _mean(sheets: Sequence[StepSheet]) -> StepSheet:
+    return StepSheet(**{name: sum(getattr(one, name) for one in sheets) / len(sheets) for name in StepSheet.__slots__})

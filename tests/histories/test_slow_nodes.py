@@ -1,0 +1,52 @@
+"""A node is slow for a while: its stage gets fewer blocks, and its share again when it is well, between two steps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos.cluster import Cluster, Launch
+from chaos.etcd import EtcdServer
+
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(600), pytest.mark.long]
+
+SCRIPT = Path(__file__).parent / "scripts" / "slow_node.py"
+STEPS = 600
+
+
+def test_a_slow_node_gets_fewer_blocks_and_its_share_back_and_no_bit_changes(
+    job_etcd: EtcdServer, tmp_path: Path
+) -> None:
+    """Each step is made once, and the end is that of a run of one process to which nothing happened."""
+    events = tmp_path / "events"
+    launch = Launch(
+        run_id="slow-node",
+        endpoint=job_etcd.endpoint,
+        script=SCRIPT,
+        script_args=(str(STEPS), str(tmp_path)),
+        min_nodes=2,
+        max_nodes=2,
+        conf={"mode": "resident", "last_call": "20", "change_cost": "1"},
+        environment={"EVENTS": str(events), "STAGES": "2"},
+    )
+    with Cluster(launch, tmp_path / "nodes") as cluster:
+        for number in range(2):
+            cluster.start_node(f"node{number}")
+        codes = cluster.wait(500)
+        logs = "\n".join(cluster.tail(f"node{number}") for number in range(2))
+    assert set(codes.values()) == {0}, logs
+    lines = [json.loads(line) for file in sorted(events.iterdir()) for line in file.read_text().splitlines()]
+    sealed = {line["number"]: line for line in lines if line["event"] == "generation.sealed"}
+    assert [sealed[number]["cause"] for number in sorted(sealed)] == ["start", "balance", "balance"], logs
+    done = [(line["remedy"], line["nodes"], line["act"]) for line in lines if line["event"] == "layout.rebalanced"]
+    assert done == [("recut", ["node1"], True), ("back", [], True)], logs
+    steps = [line["step"] for line in lines if line["event"] == "step.committed"]
+    assert steps == sorted(set(steps)), "a step was made twice"
+    quiet = tmp_path / "quiet"
+    quiet.mkdir()
+    subprocess.run([sys.executable, SCRIPT, str(STEPS), quiet], check=True, timeout=300)
+    assert (tmp_path / "digest").read_text() == (quiet / "digest").read_text()

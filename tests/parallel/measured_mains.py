@@ -1,0 +1,25 @@
+"""A main whose steps are measured; the passes of one rank take longer."""
+
+from __future__ import annotations
+
+import torch
+
+from elastic3d.clock import SYSTEM
+from elastic3d.training import Run
+from tests.parallel.models import Model, Sentences, loss_fn
+
+STEPS = 40
+LONGER = 0.15
+SLOW = 1
+
+
+def train(run: Run) -> None:
+    """Train; each forward pass of rank `SLOW` takes longer, from the first step on."""
+    model = run.shard(lambda: Model(dropout=0.0), blocks="blocks", seed=3)
+    if run.rank == SLOW:
+        model.register_forward_pre_hook(lambda *given: SYSTEM.sleep(LONGER))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=4, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=STEPS):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
