@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,12 +33,13 @@ app.callback()(lambda: None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """A step of an event file, and the half-open positions that it consumed."""
+    """A step of an event file, its half-open positions, and how many of them it left out."""
 
     step: int
     generation: int
     first: int
     stop: int
+    excluded: int = 0
 
 
 @app.command("check")
@@ -62,7 +63,8 @@ def check_samples(
 
     Each checkpoint carries the account of all steps before it: how many samples its ranks really loaded, and a keyed
     sum of their numbers, by generation. Both are computed again here from the run's own order, so that a gap, a
-    repetition or a wrong sample shows. A stream is counted by positions. Only the checkpoint's record is read; adding
+    repetition or a wrong sample shows. Samples that were left out are accounted for beside them: consumed and excluded
+    together have to be all. A stream is counted by positions. Only the checkpoint's record is read; adding
     up a very long run takes a while. With `--events` the steps in event files are checked instead, by positions only.
 
     Examples:
@@ -138,6 +140,8 @@ def _events(folder: Path, as_json: bool) -> bool:
     if not steps:
         raise UsageError(f"--events {folder}: no step.committed in the {len(files)} event file(s) there")
     account = count((steps[step].first, steps[step].stop) for step in sorted(steps))
+    left_out = sum(step.excluded for step in steps.values())
+    account = replace(account, consumed=account.consumed - left_out, excluded=left_out)
     if as_json:
         from elastic3d.cli.samples_documents import EventSamplesDocument
 
@@ -156,7 +160,14 @@ def _step(line: bytes) -> _Step | None:
         first, stop = data["samples"]
         if data["event"] != "step.committed":
             return None
-        return _Step(step=int(data["step"]), generation=int(data["generation"]), first=int(first), stop=int(stop))
+        left_out = sum(int(end) - int(begin) for begin, end in data.get("excluded") or ())
+        return _Step(
+            step=int(data["step"]),
+            generation=int(data["generation"]),
+            first=int(first),
+            stop=int(stop),
+            excluded=left_out,
+        )
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -168,6 +179,7 @@ def _print(fields: CheckpointSamplesDocument | EventSamplesDocument, account: Ac
         consumed=account.consumed,
         repeated=account.repeated,
         missing=account.missing,
+        excluded=account.excluded,
         wrong=account.wrong,
         whole=account.whole,
     )
@@ -175,7 +187,8 @@ def _print(fields: CheckpointSamplesDocument | EventSamplesDocument, account: Ac
 
 
 def _picture(where: str, ledger: Ledger, order: Order, account: Account, width: int) -> RenderableType:
-    made = table("generation", "steps", "positions", "samples", "layout", "", fold=("layout",))
+    left_out = ["excluded"] if account.excluded else []
+    made = table("generation", "steps", "positions", "samples", *left_out, "layout", "", fold=("layout",))
     for line in ledger:
         first, stop = order.positions(line.first_step, line.stop_step)
         made.add_row(
@@ -183,6 +196,7 @@ def _picture(where: str, ledger: Ledger, order: Order, account: Account, width: 
             f"{line.first_step:,} - {line.stop_step - 1:,}",
             f"{first:,} - {stop - 1:,}",
             f"{line.samples:,}",
+            *([f"{line.excluded:,}"] if account.excluded else []),
             Text(clean(line.layout)),
             _mark(line, account),
         )
@@ -195,7 +209,10 @@ def _mark(line: Line, account: Account) -> Text:
 
 def _verdict(where: str, account: Account) -> Text:
     if account.whole:
-        return Text.assemble(("ok", "green"), f" {where}: each of {account.consumed:,} samples was consumed once.")
+        left_out = f"; {account.excluded:,} were left out" if account.excluded else ""
+        return Text.assemble(
+            ("ok", "green"), f" {where}: each of {account.consumed:,} samples was consumed once{left_out}."
+        )
     counts = [(account.missing, "missing"), (account.repeated, "repeated")]
     broken = [f"{number:,} {what}" for number, what in counts if number]
     if account.wrong:

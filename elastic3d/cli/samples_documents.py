@@ -18,10 +18,12 @@ class SamplesDocument:
     """Of these, more than once."""
     missing: int
     """Positions that were passed over."""
+    excluded: int
+    """Positions that were left out, because what they hold is not finite or the script said so."""
     wrong: tuple[Line, ...]
     """Lines of the account whose counts or sums are not those of their steps; () of event files."""
     whole: bool
-    """Whether every position was consumed exactly once."""
+    """Whether every position was consumed exactly once, or left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from blake3 import blake3
 from torch.utils.data import IterableDataset
 
 from elastic3d.data.ahead import Ahead
+from elastic3d.data.holes import Holes, between, given, inside, joined
 from elastic3d.data.making import Drawn, Keyed, Undrawn, moved, pinned
 from elastic3d.data.positions import Order, fold_sums
 from elastic3d.data.sizes import Growing
@@ -60,8 +61,9 @@ class MicroBatch:
 class Batch:
     """One rank's part of one step. samples, sample_sum: really loaded by those of its micro-batches that count.
 
-    count: number M of the step's micro-batches over all ranks. summed: whether those that count are to be added up;
-    False where all are only run to see what comes out.
+    count: number M of the step's micro-batches over all ranks. excluded: the numbers of those that are no part of the
+    update, though they are run; excluded_samples, excluded_sum: loaded by those of them that are this rank's. summed:
+    whether the others are to be added up; False where all are only run to see what comes out.
     """
 
     step: int
@@ -69,12 +71,25 @@ class Batch:
     micro_batches: tuple[MicroBatch, ...]
     samples: int
     sample_sum: int
+    excluded: tuple[int, ...] = ()
+    excluded_samples: int = 0
+    excluded_sum: int = 0
     summed: bool = True
 
     @property
     def counted(self) -> int:
-        """How many of its micro-batches over all ranks are added up, those with the lowest numbers."""
+        """How many of its micro-batches may be added up, those with the lowest numbers; the excluded are not."""
         return self.count if self.summed else 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether all its micro-batches are excluded: it has nothing to learn from."""
+        return len(self.excluded) == self.count
+
+    @property
+    def divisor(self) -> int:
+        """Return by what mean losses are divided: the number of micro-batches that make up the update."""
+        return max(1, self.count - len(self.excluded))
 
 
 PASSED_OVER = 1000
@@ -100,6 +115,7 @@ class Batches:
         global_batch: int | Growing,
         micro_batch: int,
         seed: int,
+        exclude: Iterable[tuple[int, int]] = (),
         share: Share | None = None,
         workers: int = 0,
         device: torch.device | None = None,
@@ -118,11 +134,13 @@ class Batches:
             micro_batch=micro_batch,
             seed=seed,
             changes=tuple(changes),
+            holes=given(exclude),
         )
         self._numbered = numbered
         self._dataset = dataset
         self.take(share or Share())
         self.order.check_leaf(self.share.leaf)
+        self._check_holes()
         self.workers = workers
         self.device = device or torch.device("cpu")
         self.progress = progress
@@ -134,6 +152,7 @@ class Batches:
         self._keyed = Keyed(seed, lent=True)
         self._cursors: dict[int, Cursor] = {}
         self._threaded = True
+        self._kept: dict[int, Pair] = {}
 
     def take(self, share: Share) -> None:
         """Load this part of each step from now on; not while steps are iterated."""
@@ -142,7 +161,7 @@ class Batches:
 
     @property
     def rereads(self) -> bool:
-        """Whether `again` can load micro-batches: not from a stream."""
+        """Whether `again` can load any micro-batch of any step: not from a stream."""
         return self._numbered
 
     @property
@@ -150,10 +169,38 @@ class Batches:
         """The stream's position after `step` steps; None for a map-style data set, and before the first step."""
         return self._cursors.get(self.step)
 
-    def go_on(self, step: int, cursor: Cursor | None) -> None:
-        """Continue after `step` steps, as in the run's state."""
+    def go_on(self, step: int, cursor: Cursor | None, holes: Holes | None = None) -> str:
+        """Continue after `step` steps, as in the run's state; return what people should know, "" for nothing.
+
+        holes: those of the state, None for one that no run has made. What was consumed before it stays consumed, and
+        what was excluded, excluded.
+        """
         self.step = step
+        late: Holes = ()
+        if holes is not None:
+            end = self.order.positions(step)[0]
+            late = tuple(part for hole in inside(self.order.holes, 0, end) for part in between(holes, *hole))
+            ahead = inside(self.order.holes, end, max((end, *(stop for _, stop in self.order.holes))))
+            self.order = replace(self.order, holes=joined((*holes, *ahead))).whole_holes(self.share.leaf, since=step)
         self._cursors = {step: cursor} if cursor is not None else {}
+        if not late:
+            return ""
+        return f"exclude= names positions that were consumed before step {step}, and stay so: {list(late)}"
+
+    def exclude(self, step: int, numbers: Iterable[int]) -> Holes:
+        """Exclude some micro-batches of a step that is not made yet; return their positions.
+
+        To be called alike on every rank. What is loaded already stays so: it is run, and does not count.
+        """
+        holes = self.order.positions_of(step, numbers)
+        self.order = self.order.excluding(holes)
+        return holes
+
+    def counted_anew(self, batch: Batch) -> Batch:
+        """Return this rank's part of a step without the micro-batches that have been excluded since it was loaded."""
+        excluded = self.order.excluded(batch.step)
+        parts = tuple(replace(part, counts=part.counts and part.index not in excluded) for part in batch.micro_batches)
+        return self._accounted(replace(batch, micro_batches=parts, excluded=excluded))
 
     def until(self, step: int) -> Iterator[Batch]:
         """Yield this rank's part of each step from the present one up to, but not including, `step`."""
@@ -182,18 +229,26 @@ class Batches:
         return self._source.example(self._keyed)
 
     def again(self, step: int, numbers: Sequence[int]) -> Batch:
-        """Return some micro-batches of a step, whosever they are, loaded anew and not to be added up.
+        """Return some micro-batches of a step, whosever they are, not to be added up.
 
-        Not for a stream (`rereads`).
+        They are loaded anew; of a stream, those that `Share.heard` names are kept of the step that was yielded last.
         """
         count = self.order.micro_batches_at(step)
         pairs = {}
         for index in set(numbers) if self.share.loads else ():
-            pair = self._source.again(step, index, self._keyed)
+            pair = self._source.again(step, index, self._keyed) if self._numbered else self._kept[index]
             assert pair is not None
             pairs[index] = pair
         parts = [self._part(PASSED_OVER * count + index, index, pairs.get(index)) for index in numbers]
-        return Batch(step=step, count=count, micro_batches=tuple(parts), samples=0, sample_sum=0, summed=False)
+        return Batch(
+            step=step,
+            count=count,
+            micro_batches=tuple(parts),
+            samples=0,
+            sample_sum=0,
+            excluded=self.order.excluded(step),
+            summed=False,
+        )
 
     def _loaded(self, first: int, stop: int) -> Generator[Loaded, None, None]:
         pin = self.device.type == "cuda"
@@ -234,22 +289,37 @@ class Batches:
                 ahead.close()
 
     def _batch(self, step: int, loaded: Loaded) -> Batch:
-        count = self.order.micro_batches_at(step)
-        micro_batches, samples = [], 0
-        sums: list[int] = []
+        count, self._kept = self.order.micro_batches_at(step), loaded.kept
+        excluded = self.order.excluded(step)
+        micro_batches = []
         for round_, index in enumerate(self.share.micro_batches(step, count)):
-            micro_batches.append(self._part(index, index % count, loaded.pairs[round_] if self.share.loads else None))
-            if self.share.loads and index < count:
-                ids = self.order.micro_batch_samples(step, index)
-                samples += len(ids)
-                sums.append(self.order.keyed_sum(np.array(ids, dtype=np.uint64)))
-        return Batch(
-            step=step,
-            count=count,
-            micro_batches=tuple(micro_batches),
-            samples=samples,
-            sample_sum=fold_sums(sums),
+            part = self._part(index, index % count, loaded.pairs[round_] if self.share.loads else None)
+            micro_batches.append(replace(part, counts=False) if index in excluded else part)
+        made = tuple(micro_batches)
+        return self._accounted(
+            Batch(step=step, count=count, micro_batches=made, samples=0, sample_sum=0, excluded=excluded)
         )
+
+    def _accounted(self, batch: Batch) -> Batch:
+        """Return a batch with the numbers and sums of the samples that were loaded for it here."""
+        samples, sums = [0, 0], [0, 0]
+        for part in batch.micro_batches if self.share.loads else ():
+            if part.index < batch.count:
+                ids = self.order.micro_batch_samples(batch.step, part.index)
+                out = part.index in batch.excluded
+                samples[out] += len(ids)
+                sums[out] = fold_sums((sums[out], self.order.keyed_sum(np.array(ids, dtype=np.uint64))))
+        return replace(batch, samples=samples[0], sample_sum=sums[0], excluded_samples=samples[1], excluded_sum=sums[1])
+
+    def _check_holes(self) -> None:
+        """Refuse holes that are not of whole micro-batches, or of whole leaves of them."""
+        whole = self.order.whole_holes(self.share.leaf)
+        if whole != self.order:
+            what = "micro-batches" if self.share.leaf == 1 else f"leaves of {self.share.leaf} micro-batches"
+            raise UsageError(
+                f"run.batches: exclude={list(self.order.holes)} cuts {what} apart, which are left out as wholes; "
+                f"exclude={list(whole.holes)} would do"
+            )
 
     def _part(self, index: int, like: int, pair: Pair | None) -> MicroBatch:
         inputs = targets = None
@@ -260,7 +330,8 @@ class Batches:
 
 
 def _pinned(loaded: Loaded) -> Loaded:
-    return Loaded(pairs=pinned(loaded.pairs), cursor=loaded.cursor)
+    kept = dict(zip(loaded.kept, pinned(list(loaded.kept.values())), strict=True))
+    return Loaded(pairs=pinned(loaded.pairs), cursor=loaded.cursor, kept=kept)
 
 
 def _as_it_is(loaded: Loaded) -> Loaded:

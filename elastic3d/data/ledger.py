@@ -3,6 +3,8 @@
 Consecutive steps under one generation are one line. Each step adds the number of samples that its ranks really loaded
 and the keyed sum of their ids, both gathered by the step vote, so that `check` proves by counting that every position
 of the run was consumed once: a gap or an overlap of positions shows in the lines' bounds, a wrong sample in the sums.
+What is excluded is accounted for likewise, beside it: consumed and excluded together are all positions, and none of
+them is both.
 """
 
 from __future__ import annotations
@@ -10,12 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from elastic3d.data.holes import between, inside
 from elastic3d.data.positions import STRIDE, Order, fold_sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """Steps [first_step, stop_step) as one generation made them; samples: how many; sample_sum: keyed sum of ids."""
+    """Steps [first_step, stop_step) as one generation made them; samples: how many; sample_sum: keyed sum of ids.
+
+    excluded, excluded_sum: the same of those that were left out.
+    """
 
     generation: int
     first_step: int
@@ -23,27 +29,43 @@ class Line:
     layout: str
     samples: int
     sample_sum: int
+    excluded: int = 0
+    excluded_sum: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The result of checking a ledger. consumed, repeated, missing: positions. wrong: lines of wrong counts or sums."""
+    """The result of checking a ledger. consumed, repeated, missing, excluded: positions.
+
+    wrong: lines of wrong counts or sums.
+    """
 
     consumed: int
     repeated: int
     missing: int
+    excluded: int = 0
     wrong: tuple[Line, ...] = ()
 
     @property
     def whole(self) -> bool:
-        """Whether every position was consumed exactly once."""
+        """Whether every position was consumed exactly once, or excluded."""
         return not (self.repeated or self.missing or self.wrong)
 
 
 Ledger = tuple[Line, ...]
 
 
-def add(ledger: Ledger, *, generation: int, step: int, layout: str, samples: int, sample_sum: int) -> Ledger:
+def add(
+    ledger: Ledger,
+    *,
+    generation: int,
+    step: int,
+    layout: str,
+    samples: int,
+    sample_sum: int,
+    excluded: int = 0,
+    excluded_sum: int = 0,
+) -> Ledger:
     """Return the ledger with the step from `step` to `step + 1` added."""
     if ledger:
         last = ledger[-1]
@@ -53,6 +75,8 @@ def add(ledger: Ledger, *, generation: int, step: int, layout: str, samples: int
                 stop_step=step + 1,
                 samples=last.samples + samples,
                 sample_sum=fold_sums((last.sample_sum, sample_sum)),
+                excluded=last.excluded + excluded,
+                excluded_sum=fold_sums((last.excluded_sum, excluded_sum)),
             )
             return (*ledger[:-1], longer)
     return (
@@ -64,6 +88,8 @@ def add(ledger: Ledger, *, generation: int, step: int, layout: str, samples: int
             layout=layout,
             samples=samples,
             sample_sum=sample_sum,
+            excluded=excluded,
+            excluded_sum=excluded_sum,
         ),
     )
 
@@ -83,20 +109,28 @@ def check(
     stop = max((line.stop_step for line in ledger), default=first_step) if stop_step is None else stop_step
     lines = sorted(ledger, key=lambda line: (line.first_step, line.stop_step))
     wrong, done = [], 0
+
+    def total(parts: Iterable[tuple[int, int]]) -> tuple[int, int]:
+        nonlocal done
+        number, sums = 0, []
+        for first, stop in parts:
+            for start in range(first, stop, STRIDE):
+                reached = min(stop, start + STRIDE)
+                sums.append(order.sum_of_positions(start, reached))
+                number, done = number + reached - start, done + reached - start
+                if progress is not None:
+                    progress(done)
+        return number, fold_sums(sums)
+
     for line in lines:
-        first, end = order.positions(line.first_step, line.stop_step)
-        sums = []
-        for start in range(first, end, STRIDE):
-            reached = min(end, start + STRIDE)
-            sums.append(order.sum_of_positions(start, reached))
-            done += reached - start
-            if progress is not None:
-                progress(done)
-        if line.samples != end - first or line.sample_sum != fold_sums(sums):
+        bounds = order.positions(line.first_step, line.stop_step)
+        consumed, excluded = total(between(order.holes, *bounds)), total(inside(order.holes, *bounds))
+        if (line.samples, line.sample_sum) != consumed or (line.excluded, line.excluded_sum) != excluded:
             wrong.append(line)
     begin, end = order.positions(first_step, max(first_step, stop))
     account = count((order.positions(line.first_step, line.stop_step) for line in lines), first=begin, stop=end)
-    return replace(account, wrong=tuple(wrong))
+    left_out = sum(line.excluded for line in lines)
+    return replace(account, consumed=account.consumed - left_out, excluded=left_out, wrong=tuple(wrong))
 
 
 def count(ranges: Iterable[tuple[int, int]], *, first: int = 0, stop: int | None = None) -> Account:

@@ -8,11 +8,13 @@ positions [j*b, (j+1)*b) among them. Nothing here depends on ranks, so no change
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from elastic3d.data import holes as ranges
 from elastic3d.data import sizes
+from elastic3d.data.holes import Holes
 from elastic3d.data.permutation import Indices, KeyedPermutation, key, mix
 from elastic3d.errors import ConfigurationError, UsageError
 
@@ -25,6 +27,7 @@ class Order:
     """The order in which a run of one seed consumes a data set of `length` samples; None for a stream.
 
     global_batch: samples of step 0. changes: (from step, global batch) of every later size, in order of steps.
+    holes: positions that are excluded, and never consumed.
     """
 
     length: int | None
@@ -32,6 +35,7 @@ class Order:
     micro_batch: int
     seed: int
     changes: sizes.Parts = ()
+    holes: Holes = ()
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
@@ -97,6 +101,39 @@ class Order:
         """Return the half-open positions of a step, or of steps [first_step, stop_step)."""
         stop_step = first_step + 1 if stop_step is None else stop_step
         return sizes.position_at(self.parts, first_step), sizes.position_at(self.parts, stop_step)
+
+    def excluded(self, step: int) -> tuple[int, ...]:
+        """Return the numbers of the micro-batches of a step that are holes, or have one among their samples."""
+        first, stop = self.positions(step)
+        size = self.micro_batch
+        parts = ranges.inside(self.holes, first, stop)
+        numbers = {one for begin, end in parts for one in range((begin - first) // size, -(-(end - first) // size))}
+        return tuple(sorted(numbers))
+
+    def positions_of(self, step: int, micro_batches: Iterable[int]) -> Holes:
+        """Return the positions of some micro-batches of a step."""
+        first, size = self.positions(step)[0], self.micro_batch
+        return ranges.joined((first + number * size, first + (number + 1) * size) for number in micro_batches)
+
+    def excluding(self, holes: Holes) -> Order:
+        """Return the same order with more holes. Nothing shifts."""
+        return replace(self, holes=ranges.joined((*self.holes, *holes)))
+
+    def whole_holes(self, leaf: int, *, since: int = 0) -> Order:
+        """Return the same order, the holes of steps from `since` on being of whole leaves of micro-batches.
+
+        A leaf is added up before anybody could leave out a part of it.
+        """
+        widened: list[tuple[int, int]] = []
+        start, last = self.positions(since)[0], max((0, *(end for _, end in self.holes)))
+        for begin, end in ranges.inside(self.holes, start, last):
+            at = begin
+            while at < end:
+                first, stop = self.positions(self.step_at(at))
+                size = self.micro_batch * leaf
+                at = min(stop, first + ((at - first) // size + 1) * size)
+                widened.append((at - size, at))
+        return self.excluding(ranges.joined(widened)) if widened else self
 
     def step_at(self, position: int) -> int:
         """Return the step that consumes a position."""

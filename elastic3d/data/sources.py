@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -31,7 +31,8 @@ class Share:
     dp, index: of the data-parallel axis. leaf: how many micro-batches in a row one rank computes. inputs, targets:
     whether this rank's pipeline stage needs them at all. extra: of (step, M), the numbers under which this rank runs
     micro-batches once more after its own, which do not count: each is at least M times the rounds of any step, and
-    equal modulo M to the micro-batch that it repeats.
+    equal modulo M to the micro-batch that it repeats. heard: of the same, micro-batches that any rank may have to run
+    again within the step: those of a stream are kept, since it is read once.
     """
 
     dp: int = 1
@@ -40,6 +41,7 @@ class Share:
     inputs: bool = True
     targets: bool = True
     extra: Callable[[int, int], Sequence[int]] = nothing_more
+    heard: Callable[[int, int], Sequence[int]] = nothing_more
 
     @property
     def loads(self) -> bool:
@@ -61,13 +63,21 @@ class Share:
         """Return the micro-batch whose samples each round loads; one that does not count takes another's."""
         return [index % micro_batches for index in self.micro_batches(step, micro_batches)] if self.loads else []
 
+    def kept(self, step: int, micro_batches: int) -> set[int]:
+        """Return the micro-batches of a stream that this rank keeps to run them again."""
+        return set(self.heard(step, micro_batches)) if self.loads else set()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """One rank's samples of one step, a pair for each round. cursor: of a stream, after the step."""
+    """One rank's samples of one step, a pair for each round. cursor: of a stream, after the step.
+
+    kept: by their number, micro-batches of a stream that may have to be run again.
+    """
 
     pairs: list[Pair]
     cursor: Cursor | None = None
+    kept: dict[int, Pair] = field(default_factory=dict)
 
 
 class SampleSource(Protocol):
@@ -160,10 +170,10 @@ class Streamed:
         reader = StreamReader(self._dataset, cursor, position=order.positions(first)[0], draws=draws)
         for step in range(first, stop):
             count = order.micro_batches_at(step)
-            wanted = self._share.wanted(step, count)
+            wanted, kept = self._share.wanted(step, count), self._share.kept(step, count)
             pairs: dict[int, Pair] = {}
             for index in range(count):
-                if index not in wanted:
+                if index not in wanted and index not in kept:
                     with draws.around():
                         reader.pass_over(size)
                     continue
@@ -171,7 +181,11 @@ class Streamed:
                 with draws.around(), naming(lambda: f"step {step}, by the stream's samples"):  # noqa: B023
                     names = [f"sample {position} of the stream" for position in range(start, start + size)]
                     pairs[index] = collate(reader.take(size), names)
-            yield Loaded(pairs=[pairs[index] for index in wanted], cursor=reader.cursor())
+            yield Loaded(
+                pairs=[pairs[index] for index in wanted],
+                cursor=reader.cursor(),
+                kept={index: pairs[index] for index in kept},
+            )
 
     def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
         """Load two steps ahead in one process, since a stream is read in one place."""
@@ -185,8 +199,8 @@ class Streamed:
             multiprocessing_context="fork",
         )
         with _working(loader) as steps:
-            for pairs, reached in steps:
-                yield Loaded(pairs=pairs, cursor=reached)
+            for pairs, reached, kept in steps:
+                yield Loaded(pairs=pairs, cursor=reached, kept=kept)
 
     def example(self, draws: Draws) -> Pair:
         """Return the stream's first micro-batch; the data set's own state stays as it is."""
@@ -200,7 +214,7 @@ class Streamed:
         return pair
 
     def again(self, step: int, index: int, draws: Draws) -> None:
-        """Return None: a stream is read once."""
+        """Return None: a stream is read once, and `Loaded.kept` has what may be run again."""
 
 
 class _Sampled(torch.utils.data.Dataset[Any]):
@@ -250,7 +264,7 @@ class _Steps(IterableDataset[Any]):
     def __init__(self, source: Streamed, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> None:
         self._given = source, first, stop, cursor, draws
 
-    def __iter__(self) -> Iterator[tuple[list[Pair], Cursor | None]]:
+    def __iter__(self) -> Iterator[tuple[list[Pair], Cursor | None, dict[int, Pair]]]:
         source, *rest = self._given
         for loaded in source.steps(*rest):  # type: ignore[arg-type]
-            yield loaded.pairs, loaded.cursor
+            yield loaded.pairs, loaded.cursor, loaded.kept

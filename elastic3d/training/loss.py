@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from elastic3d.data import Batch
 from elastic3d.errors import UsageError
 
+if TYPE_CHECKING:
+    from elastic3d.parallel.pipeline.passes import LossFunction
+
 
 class Loss:
     """The loss of one step: known to all ranks once `run.step` has taken it."""
 
-    def __init__(self, parts: Mapping[int, torch.Tensor], batch: Batch) -> None:
+    def __init__(self, parts: Mapping[int, torch.Tensor], batch: Batch, *, passed: LossFunction | None = None) -> None:
         self._parts, self._batch = parts, batch
+        self.passed = passed
+        """The loss function that the passes were given, to make them again; None where nobody may."""
         self._value: float | None = None
         self._skipped = False
 
@@ -39,6 +45,10 @@ class Loss:
     def skipped(self) -> bool:
         """Whether `run.step` skipped the update."""
         return self._skipped
+
+    def remade(self, parts: Mapping[int, torch.Tensor], batch: Batch) -> None:
+        """Take the losses of passes that were made again, of the same step."""
+        self._parts, self._batch = parts, batch
 
     def settle(self, value: float, *, skipped: bool) -> None:
         """Take the vote's outcome."""

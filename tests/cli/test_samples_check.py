@@ -13,6 +13,7 @@ from checkpointing import Box, Piece, TensorSpec, commit, fence, open_store, sav
 from elastic3d.cli import application
 from elastic3d.data import Line, Order
 from elastic3d.data.ledger import Ledger, add
+from elastic3d.data.positions import fold_sums
 from elastic3d.log import EventLog
 from elastic3d.values import to_json
 
@@ -87,6 +88,26 @@ def test_gaps_overlaps_and_wrong_samples_exit_with_1(tmp_path: Path) -> None:
     wrong = call(saved(tmp_path / "wrong", facts_of(ORDER, (line,))))
     assert wrong.exit_code == 1
     assert "1 line(s) whose samples are not those of their steps" in " ".join(wrong.output.split())
+
+
+def test_what_was_left_out_is_accounted_for(tmp_path: Path) -> None:
+    """Consumed and left out together are all; a run whose holes have shifted does not pass."""
+    order = replace(ORDER, holes=((4, 6),))
+    lines = list(ledger(ORDER, WHOLE))
+    lines[0] = replace(
+        lines[0],
+        samples=lines[0].samples - 2,
+        sample_sum=fold_sums((lines[0].sample_sum, -ORDER.sum_of_positions(4, 6))),
+        excluded=2,
+        excluded_sum=ORDER.sum_of_positions(4, 6),
+    )
+    whole = call(saved(tmp_path / "run", facts_of(order, tuple(lines))), "--json")
+    assert whole.exit_code == 0, whole.output
+    assert (json.loads(whole.output)["consumed"], json.loads(whole.output)["excluded"]) == (26, 2)
+    text = call(str(tmp_path / "run"))
+    assert "each of 26 samples was consumed once; 2 were left out" in " ".join(text.output.split())
+    shifted = call(saved(tmp_path / "other", facts_of(replace(order, holes=((6, 8),)), tuple(lines))), "--json")
+    assert shifted.exit_code == 1
 
 
 def test_event_files_are_counted_by_position(tmp_path: Path) -> None:

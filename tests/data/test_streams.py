@@ -121,3 +121,20 @@ def test_a_torch_iterable_is_a_stream() -> None:
             return iter(Numbers(13))
 
     assert read(stream(Sized()), 3) == read(stream(Numbers(13)), 3)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_may_be_run_again_is_kept_for_its_step(workers: int) -> None:
+    """A stream is read once: any rank can repeat the named micro-batches of the present step, whosever they are."""
+    share = Share(dp=3, index=1, heard=lambda step, count: [0, 2] if step == 1 else [])
+    batches = Batches(Numbers(), global_batch=6, micro_batch=2, seed=3, share=share, workers=workers)
+    whole = Batches(Numbers(), global_batch=6, micro_batch=2, seed=3)
+    for mine, all_of_it in zip(batches.until(step=3), whole.until(step=3), strict=True):
+        assert [part.index for part in mine.micro_batches] == [1]
+        if mine.step == 1:
+            again = batches.again(1, [2, 0])
+            assert [part.like for part in again.micro_batches] == [2, 0]
+            for part in again.micro_batches:
+                assert torch.equal(part.input, all_of_it.micro_batches[part.like].input)
+        batches.step, whole.step = mine.step + 1, mine.step + 1
+    assert batches.cursor == whole.cursor
