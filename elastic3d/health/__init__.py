@@ -13,4 +13,5 @@ explanation  what a person reads of it afterwards
 digest       a digest of bits that adds up over any cut
 audit        which steps are audited, and who replays whose micro-batch
 hearing      who computed wrongly, when two ranks differ
+numerics     what follows from a step's numbers
 """

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from elastic3d.health.options import Watching
 from elastic3d.health.phases import Phase
 from elastic3d.health.record import WARM, ProgressRecord
+from elastic3d.membership.records import HealthFigures
 
 BUSY = 10.0
 """How many times as long as an idle one a rank may be silent that computes or reads."""
@@ -61,3 +62,18 @@ def allowance(record: ProgressRecord, watching: Watching) -> Allowance:
     if record.wait is not None:
         named = min(idle, stuck * (COLD_WAIT if cold else 1.0))
     return Allowance(idle=idle, busy=busy, named=named)
+
+
+def figures(watching: Watching | None) -> HealthFigures:
+    """Return for people how long ranks may be silent at least, once they have made some steps: 0.0 for nobody looks."""
+    if watching is None:
+        return HealthFigures(idle=0.0, busy=0.0, acts=False)
+    busy = BUSY * watching.stuck
+    return HealthFigures(
+        idle=watching.stuck,
+        busy=busy,
+        acts=watching.act,
+        audit=watching.audit,
+        at_rest=watching.at_rest,
+        slow_from=watching.slow,
+    )

@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from elastic3d import threads
-from elastic3d.health.record import programs
+from elastic3d.health.processes import read_proc, stat_fields
+from elastic3d.health.record import programs, steps
 from elastic3d.health.watch import Taken
 from elastic3d.membership.stalls import Stall, Verdict
 from elastic3d.values import to_json
@@ -39,8 +40,6 @@ VERDICT, STALLS, WAITS = "verdict.json", "stalls.json", "waits.txt"
 SCHEMA = 1
 THREADS = 128
 """Most threads of a trainer that are looked at."""
-
-_LARGEST = 64 << 10
 
 
 class EvidenceWriter:
@@ -127,7 +126,9 @@ class EvidenceWriter:
         self._write(verdict.key, verdict.step, "", files)
 
     def _write(self, key: str, step: int, part: str, files: Mapping[str, bytes]) -> Path | None:
+        """Return where it was written, be it only in part; None where nothing was."""
         assert self._folder is not None
+        path = unfinished = None
         try:
             present = sorted(self._folder.glob(f"{key}-*-stuck-{self._node}"))
             path = (present[0] if present else self._folder / f"{key}-{step}-stuck-{self._node}") / part
@@ -142,20 +143,31 @@ class EvidenceWriter:
                     unfinished.write_bytes(data)
                     os.replace(unfinished, path / name)
         except OSError as error:
+            if unfinished is not None:
+                with contextlib.suppress(OSError):
+                    unfinished.unlink()
             if not self._failing:
                 self._failing = True
                 self._failed(f"{self._folder}: {error}")
-            return None
+            return path if unfinished is not None else None
         self._failing = False
         return path
 
 
+_PLAIN = ("at", "rounds")
+
+
 def _program(page: bytes) -> str:
-    """Return the operations of the present step and of the one before, for people."""
+    """Return the operations of the present step and of the one before, and what the last steps took, for people."""
     said = []
     for title, program in zip(("present step", "last step"), programs(page), strict=True):
         said.append(f"{title}: {len(program)} operations\n")
         said += [f"  {axis} {mark:x}\n" for axis, mark in program]
+    for step, numbers in steps(page):
+        times = ", ".join(
+            f"{name} {time / 1e6:.1f} ms" for name, time in numbers.items() if time and name not in _PLAIN
+        )
+        said.append(f"step {step}: {numbers['rounds']} forward passes; {times}\n")
     return "".join(said)
 
 
@@ -166,7 +178,7 @@ def processes(pid: int) -> str:
     """
     said = []
     for name in ("status", "io"):
-        text = _read(f"/proc/{pid}/{name}")
+        text = read_proc(f"/proc/{pid}/{name}")
         if text:
             said.append(f"{name} of {pid}\n{text}")
     try:
@@ -175,26 +187,18 @@ def processes(pid: int) -> str:
         threads_ids = ()
     for thread in threads_ids:
         at = f"/proc/{pid}/task/{thread}"
-        state = _read(f"{at}/stat").rpartition(")")[2].split()[:1]
+        state = stat_fields(f"{pid}/task/{thread}")[:1]
         words = {
-            "name": _read(f"{at}/comm"),
+            "name": read_proc(f"{at}/comm"),
             "state": "".join(state),
-            "wchan": _read(f"{at}/wchan"),
-            "syscall": _read(f"{at}/syscall"),
+            "wchan": read_proc(f"{at}/wchan"),
+            "syscall": read_proc(f"{at}/syscall"),
         }
         said.append(f"thread {thread}: " + ", ".join(f"{name} {text.strip() or '?'}" for name, text in words.items()))
-        kernel = _read(f"{at}/stack")
+        kernel = read_proc(f"{at}/stack")
         if kernel:
             said.append(kernel)
     return "\n".join(text.rstrip() for text in said) + "\n" if said else ""
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            return file.read(_LARGEST).decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _size(path: Path) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic3d.health.stuck import Fault
-from elastic3d.membership.stalls import RankStall, Verdict
+from elastic3d.membership.stalls import RankStall, Verdict, VerdictKind
+from elastic3d.planner.remedy import RungKind
 
 SHOWN = 12
 """Lines of each list on the page."""
@@ -80,6 +81,10 @@ class Explanation:
     """What all ranks were at, where an evidence bundle says so."""
     evidence: tuple[str, ...] = ()
     """Folders of evidence."""
+    kind: str = "stuck"
+    """What kind of trouble it was: "stuck" or "slow"."""
+    rungs: tuple[str, ...] = ()
+    """What could be done about slow nodes, and what each would gain and cost."""
 
 
 def explain(
@@ -114,12 +119,16 @@ def explain(
         waits=verdict.waits,
         silent=silent,
         evidence=tuple(evidence),
+        kind=str(verdict.kind),
+        rungs=verdict.rungs,
     )
 
 
 def page(explanation: Explanation) -> str:
     """Return the explanation as text for a terminal, one page."""
     e = explanation
+    if e.kind == VerdictKind.SLOW:
+        return _slow_page(e)
     lines = [f"Generation {e.generation} stood still after step {e.step}: {e.fault}", "", f"  {e.detail}"]
     who = f"node {', '.join(e.nodes)}" if e.nodes else "nobody can be singled out"
     ranks = f" (rank{'s' * (len(e.ranks) > 1)} {', '.join(map(str, e.ranks[:SHOWN]))})" if e.ranks else ""
@@ -134,6 +143,20 @@ def page(explanation: Explanation) -> str:
     if e.waits:
         lines += ["", "Who waited for whom:"]
         lines += [f"  {text}" for text in _cut(list(e.waits))]
+    return "\n".join(lines)
+
+
+def _slow_page(e: Explanation) -> str:
+    """Return what was done about slow nodes, or about those that are well again."""
+    lines = [f"Generation {e.generation} was not the fastest after step {e.step}: {e.fault}", "", f"  {e.detail}", ""]
+    ranks = f" (rank{'s' * (len(e.ranks) > 1)} {', '.join(map(str, e.ranks[:SHOWN]))})" if e.ranks else ""
+    who = f"node {', '.join(e.nodes)}{ranks}" if e.nodes else "no node is slow any more"
+    lines.append(f"Who        {who}")
+    lines.append(f"Done       {e.done}")
+    lines += [f"{'Do now' if not at else '':10s} {text}" for at, text in enumerate(e.todo)]
+    if e.rungs:
+        lines += ["", "What could be done:"]
+        lines += [f"  {text}" for text in _cut(list(e.rungs))]
     return "\n".join(lines)
 
 
@@ -166,6 +189,8 @@ def _silent(node: str, rank: RankStall) -> SilentRank:
 
 
 def _reasons(verdict: Verdict, silent: Sequence[SilentRank]) -> tuple[str, ...]:
+    if verdict.kind is VerdictKind.SLOW:
+        return ()
     reasons = []
     if verdict.fault == Fault.STALLED:
         reasons.append("too many stand at the same for one of them to be the reason: what they all use is")
@@ -190,6 +215,9 @@ def _done(verdict: Verdict, number: int, formed: Sequence[Formed], ended: str) -
     if not verdict.act:
         return "nothing: it was only reported, because a new generation would not help, or health= says so"
     after = next((one for one in formed if one.number > number), None)
+    if verdict.kind is VerdictKind.SLOW:
+        number = after.number if after is not None else number + 1
+        return f"all trainers left at a boundary between two steps for generation {number}, and no step was made again"
     if after is None:
         return f"the job ended: {ended}" if ended else "no generation was formed after it yet"
     gone = [id.partition("@")[0] for id in verdict.culprits if id.partition("@")[0] in after.left]
@@ -221,9 +249,21 @@ _TODO = {
 
 
 def _todo(verdict: Verdict) -> tuple[str, ...]:
+    if verdict.kind is VerdictKind.SLOW:
+        return _todo_slow(verdict)
     fault = next((fault for fault in Fault if fault == verdict.fault), None)
     todo = [_TODO[fault]] if fault is not None else []
     if verdict.culprits and not verdict.program:
         names = ", ".join(id.partition("@")[0] for id in verdict.culprits[:4])
         todo.append(f"if it happens there again the node is set aside; `elastic3d quarantine {names}` does so now")
+    return tuple(todo)
+
+
+def _todo_slow(verdict: Verdict) -> tuple[str, ...]:
+    names = ", ".join(id.partition("@")[0] for id in verdict.culprits[:4])
+    todo = (
+        [f"look at {names}: clocks, cooling, other processes, its links; once well, it counts again"] if names else []
+    )
+    if verdict.fault == RungKind.EVICT:
+        todo.append(f"`elastic3d quarantine {names}` lets the others go on without it")
     return tuple(todo)

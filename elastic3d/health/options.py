@@ -1,4 +1,4 @@
-"""What a script says about finding the rank that holds everybody up, or lies: `health=` of `elastic3d.run`."""
+"""What a script says of ranks that stand still, are slow, or lie: `health=` of `elastic3d.run`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elastic3d.errors import UsageError
+from elastic3d.health.numerics import NonFinite, Spike
 from elastic3d.quantities import seconds, size
 
 LEAST_STUCK = 1.0
 """Fewest seconds of silence that say anything: the record is looked at four times a second."""
 
+LEAST_SLOW, MOST_SLOW = 1.05, 100.0
+"""Bounds of `Health.slow`: below, it is noise that is measured."""
 
 RESTORE = 60.0
 """Seconds for which a rank may be idle while it gets its state, beyond those for which its store is tried."""
@@ -26,9 +29,18 @@ class Act(StrEnum):
     """It is reported, and nothing else."""
 
 
+class Balancing(StrEnum):
+    """What follows when a node is slow."""
+
+    ON = "on"
+    """A planned change that pays."""
+    LOG = "log"
+    """It is reported, and nothing else."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """How ranks that stand still, or compute wrongly, are found: `health=` of `elastic3d.run`.
+    """How ranks that stand still, are slow, or compute wrongly are found: `health=` of `elastic3d.run`.
 
     UsageError for values that make no sense.
     """
@@ -44,8 +56,27 @@ class Health:
     """Share of the computing in which nodes repeat each other's micro-batches, such as "1%" or 0.01: a device that
     computes wrongly is found by it, named, and its machine left out (with `act="log"`, only named). "off", the
     default, for none."""
+    at_rest: float | str = "0.5%"
+    """Share of the time for looking at state that nobody writes to, such as "0.5%", the default, or 0.005: parameters
+    and the optimizer's state may lose bits in memory. With it go checks that cost next to nothing: whether all ranks
+    leave a vote with one outcome, and pieces of the optimizer's updates that another node computes again. "off" for
+    none of these."""
+    numerics: str = "off"
+    """What follows when the loss or the gradient of a step is not finite: "skip" leaves out the micro-batches that it
+    comes from, for good, and makes the step of the others; "step" skips its update, as `run.step(skip_nonfinite=True)`
+    does; "stop" ends the run and says what it comes from; "off", the default, makes the step as a plain script does.
+    With the first three, and without `clip`, every gradient is looked at before its update."""
+    spike: str = "log"
+    """What follows when the loss jumps far above the last 128 for three of five steps: "log", the default, reports it;
+    "off" for nothing."""
+    slow: float | str = 1.15
+    """How many times as long as on the other nodes the same work takes on a node that counts as slow; above 1, 1.15 by
+    default. "off" measures nothing."""
     evidence: int | str = "500MB"
     """What bundles of evidence may take in the folder `events=`, in bytes or as "500MB", the default."""
+    balance: str = "on"
+    """What is done about slow nodes: "on", the default, lets a spare take a slow node's place, or gives its stage less
+    to compute, once that pays; "log" only reports what would be done, and so does `act="log"`."""
 
     def __post_init__(self) -> None:
         if seconds(self.stuck, f"{_OF}: stuck") < LEAST_STUCK:
@@ -54,8 +85,16 @@ class Health:
             )
         if self.act not in set(Act):
             raise UsageError(f"{_OF}(act={self.act!r}): give one of {', '.join(Act)}")
+        if self.numerics not in set(NonFinite):
+            raise UsageError(f"{_OF}(numerics={self.numerics!r}): give one of {', '.join(NonFinite)}")
+        if self.spike not in set(Spike):
+            raise UsageError(f"{_OF}(spike={self.spike!r}): give one of {', '.join(Spike)}")
         size(self.evidence, f"{_OF}: evidence")
         audit_budget(self.audit)
+        share(self.at_rest, "at_rest", "time")
+        slow_factor(self.slow)
+        if self.balance not in set(Balancing):
+            raise UsageError(f"{_OF}(balance={self.balance!r}): give one of {', '.join(Balancing)}")
 
 
 _OF = "elastic3d.Health"
@@ -66,20 +105,29 @@ WORDS = {"on": "all", "log": "log"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watching:
     """A `Health`, read. stuck: seconds. act: whether verdicts are acted upon. evidence: bytes. audit: share of the
-    computing that audits may take, 0.0 for none. restore: seconds for which a rank may be idle while it gets its state.
+    computing that audits may take, 0.0 for none. at_rest: share of the time for looking at state at rest, 0.0 for no
+    such checks. slow: from which factor on a node is, 0.0 for never. balance: whether anything is done about slow
+    nodes, if verdicts are acted upon. restore: seconds for which a rank may be idle while it gets its state. numerics,
+    spike: what follows when a step is not finite, or its loss jumps up.
     """
 
     stuck: float = 3.0
+    slow: float = 1.15
     act: bool = True
     evidence: int = 500_000_000
     restore: float = RESTORE
     audit: float = 0.0
+    at_rest: float = 0.005
+    numerics: NonFinite = NonFinite.OFF
+    spike: Spike = Spike.LOG
+    balance: bool = True
 
 
-def watching(given: Health | str, *, patience: float = 0.0) -> Watching | None:
+def watching(given: Health | str, *, patience: float = 0.0, device: str = "cpu") -> Watching | None:
     """Return how ranks are watched, None for "off"; UsageError for anything but a `Health`, "on", "log" or "off".
 
-    patience: seconds for which a store is tried that does not answer.
+    patience: seconds for which a store is tried that does not answer. device: the kind that trainers compute on; steps
+    are measured on the CPU only, since what a device does is not done when its host's call returns.
     """
     if given == "off":
         return None
@@ -96,17 +144,39 @@ def watching(given: Health | str, *, patience: float = 0.0) -> Watching | None:
         evidence=size(given.evidence, f"{_OF}: evidence"),
         restore=RESTORE + patience,
         audit=audit_budget(given.audit),
+        at_rest=share(given.at_rest, "at_rest", "time"),
+        numerics=NonFinite(given.numerics),
+        spike=Spike(given.spike),
+        slow=slow_factor(given.slow) if device == "cpu" else 0.0,
+        balance=given.balance == Balancing.ON,
     )
 
 
 def audit_budget(value: float | str) -> float:
     """Return the share of the computing that audits may take, 0.0 for "off"; UsageError for anything that is none."""
-    share = 0.0 if value == "off" else value
-    if isinstance(share, str):
-        percent = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?) ?%", share.strip())
-        share = float(percent[1]) / 100 if percent else -1.0
-    if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+    return share(value, "audit", "computing")
+
+
+def share(value: float | str, name: str, of: str) -> float:
+    """Return a share, 0.0 for "off"; UsageError for anything that is none. name: of the option. of: of what it is."""
+    given = 0.0 if value == "off" else value
+    if isinstance(given, str):
+        percent = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?) ?%", given.strip())
+        given = float(percent[1]) / 100 if percent else -1.0
+    if not isinstance(given, int | float) or isinstance(given, bool) or not 0 <= given <= 1:
         raise UsageError(
-            f"{_OF}(audit={value!r}): give a share of the computing, such as '1%' or 0.01, at most '100%', or 'off'"
+            f"{_OF}({name}={value!r}): give a share of the {of}, such as '1%' or 0.01, at most '100%', or 'off'"
         )
-    return float(share)
+    return float(given)
+
+
+def slow_factor(value: float | str) -> float:
+    """Return from which factor on a node is slow, 0.0 for "off"; UsageError for anything that is none."""
+    if value == "off":
+        return 0.0
+    if not isinstance(value, int | float) or isinstance(value, bool) or not LEAST_SLOW <= value <= MOST_SLOW:
+        raise UsageError(
+            f"{_OF}(slow={value!r}): give how many times as long a slow node takes, such as 1.15, from {LEAST_SLOW:g} "
+            f"to {MOST_SLOW:g}, or 'off'"
+        )
+    return float(value)

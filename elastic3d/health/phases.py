@@ -23,6 +23,7 @@ class Phase(IntEnum):
     USER = 9  # the script's own code between steps
     PAUSE = 10  # within `run.pause`
     LEAVE = 11  # its last step is made
+    WEIGHTS = 12  # the part of a backward pass over the weights, where the schedule gives it a time of its own
 
 
 class Axis(IntEnum):

@@ -10,6 +10,10 @@ _TICK = 1000 // os.sysconf("SC_CLK_TCK")
 """Milliseconds of the unit of processor time in /proc."""
 
 
+LARGEST = 64 << 10
+"""Characters of a file of /proc that are read."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSample:
     """A trainer and the processes of its group at one time.
@@ -34,7 +38,7 @@ def group_of(leader: int) -> tuple[int, ...]:
     members = []
     for name in os.listdir("/proc"):
         if name.isdecimal() and int(name) != leader:
-            fields = _stat(int(name))
+            fields = stat_fields(int(name))
             if fields and int(fields[2]) == leader:
                 members.append(int(name))
     return tuple(members)
@@ -42,11 +46,11 @@ def group_of(leader: int) -> tuple[int, ...]:
 
 def sample(leader: int, others: Sequence[int], at: float) -> ProcessSample:
     """Look at a trainer, the leader of its group, and at other processes of the group; those that are gone count 0."""
-    fields = _stat(leader)
+    fields = stat_fields(leader)
     if not fields:
         return ProcessSample(at=at, state="")
-    wchan = _read(f"/proc/{leader}/wchan").strip()
-    scheduled = _read(f"/proc/{leader}/schedstat").split()
+    wchan = read_proc(f"/proc/{leader}/wchan").strip()
+    scheduled = read_proc(f"/proc/{leader}/schedstat").split()
     return ProcessSample(
         at=at,
         state=fields[0],
@@ -54,7 +58,7 @@ def sample(leader: int, others: Sequence[int], at: float) -> ProcessSample:
         cpu=_cpu(fields),
         queued=int(scheduled[1]) // 1_000_000 if len(scheduled) > 1 else 0,
         io=_io(leader),
-        others=tuple((pid, _cpu(_stat(pid)), _io(pid)) for pid in others),
+        others=tuple((pid, _cpu(stat_fields(pid)), _io(pid)) for pid in others),
     )
 
 
@@ -65,9 +69,12 @@ def others_between(first: ProcessSample, last: ProcessSample) -> tuple[int, int]
     return sum(cpu - was for cpu, _, was, _ in both), sum(io - was for _, io, _, was in both)
 
 
-def _stat(pid: int) -> list[str]:
-    """Return state, parent, group...: the fields after the name, which may hold anything; none if it is gone."""
-    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+def stat_fields(pid: int | str) -> list[str]:
+    """Return state, parent, group, session...: the fields after the name, which may hold anything; none if it is gone.
+
+    pid: or "<pid>/task/<thread>".
+    """
+    return read_proc(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def _cpu(fields: list[str]) -> int:
@@ -75,14 +82,14 @@ def _cpu(fields: list[str]) -> int:
 
 
 def _io(pid: int) -> int:
-    lines = dict(line.split(": ") for line in _read(f"/proc/{pid}/io").splitlines())
+    lines = dict(line.split(": ") for line in read_proc(f"/proc/{pid}/io").splitlines())
     return int(lines.get("rchar", 0)) + int(lines.get("wchar", 0))
 
 
-def _read(path: str) -> str:
+def read_proc(path: str) -> str:
     """Return a file of /proc; "" where the process is gone, or the kernel lacks the file or does not show it."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+            return file.read(LARGEST)
     except OSError:
         return ""

@@ -11,6 +11,8 @@ reader copies the page and parses the copy.
     80 to 111      longest gaps between ticks by phase, in two windows of 256 steps; the last place is that of waits
     112 to 119     why the script pauses, UTF-8
     128 to 6271    ring of the last 3,072 operations: steps made and axis, fingerprint
+    6272 to 7807   the last 64 steps in numbers, 24 words each: step, time of its end, forward passes, then nanoseconds
+                   in each phase and in waits along each axis; waits are no part of a phase
 
 Numbers that may be -1 are stored with 1 added. The steps' own operations, from the beginning of their passes on, are in
 the ring, in the order in which they were posted: a rank's last step is the program that the present one is held to.
@@ -29,12 +31,13 @@ from elastic3d import threads
 from elastic3d.clock import SYSTEM, nanoseconds
 from elastic3d.health import stacks
 from elastic3d.health.phases import Axis, Phase
+from elastic3d.health.sheet import EVERY, SHEET_WORDS, SHEETS, Row, SheetWriter, steps_of
 from elastic3d.membership.stalls import AxisCount, Wait
 
 SIZE = 64 << 10
 """Bytes of a page."""
 
-VERSION = 1
+VERSION = 2
 BEAT = 0.2
 """Seconds between two beats."""
 
@@ -52,10 +55,12 @@ _GAPS, _PHASES = 80, 16
 _WAITS = _PHASES - 1
 _NOTE, _NOTE_WORDS = 112, 8
 _RING = 128
+_SHEETS = _RING + 2 * RING
 _BEGIN = 0xFFFF
 """Stands where a ring's entry has its axis, for the beginning of a step; the fingerprint is the kind of the step."""
 
 _WORD = (1 << 64) - 1
+_FORWARD = int(Phase.FORWARD)
 
 
 def fingerprint(operation: int, *numbers: int) -> int:
@@ -80,6 +85,10 @@ class ProgressWriter:
         self._longest = self._longest_wait = 0
         self._gaps = _GAPS
         self._at = now()
+        # What the present step went into, in nanoseconds: of the present phase since `_since`, less the waits in it.
+        self._spent, self._waited, self._since, self._awaited = [0] * _PHASES, [0] * len(Axis), self._at, 0
+        self._rounds = 0
+        self._sheets = SheetWriter(self._words[_SHEETS : _SHEETS + SHEETS * SHEET_WORDS])
         self._words[_THREAD] = threading.main_thread().ident or 0
         self._words[_AT] = self._words[_BEAT] = self._at
         self._words[_VERSION] = VERSION
@@ -93,8 +102,11 @@ class ProgressWriter:
         """Note that another phase begins."""
         words = self._words
         self._tick()
+        at = self._at
+        self._spent[self._phase] += at - self._since - self._awaited
+        self._since, self._awaited = at, 0
         words[_CHUNK] = words[_UNIT] = 0
-        words[_PHASE] = self._phase = phase
+        words[_PHASE] = self._phase = int(phase)
         self._longest = words[self._gaps + phase]
 
     def loading(self) -> None:
@@ -110,6 +122,7 @@ class ProgressWriter:
         words = self._words
         if chunk >= 0:
             words[_CHUNK] = chunk + 1
+            self._rounds += self._phase == _FORWARD
         if unit >= 0:
             words[_UNIT] = unit + 1
         self._tick()
@@ -132,6 +145,15 @@ class ProgressWriter:
         words[_MADE] = self._made
         words[_STEP] = step + 1
         self._tick()
+        self._spent[self._phase] += self._at - self._since - self._awaited
+        self._since, self._awaited = self._at, 0
+        fresh = self._made < EVERY + WARM
+        self._sheets.stepped(step, self._at, self._rounds, self._spent, self._waited, fresh=fresh)
+        self._spent, self._waited, self._rounds = [0] * _PHASES, [0] * len(Axis), 0
+
+    def row(self, work: float) -> Row:
+        """Return the means over the last whole eight steps, see `health.sheet`; () if there are none yet."""
+        return (work, *self._sheets.row) if self._sheets.row else ()
 
     def enter(self, axis: int, fingerprint: int) -> int:
         """Note that the next operation of an axis is posted and waited for; return its number."""
@@ -172,6 +194,8 @@ class ProgressWriter:
         gap = now - self._at
         if gap > self._longest_wait:
             self._longest_wait = words[self._gaps + _WAITS] = gap
+        self._waited[axis] += gap
+        self._awaited += gap
         self._at = words[_AT] = now
         self._ticks = words[_TICKS] = self._ticks + 1
 
@@ -280,6 +304,11 @@ def programs(page: bytes) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]
     A program is empty where its beginning is no longer in the ring, and the present one between two steps.
     """
     return _programs(struct.unpack(f"={SIZE // 8}Q", page))
+
+
+def steps(page: bytes) -> list[tuple[int, dict[str, int]]]:
+    """Return the numbers of the steps that a page has, oldest first; times are nanoseconds."""
+    return steps_of(struct.unpack(f"={SIZE // 8}Q", page)[_SHEETS : _SHEETS + SHEETS * SHEET_WORDS])
 
 
 def _programs(words: tuple[int, ...]) -> tuple[tuple[Operation, ...], tuple[Operation, ...]]:

@@ -307,7 +307,9 @@ def _odd(case: _Case) -> Verdict | None:
         if operation is not None and not operation.between_two:
             fits &= len(set(_fingerprints(case, operation).values())) < 2
     fault = Fault.LEFT if fits else Fault.MISMATCH
-    what = "left the program of its last step" if fits else "called a collective with other sizes than the others"
+    what = "left the program of its last step"
+    if not fits:
+        what = "called a collective with other sizes or another type than the others"
     detail = f"{case.names(odd)} {what}: {case.ranks[odd[0]].odd}"
     return case.verdict(fault, odd, detail, confidence=0.95)
 
@@ -339,6 +341,9 @@ def _does_not_end(case: _Case, ranks: tuple[int, ...]) -> Verdict | None:
         return case.verdict(Fault.LINK, set(named), detail, confidence=0.8)
     together = {number for end in ends for number in end}
     detail = f"nothing arrives between {case.names(together)}: {_operations(operations)}, which all have begun"
+    if len(together) == 1:
+        (number,) = together
+        detail = f"not all arrives at {case.name(number)}: {_operations(operations)} does not end for it alone"
     one = len(case.nodes_of(together)) == 1
     return case.verdict(Fault.LINK, together, detail, confidence=0.6, named=one)
 
@@ -362,7 +367,8 @@ def _unfinished(case: _Case, operation: Operation) -> tuple[int, ...]:
     if operation.between_two:
         return operation.members
     waiting = [n for n in operation.members if done(case.ranks[n], operation.axis) < operation.number]
-    return tuple(waiting) if len(waiting) > 1 else operation.members
+    # One of many that alone has not all of it is an end for certain; with two members the other is as likely.
+    return tuple(waiting) if len(waiting) > 1 or len(operation.members) > 2 else operation.members
 
 
 def _minority(case: _Case) -> list[int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.health import stacks
-from elastic3d.health.deadlines import allowance
+from elastic3d.health.deadlines import Allowance, allowance
 from elastic3d.health.options import Watching
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.processes import ProcessSample, group_of, others_between, sample
@@ -46,7 +46,7 @@ EACH = 0.5
 """Least seconds between two reports of one rank."""
 
 
-_COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.REDUCE, Phase.VOTE, Phase.UPDATE)
+_COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHTS, Phase.REDUCE, Phase.VOTE, Phase.UPDATE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +74,13 @@ def assess(
     share = SHARE * 1000 * max(last.at - first.at, INTERVAL)
     busy = cpu + last.queued - first.queued >= share or io >= SOME_BYTES
     allowed = allowance(record, watching)
+    if last.state in ("T", "t") and record.phase is not Phase.PAUSE:
+        # Nothing that takes long explains it: no compilation, no store.
+        allowed = Allowance(idle=watching.stuck, busy=watching.stuck, named=watching.stuck)
     state = RankState.BUSY if busy else RankState.IDLE
     if last.state in ("T", "t"):
         state = RankState.STOPPED
-    elif last.state == "D" and not busy and all(one.state == "D" for one in samples[-4:]):
+    elif last.state == "D" and not busy and all(one.state == "D" for one in [*samples][-4:]):
         state = RankState.BLOCKED
     elif beat >= BEAT_LATE and (not busy or silent >= allowed.busy):
         state = RankState.HELD

@@ -12,16 +12,13 @@ import select
 from collections.abc import Callable
 
 from elastic3d import threads
+from elastic3d.health.processes import stat_fields
 
 
 def identity(pid: int) -> str:
     """Return a name of this process that is unique until the machine reboots; "" if it does not live."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    return "" if fields[0] in "ZX" else f"{pid}:{fields[19]}"
+    fields = stat_fields(pid)
+    return "" if not fields or fields[0] in "ZX" else f"{pid}:{fields[19]}"
 
 
 def pid_of(agent: str) -> int:

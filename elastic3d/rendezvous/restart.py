@@ -18,7 +18,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -404,6 +404,6 @@ def _say(refusal: Refusal) -> None:
     )
 
 
-def _no_plan(nodes: int, record: MemberRecord, present: Layout | None) -> Plan:
+def _no_plan(nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = ()) -> Plan:
     """Take all nodes: what they compute is up to the script."""
     return Plan(layout=Layout(), nodes=nodes)

@@ -38,6 +38,7 @@ _TIMES = {
     "damping": "damping",
     "quarantine": "quarantine",
     "flap_memory": "flap_memory",
+    "change_cost": "change_cost",
 }
 _DRAIN = "drain"
 _KILLED_AFTER = environment.SHUTDOWN_TIMEOUT.name

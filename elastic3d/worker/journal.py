@@ -10,10 +10,12 @@ from elastic3d.clock import SYSTEM
 from elastic3d.distrust import Distrust
 from elastic3d.log import LIMIT, EventLog, Level
 from elastic3d.membership import events as m
-from elastic3d.membership.stalls import Stall, Verdict, suspected
+from elastic3d.membership.stalls import Stall, Verdict, VerdictKind, suspected
 from elastic3d.port import Audited, AuditReport
 from elastic3d.values import Generation
 from elastic3d.worker.processes import events as w
+
+BLAMING = (Audited.LYING, Audited.UNFIT, Audited.SPLIT, Audited.MISCALCULATED)
 
 WELL = (w.ExitKind.DONE, w.ExitKind.LEFT, w.ExitKind.MEASURED, w.ExitKind.STOPPED)
 
@@ -64,7 +66,10 @@ class Journal:
                 self.emit("peer.reachable", peer=id.partition("@")[0])
 
     def concluded(self, verdict: Verdict) -> None:
-        """Write why nothing moves, as this node found while it leads."""
+        """Write why nothing moves, or what was done about slow nodes, as this node found while it leads."""
+        if verdict.kind is VerdictKind.SLOW:
+            self._rebalanced(verdict)
+            return
         about = {
             "fault": verdict.fault,
             "step": verdict.step,
@@ -78,6 +83,21 @@ class Journal:
             self.emit("rank.stuck", ranks=list(verdict.ranks), nodes=names, act=verdict.act, **about)
         else:
             self.emit("training.stalled", **about)
+
+    def _rebalanced(self, verdict: Verdict) -> None:
+        self.emit(
+            "layout.rebalanced",
+            remedy=verdict.fault,
+            step=verdict.step,
+            nodes=[id.partition("@")[0] for id in verdict.culprits],
+            ranks=list(verdict.ranks),
+            act=verdict.act,
+            before=verdict.before,
+            after=verdict.after,
+            rungs=list(verdict.rungs),
+            detail=verdict.detail,
+            generation=int(verdict.key.partition(".")[0]),
+        )
 
     def _silent(self, stall: Stall) -> None:
         """Write which ranks of this node may hold the others up, each once."""
@@ -192,6 +212,7 @@ class Journal:
                 )
             case w.StepFinished() if rank == 0:
                 record = event.record
+                excluded = [list(part) for part in record.excluded]
                 log.emit(
                     "step.committed",
                     step=record.step,
@@ -202,9 +223,14 @@ class Journal:
                     samples=list(record.samples),
                     sample_sum=record.sample_sum,
                     processor=record.processor,
+                    **({"excluded": excluded} if excluded else {}),
                 )
+                if record.usual is not None:
+                    log.emit("loss.spiked", step=record.step, loss=record.loss, usual=record.usual)
+                if excluded:
+                    log.emit("batch.excluded", step=record.step - 1, samples=excluded, detail=record.why_excluded)
             # All ranks tell the same: what rank 0 does is kept, and on the node of a device that computes wrongly.
-            case w.AuditHeard() if rank == 0 or (event.report.kind is Audited.LYING and rank in event.report.ranks):
+            case w.AuditHeard() if rank == 0 or _its_own(event.report, rank):
                 _audited(log, event.report)
             case w.TrainerExited():
                 error = None if event.kind in WELL else event.detail or None
@@ -217,10 +243,17 @@ class Journal:
                 pass
 
 
+def _its_own(report: AuditReport, rank: int) -> bool:
+    """Return whether a rank other than 0 is to be heard: what it alone tells, or what is told of it."""
+    alone = report.kind is Audited.ALTERED or (report.kind is Audited.UNCHECKED and bool(report.ranks))
+    return alone or (rank in report.ranks and report.kind in BLAMING)
+
+
 def _audited(log: EventLog, report: AuditReport) -> None:
     """Write what an audit found."""
     said = {"step": report.step, "micro_batch": report.micro_batch, "where": report.where, "detail": report.detail}
     ranks, nodes = list(report.ranks), list(report.nodes)
+    about = {"step": report.step, "ranks": ranks, "nodes": nodes, "detail": report.detail, "acted": report.acted}
     match report.kind:
         case Audited.OFF:
             log.emit("audit.off", detail=report.detail)
@@ -230,8 +263,22 @@ def _audited(log: EventLog, report: AuditReport) -> None:
             log.emit("audit.inconclusive", **said, finding=report.finding)
         case Audited.REDONE:
             log.emit("step.redone", step=report.step, nodes=nodes, detail=report.detail)
+        case Audited.EXAMINED:
+            log.emit("node.examined", step=report.step, nodes=nodes, detail=report.detail)
+        case Audited.UNEXAMINED:
+            log.emit("node.unexamined", step=report.step, nodes=nodes, detail=report.detail)
+        case Audited.UNFIT:
+            log.emit("exam.failed", **said, finding=report.finding, ranks=ranks, nodes=nodes)
         case Audited.LYING:
             log.emit("node.lying", **said, ranks=ranks, nodes=nodes, clean=report.clean)
+        case Audited.ALTERED:
+            log.emit("state.altered", **about, where=report.where)
+        case Audited.SPLIT:
+            log.emit("vote.split", **about)
+        case Audited.MISCALCULATED:
+            log.emit("update.wrong", **about, finding=report.finding)
+        case Audited.UNCHECKED:
+            log.emit("check.off", where=report.where, detail=report.detail)
 
 
 def _shown(generation: Generation) -> dict[str, object]:

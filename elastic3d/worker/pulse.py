@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from elastic3d.membership.records import Pulse
+from collections.abc import Mapping
+from dataclasses import replace
+
+from elastic3d.coverage import AuditCoverage
+from elastic3d.health.speeds import SlowNode
+from elastic3d.membership.records import HealthFigures, Pulse, SlowFigures
 from elastic3d.port import StepRecord
 
 WELL = "ok"
@@ -12,13 +17,18 @@ class Figures:
     """The newest step, snapshot and checkpoint, and when they were made. All times are monotonic.
 
     Written on the keeper's threads and read on the member's: each field is replaced as a whole.
+
+    watch: how ranks are watched, None where nobody does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, watch: HealthFigures | None = None) -> None:
+        self._watch = watch
         self._step = (-1, 0.0)
         self._snapshot: tuple[int, float] | None = None
         self._checkpoint: tuple[int, float] | None = None
         self._verified: tuple[int, float] | None = None
+        self._vetted: tuple[int, float] | None = None
+        self._unvetted = ""
         self._health, self._failed = WELL, -1
         self._snapshot_every = 0
         self._made: dict[int, float] = {}
@@ -35,11 +45,35 @@ class Figures:
     def stepped(self, record: StepRecord, now: float) -> None:
         """Take note of a step. A snapshot is as old as its step, as far as this node saw it."""
         self._step = (record.step, record.seconds)
+        if self._watch is not None:
+            self._watch = replace(self._watch, clean=record.clean)
         self._snapshot_every = record.snapshot_every
         self._made = {step: at for step, at in self._made.items() if record.safe_step <= step < record.step}
         self._made[record.step] = now
         if record.safe_step >= 0 and (self._snapshot is None or self._snapshot[0] != record.safe_step):
             self._snapshot = (record.safe_step, self._made.get(record.safe_step, now))
+
+    def slow(self, slow: Mapping[str, SlowNode]) -> None:
+        """Take note of which nodes are slow, by id."""
+        if self._watch is not None:
+            rows = tuple(
+                SlowFigures(
+                    node=id.partition("@")[0],
+                    rho=round(node.rho, 3),
+                    kind=str(node.kind),
+                    since=node.since,
+                    cost=round(node.cost, 4),
+                    detail=node.detail,
+                    ranks=node.ranks,
+                )
+                for id, node in sorted(slow.items())
+            )
+            self._watch = replace(self._watch, slow=rows)
+
+    def audits(self, coverage: AuditCoverage | None) -> None:
+        """Take note of what audits see from now on; None: no generation trains here yet."""
+        if self._watch is not None:
+            self._watch = replace(self._watch, coverage=coverage, clean=-1 if coverage is None else self._watch.clean)
 
     def stale(self, detail: str) -> None:
         """Take note that the safe step is too old, or with "" that it no longer is."""
@@ -53,6 +87,14 @@ class Figures:
     def verified(self, step: int, now: float) -> None:
         """Take note of a checkpoint that was read back and is good."""
         self._verified = (step, now)
+
+    def vetted(self, step: int, now: float) -> None:
+        """Take note of the newest checkpoint of whose making every node was audited. now: when that was found out."""
+        self._vetted, self._unvetted = (step, now), ""
+
+    def unvetted(self, why: str) -> None:
+        """Take note of why there is none, "" for nothing that is known."""
+        self._vetted, self._unvetted = None, why
 
     def wrote(self, step: int) -> bool:
         """Take note that this node's part of a checkpoint is in the store; return whether that ends a trouble."""
@@ -82,6 +124,7 @@ class Figures:
         snapshot_step, snapshot_age = _ago(self._snapshot, now)
         checkpoint_step, checkpoint_age = _ago(self._checkpoint, now)
         verified_step, verified_age = _ago(self._verified, now)
+        vetted_step, vetted_age = _ago(self._vetted, now)
         return Pulse(
             state=state,
             generation=generation,
@@ -95,6 +138,10 @@ class Figures:
             checkpoint_age=checkpoint_age,
             verified_step=verified_step,
             verified_age=verified_age,
+            vetted_step=vetted_step,
+            vetted_age=vetted_age,
+            unvetted=self._unvetted,
+            watch=self._watch,
             health="; ".join(p for p in (self._training, self._health, self._stale, self._store) if p and p != WELL)
             or WELL,
         )

@@ -110,3 +110,41 @@ def test_a_bound_and_a_folder_that_cannot_be_written_are_told_once(tmp_path: Pat
     nowhere.take(taken(ranks[0], 0))
     assert nowhere.flush(30)
     assert len(lost) == 1
+
+
+def test_a_disk_that_is_full_keeps_what_fits_and_harms_nothing(tmp_path: Path, ranks: dict[int, RankStall]) -> None:
+    """It is told once, nothing unfinished stays, and what was kept goes when the rank moves again."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "none", small], check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        errors: list[str] = []
+        writer = EvidenceWriter(str(small), "n1", 0, limit=1 << 20, failed=errors.append)
+        for _ in range(2):
+            writer.take(taken(ranks[1], os.getpid()))
+        assert writer.flush(30)
+        assert len(errors) == 1
+        assert "No space left" in errors[0]
+        (kept,) = (small / "evidence").glob("*/slot0")
+        assert [path.name for path in kept.iterdir()] == ["stall.json"]
+        writer.moved(7)
+        assert writer.flush(30)
+        assert not list((small / "evidence").iterdir())
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_trainer_that_ends_while_it_is_looked_at_leaves_what_was_known(
+    tmp_path: Path, ranks: dict[int, RankStall]
+) -> None:
+    """Its record is kept, and that there is no process any more is no error."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    process.wait()
+    errors: list[str] = []
+    writer = EvidenceWriter(str(tmp_path), "n1", 0, limit=1 << 20, failed=errors.append)
+    writer.take(taken(ranks[1], process.pid))
+    assert writer.flush(30)
+    (kept,) = (tmp_path / "evidence").glob("*/slot0")
+    assert sorted(path.name for path in kept.iterdir()) == ["program.txt", "record.bin", "stall.json"]
+    assert errors == []

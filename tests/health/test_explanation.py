@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from elastic3d.health.stuck import Fault, judge
 from elastic3d.membership.records import GenerationHistory, encode
 from elastic3d.membership.stalls import RankState, Stall, Verdict, VerdictKind
 from elastic3d.values import Cause, Layout
+from elastic3d.worker.journal import Journal
 from tests.health.standstill import STEPS, generation, program, stalls, standstill, with_rank
 
 LAYOUT = Layout(pp=2, dp=2)
@@ -65,6 +67,41 @@ def test_every_class_says_what_to_do(fault: Fault) -> None:
     verdict = Verdict(kind=VerdictKind.STUCK, fault=str(fault), key="3.0", step=7, detail="it stood still")
     assert explain(verdict).todo[0] == _TODO[fault]
     assert page(explain(verdict, ended="it stood still twice")).count("it stood still") == 2
+
+
+SLOW = Verdict(
+    kind=VerdictKind.SLOW,
+    fault="recut",
+    key="4.1",
+    step=900,
+    detail="n1 takes 1.40 times as long (compute); its stage gets less to compute: steps of 1.1 s instead of 1.3 s",
+    culprits=("n1@7",),
+    ranks=(1,),
+    before=1.3,
+    after=1.1,
+    rungs=("recut: steps of 1.1 s, 15% less", "evict: steps of 1.6 s, 0% less: not worth a change"),
+)
+
+
+def test_a_slow_node_is_explained_with_what_could_be_done() -> None:
+    """And no word of a standstill; whatever is only reported says how to do it."""
+    text = page(explain(SLOW, formed=[Formed(number=5, active=3)]))
+    for part in ("node n1 (rank 1)", "recut", "boundary between two steps for generation 5", "evict: steps of 1.6 s"):
+        assert part in text, text
+    assert "stood still" not in text
+    text = page(explain(replace(SLOW, fault="evict", act=False)))
+    assert "it was only reported" in text
+    assert "`elastic3d quarantine n1`" in text
+
+
+def test_the_command_reads_what_was_done_about_slow_nodes(tmp_path: Path) -> None:
+    """From the events of whoever led."""
+    journal = Journal(str(tmp_path), "job", "n0")
+    journal.concluded(SLOW)
+    journal.close()
+    document = json.loads(run("--events", str(tmp_path), "--json").output)
+    assert (document["kind"], document["fault"], document["nodes"]) == ("slow", "recut", ["n1"])
+    assert document["rungs"] == list(SLOW.rungs)
 
 
 def run(*arguments: str) -> Result:

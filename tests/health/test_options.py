@@ -22,7 +22,17 @@ def test_the_short_words_mean_what_they_say() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"stuck": "0.5s"}, {"stuck": "soon"}, {"stuck": -1}, {"act": "kill"}, {"evidence": 0}, {"evidence": "some"}],
+    [
+        {"stuck": "0.5s"},
+        {"stuck": "soon"},
+        {"stuck": -1},
+        {"act": "kill"},
+        {"evidence": 0},
+        {"evidence": "some"},
+        {"numerics": "nan"},
+        {"numerics": True},
+        {"spike": "rollback"},
+    ],
 )
 def test_values_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) -> None:
     """Before anything is started."""
@@ -47,6 +57,22 @@ def test_a_budget_is_a_share_of_the_computing(given: float | str, share: float) 
     assert read.audit == pytest.approx(share)
 
 
+@pytest.mark.parametrize(("given", "factor"), [(1.15, 1.15), (1.3, 1.3), (2, 2.0), ("off", 0.0)])
+def test_a_slow_node_is_so_many_times_as_slow(given: float | str, factor: float) -> None:
+    """Or nobody measures it; nor on devices, where the host's time is not theirs."""
+    read, on_a_device = watching(Health(slow=given)), watching(Health(slow=given), device="cuda")
+    assert read is not None
+    assert on_a_device is not None
+    assert (read.slow, on_a_device.slow) == (factor, 0.0)
+
+
+@pytest.mark.parametrize("given", [1.0, 0.5, 1000, "1.15", "slow", True, None])
+def test_what_is_no_factor_is_refused(given: object) -> None:
+    """Where it enters, and by its name."""
+    with pytest.raises(UsageError, match="slow="):
+        Health(slow=given)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("given", ["often", "1", "101%", 1.5, -0.1, True, "-1%", None])
 def test_what_is_no_share_is_refused(given: object) -> None:
     """Where it enters, and by its name."""
@@ -59,3 +85,23 @@ def test_nothing_is_audited_unless_it_is_asked_for() -> None:
     read = watching("on")
     assert read is not None
     assert read.audit == 0.0
+
+
+@pytest.mark.parametrize(("given", "share"), [("off", 0.0), ("0.5%", 0.005), (0.02, 0.02)])
+def test_looking_at_state_has_its_share_of_the_time(given: float | str, share: float) -> None:
+    """Half a percent by default, and what is no share is refused."""
+    read = watching(Health(at_rest=given))
+    assert read is not None
+    assert read.at_rest == pytest.approx(share)
+    assert Watching().at_rest == 0.005
+    with pytest.raises(UsageError, match="at_rest="):
+        Health(at_rest="often")
+
+
+def test_what_is_done_about_slow_nodes_is_one_of_two_words() -> None:
+    """Changed or only reported."""
+    log = watching(Health(balance="log"))
+    assert log is not None
+    assert not log.balance
+    with pytest.raises(UsageError, match="give one of on, log"):
+        Health(balance="evict")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic3d.health import stacks
+from elastic3d.health import sheet, stacks
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.record import (
     RING,
@@ -24,6 +24,7 @@ from elastic3d.health.record import (
     fingerprint,
     parse,
     programs,
+    steps,
 )
 from elastic3d.membership.stalls import AxisCount, Wait
 
@@ -239,3 +240,50 @@ def test_only_who_catches_the_signal_is_asked_for_stacks() -> None:
     for descriptor in (ready, told_ready, go, told_go):
         os.close(descriptor)
     page.close()
+
+
+def test_a_step_is_written_in_numbers(page: Page) -> None:
+    """Seconds in each phase and in waits, which are no part of a phase; eight steps make a row of means."""
+    writer = page.writer
+    for step in range(1, 3 * sheet.EVERY + 1):
+        writer.phase(Phase.DATA)
+        page.after(0.125)
+        for chunk in range(2):
+            writer.phase(Phase.FORWARD)
+            writer.tick(chunk=chunk)
+            page.after(1)
+            number = writer.enter(Axis.FROM_PREVIOUS, 7)
+            page.after(0.5)
+            writer.leave(Axis.FROM_PREVIOUS, number)
+            writer.phase(Phase.BACKWARD)
+            writer.tick(chunk=chunk)
+            page.after(2)
+        writer.phase(Phase.VOTE)
+        number = writer.post(Axis.WORLD, 7)
+        page.after(0.25)
+        writer.wait(Axis.WORLD, number, 7)
+        page.after(0.25)
+        writer.leave(Axis.WORLD, number)
+        writer.phase(Phase.USER)
+        page.after(step / 8)
+        writer.step(step)
+        assert writer.row(5.0)[:2] == ((5.0, 2.0) if step >= 2 * sheet.EVERY else ()), "the first steps are not usual"
+    row = sheet.sheet_of(writer.row(5.0))
+    assert row == sheet.StepSheet(
+        work=5.0, rounds=2, forward=2, backward=4, data=0.125, update=0.25, host=20.5 / 8, wait_pp=1, wait_other=0.25
+    )
+    assert sheet.sheet_of(row.row) == row
+    newest, numbers = steps(page.memory[:])[-1]
+    assert newest == 3 * sheet.EVERY
+    assert (numbers["rounds"], numbers["forward"], numbers["wait_from_previous"]) == (2, 2 * SECOND, SECOND)
+
+
+def test_a_row_is_of_whole_eights_only(page: Page) -> None:
+    """A generation that begins in the middle of one has none until the end of the next; rows that stand for nothing."""
+    for step in range(13, 33):
+        page.writer.phase(Phase.FORWARD)
+        page.after(1).tick(chunk=0)
+        page.writer.step(step)
+        assert bool(page.writer.row(1.0)) == (step >= 24)
+    assert sheet.sheet_of(()) is None
+    assert sheet.sheet_of((0.0,) * sheet.WIDTH) is None

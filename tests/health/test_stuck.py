@@ -220,6 +220,18 @@ def test_an_idle_rank_is_not_named_before_one_that_computes_is_over_its_time() -
     assert (held.fault, held.ranks) == (Fault.SPINNING, (2,))
 
 
+@pytest.mark.parametrize("stopped", [(1, 2), (0, 3), (0, 1, 2, 3)])
+def test_all_that_are_stopped_at_once_are_named(stopped: tuple[int, ...]) -> None:
+    """The others wait for one of them; where it is all of them, no node is at fault, and trainers start again."""
+    ranks = sink(ALONE, stopped[0])
+    for rank in stopped:
+        ranks = with_rank(ranks, rank, wait=None, state=RankState.STOPPED)
+    held = verdict(ALONE, ranks)
+    assert held is not None
+    assert (held.fault, held.ranks, held.act) == (Fault.STOPPED, stopped, True)
+    assert held.culprits == (tuple(f"n{rank}@1" for rank in stopped) if len(stopped) < 4 else ())
+
+
 def test_a_stopped_rank_is_named_while_another_computes_within_its_time() -> None:
     """What the kernel says of it is certain."""
     ranks = with_rank(sink(ALONE, 1), 2, wait=None, state=RankState.BUSY, cpu=1900)
@@ -239,6 +251,21 @@ def test_a_connection_that_passes_nothing_is_named_by_its_ends() -> None:
     assert (held.fault, held.ranks, held.culprits) == (Fault.LINK, (0, 1), ())
     assert held.act
     assert "rank 0 of n0" in held.detail
+
+
+def test_the_only_one_to_whom_not_all_arrives_is_an_end_of_the_broken_connection() -> None:
+    """All have posted the operation and all others have seen it done: whoever sends to it, it is one end."""
+    steps = programs(ALONE)
+    whole = standstill(ALONE, steps, {rank: len(program(ALONE, rank)) * STEPS - 1 for rank in range(4)})
+    at = Wait(axis="SHARD", number=next(count.posted for count in whole[2].axes if count.axis == "SHARD"))
+    short = tuple(replace(count, done=count.done - (count.axis == "SHARD")) for count in whole[2].axes)
+    later = Wait(axis="WORLD", number=3)
+    ranks = {n: replace(rank, wait=later) for n, rank in whole.items()}
+    ranks = with_rank(ranks, 2, wait=at, axes=tuple(count for count in short if count.axis != "WORLD"))
+    held = verdict(ALONE, ranks)
+    assert held is not None
+    assert (held.fault, held.ranks, held.culprits) == (Fault.LINK, (2,), ("n2@1",))
+    assert "not all arrives at rank 2 of n2" in held.detail
 
 
 def test_where_three_do_the_same_work_the_fourth_left_the_program() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,7 +41,7 @@ def samples(*, seconds: float = 2.5, state: str = "S", **grown: int) -> list[Pro
     ]
 
 
-def seen(present: ProgressRecord, of: list[ProcessSample], *, silent: float = 10.0, lost: float = 0.0) -> Any:
+def seen(present: ProgressRecord, of: Sequence[ProcessSample], *, silent: float = 10.0, lost: float = 0.0) -> Any:
     return assess(0, replace(present, at=int((10.0 - silent) * SECOND)), of, now=10.0, lost=lost, watching=Watching())
 
 
@@ -65,9 +66,20 @@ def test_states_of_the_kernel_show() -> None:
     """Stopped at once; blocked in the kernel if it is so in several samples."""
     assert seen(record(beat=0), samples(state="T")).stall.state is RankState.STOPPED
     assert seen(record(), samples(state="T", seconds=0.25)).over
-    assert seen(record(), samples(state="D")).stall.state is RankState.BLOCKED
+    # The watch keeps them in a queue of bounded length.
+    assert seen(record(), deque(samples(state="D"))).stall.state is RankState.BLOCKED
     once = [*samples(), replace(samples()[-1], state="D", at=10.0)]
     assert seen(record(), once).stall.state is RankState.IDLE
+
+
+def test_a_stopped_rank_is_given_no_time_for_what_it_was_at() -> None:
+    """A restore or the first steps may take minutes; but a process that is stopped does none of it."""
+    for phase in (Phase.START, Phase.RESTORE, Phase.DATA, Phase.FORWARD):
+        first = record(phase=phase, made=0)
+        assert not seen(first, samples()).over
+        stopped = seen(first, samples(state="T"))
+        assert (stopped.over, stopped.stall.allowed_idle) == (True, 3000)
+    assert not seen(record(phase=Phase.PAUSE, pause=600.0), samples(state="T")).over
 
 
 def test_a_held_interpreter_shows_by_its_beat() -> None:

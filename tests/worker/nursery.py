@@ -254,6 +254,14 @@ def escapes(port: Port) -> None:
     time.sleep(600)
 
 
+def looks(port: Port) -> None:
+    """Look for the file that is named in the place of the node."""
+    port.await_go()
+    port.restored(NOTHING)
+    os.path.exists(port.assignment.node)
+    time.sleep(600)
+
+
 def floods(port: Port) -> None:
     """Send many messages in little time, then end."""
     port.await_go()
@@ -280,6 +288,7 @@ ENTRIES: dict[str, Any] = {
         loader,
         escapes,
         floods,
+        looks,
         waiting,
         sharded,
         group_fails,

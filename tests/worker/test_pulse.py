@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from elastic3d.coverage import AuditCoverage
+from elastic3d.membership.records import HealthFigures
 from elastic3d.port import StepRecord
 from elastic3d.worker.pulse import Figures
 
@@ -76,3 +80,18 @@ def test_a_later_write_ends_the_trouble() -> None:
     assert figures.pulse("active", 2, 1.0).health != "ok"
     figures.wrote(20)
     assert figures.pulse("active", 2, 1.0).health == "ok"
+
+
+def test_what_audits_see_is_that_of_the_generation_that_trains() -> None:
+    """Until its trainers have begun nobody knows; each step says up to where the audits vouch."""
+    figures = Figures(HealthFigures(idle=3.0, busy=30.0, audit=0.01))
+    figures.audits(AuditCoverage(every=4, pieces=0.5, nodes=2))
+    figures.stepped(replace(record(9, 8), clean=7), 20.0)
+    watch = figures.pulse("active", 1, 21.0).watch
+    assert watch is not None
+    assert (watch.clean, watch.coverage) == (7, AuditCoverage(every=4, pieces=0.5, nodes=2))
+    figures.audits(None)
+    watch = figures.pulse("active", 2, 22.0).watch
+    assert watch is not None
+    assert (watch.clean, watch.coverage, watch.idle) == (-1, None, 3.0)
+    assert Figures().pulse("spare", 0, 9.0).watch is None

@@ -9,15 +9,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.coverage import AuditCoverage
+from elastic3d.health.hearing import Finding
 from elastic3d.membership import events as m
 from elastic3d.membership import topology
-from elastic3d.port import Audited, Go, NearMemory, StepRecord
+from elastic3d.port import Audited, AuditReport, Go, NearMemory, StepRecord
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.snapshots.interval import at_risk
 from elastic3d.trust.credentials import Credentials
 from elastic3d.values import DeviceFacts, Generation, Node, ProvenChain
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.keeper.silence import Silence
+from elastic3d.worker.keeper.slow_nodes import SlowNodes
+from elastic3d.worker.keeper.standing import Standing
 from elastic3d.worker.keeper.trainer_group import TrainerGroup, assignment
 from elastic3d.worker.options import RunOptions
 from elastic3d.worker.processes import events as w
@@ -31,6 +35,12 @@ UNREACHABLE = 60.0
 
 HELD_WITHIN = 60.0
 """Seconds in which a buddy has to take a snapshot while the safe step is too old; doubled after each failure."""
+
+HOUR = 3600.0
+"""Seconds within which a second accident of a node's devices or memory has it set aside."""
+
+ENDING = (Audited.LYING, Audited.ALTERED, Audited.SPLIT, Audited.MISCALCULATED)
+"""What ends a generation where something is done about it."""
 
 LINE = 300
 """Characters of a collective's error about a lost peer that are passed on to the other nodes."""
@@ -63,6 +73,7 @@ class Generations:
         self._journal, self._figures, self._clock = journal, figures, clock
         self.worlds: dict[str, TrainerGroup] = {}
         self.running: Generation | None = None
+        self._slipped_at: float | None = None
         self.buddy: Node | None = None
         self.own_buddy: Node | None = None
         self.finished = False
@@ -77,8 +88,10 @@ class Generations:
         self._held_at: dict[int, float] = {}
         # The step at which the newest generation that trained here began.
         self._began_at = -1
+        self._standing = Standing()
         self._patience = HELD_WITHIN
         self.silence = Silence(self._slots, tell, emit=journal.emit, clock=clock)
+        self._slow_nodes = SlowNodes(options.health, emit=journal.emit, tell=tell, figures=figures)
 
     def show(self, credentials: Credentials) -> None:
         """Have the slots and future trainers show these credentials, and accept those of the same run."""
@@ -108,12 +121,14 @@ class Generations:
                 credentials=self.credentials,
                 device=self.device,
                 proven=self.proven,
+                newcomer=self._standing.newcomer(generation.number),
             )
             trainers[slot.index] = slot.prepare(trainer_assignment)
         self.worlds[generation.key] = TrainerGroup(generation=generation, first_rank=first, trainers=trainers)
 
     def go(self, generation: Generation, me: Node) -> None:
         """Let the prepared trainers of a generation restore and train."""
+        self._standing.began(generation.number)
         world = self.worlds[generation.key]
         servers = tuple(
             f"{node.address}:{place.tile_port}"
@@ -124,6 +139,7 @@ class Generations:
         self.sealed(generation)
         self._safe_step = None
         self._every = self._first_interval()
+        self._figures.audits(None)
         self._fresh()
         for slot in self._slots:
             slot.set_generation(generation.number)
@@ -139,6 +155,7 @@ class Generations:
             failure=generation.detail if failed else "",
         )
         self.silence.begin(generation.key, me.incarnation, world.trainers)
+        self._slow_nodes.begin(generation, first=world.first_rank == 0)
         for slot in self._slots:
             slot.go(world.trainers[slot.index], go)
 
@@ -271,6 +288,7 @@ class Generations:
                 return
             case w.StepFinished() if event.slot == 0:
                 record = event.record
+                self._standing.stepped(record)
                 now = self._clock.monotonic()
                 self._figures.stepped(record, now)
                 if self._safe_step is not None:
@@ -282,7 +300,9 @@ class Generations:
                 kept = self._options.snapshot_every != 0 or self._options.store is not None
                 safe = record.safe_step if kept else record.step
                 self._tell(m.StepReported(step=record.step, etcd_away=record.etcd_away_everywhere, safe=safe))
+                self._slow_nodes.stepped(record)
             case w.Restored() if event.slot == 0:
+                self._figures.audits(event.state.audits)
                 self._began_at = event.state.step
                 now = self._clock.monotonic()
                 self._safe_step = SafeStep(
@@ -292,13 +312,27 @@ class Generations:
                     most_seconds=self._options.stale_after,
                     most_snapshots=self._options.stale_snapshots,
                 )
-            case w.AuditHeard() if event.report.kind is Audited.LYING:
+            case w.AuditHeard() if event.report.kind is Audited.EXAMINED:
+                self._standing.examined(world.generation.number)
+            case w.AuditHeard() if event.report.kind in ENDING and event.report.acted:
                 world.convicted = event.report
+            case w.AuditHeard() if _ends_audits(event.report):
+                self._figures.audits(AuditCoverage(off=event.report.detail))
             case w.TrainerExited():
                 self._exited(event, key, world, rank)
             case _:
                 pass
         self._journal.trainer(event, world.generation.number, rank)
+
+    def _slipped(self) -> bool:
+        """Note an accident of a device of this node, or of its memory; return whether it is the second in an hour.
+
+        One node alone is never set aside for that: nobody is there to go on without it.
+        """
+        now, before = self._clock.monotonic(), self._slipped_at
+        self._slipped_at = now
+        others = self.running is not None and len(self.running.nodes) > 1
+        return others and before is not None and now - before < HOUR
 
     def _first_interval(self) -> int:
         every = self._options.snapshot_every
@@ -338,10 +372,15 @@ class Generations:
             case w.ExitKind.CONVICTED:
                 report = world.convicted
                 assert report is not None
-                detail = f"rank {', '.join(map(str, report.ranks))} computes wrongly: {report.detail}"
+                lying = report.kind is Audited.LYING
+                detail = report.detail
+                if lying:
+                    detail = f"rank {', '.join(map(str, report.ranks))} computes wrongly: {report.detail}"
                 ours = range(world.first_rank, world.first_rank + len(self._slots))
                 if any(culprit in ours for culprit in report.ranks):
-                    self._tell(m.TrainerFailed(key=key, detail=detail, lying=True, clean=report.clean))
+                    again = self._slipped()
+                    detail += "; so did something on this node within the last hour" if again and not lying else ""
+                    self._tell(m.TrainerFailed(key=key, detail=detail, lying=lying or again, clean=report.clean))
                 else:
                     self._tell(m.TrainerLostPeer(key=key, detail=detail, clean=report.clean))
                 self.stop(key)
@@ -369,3 +408,7 @@ class Generations:
                 self.stop(key)
         if world.over and world.leaving_since is None and world.returned_at is None:
             self.worlds.pop(key, None)
+
+
+def _ends_audits(report: AuditReport) -> bool:
+    return report.kind is not Audited.MISCALCULATED and report.finding == Finding.NONDETERMINISTIC

@@ -20,7 +20,7 @@ from elastic3d.clock import SYSTEM
 from elastic3d.errors import JobEnded
 from elastic3d.etcd import EtcdClient
 from elastic3d.etcd_refs import EtcdRegister
-from elastic3d.health import stuck
+from elastic3d.health import deadlines, stuck
 from elastic3d.health.evidence import EvidenceWriter
 from elastic3d.health.options import Watching
 from elastic3d.log import Level
@@ -28,6 +28,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
+from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Notice, Pulse
 from elastic3d.membership.stalls import Judge, Stall, Verdict
 from elastic3d.planner import Plan, plan
@@ -100,7 +101,7 @@ class Keeper:
         self._costs = options.costs
         self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
         threads.report_to(self._journal.thread_failed)
-        self._figures = Figures()
+        self._figures = Figures(deadlines.figures(options.health))
         self._generations = Generations(
             settings, options, self._slots, self._tell, journal=self._journal, figures=self._figures
         )
@@ -142,7 +143,9 @@ class Keeper:
             admit(self._settings, self._options, profile, measured.checks, self._journal)
         self._take_part(measured, store, floor)
 
-    def _plan(self, nodes: int, profile: ModelProfile, present: Layout | None = None) -> Plan:
+    def _plan(
+        self, nodes: int, profile: ModelProfile, present: Layout | None = None, speeds: Sequence[float] = ()
+    ) -> Plan:
         return plan(
             nodes,
             len(self._slots),
@@ -150,6 +153,7 @@ class Keeper:
             self._options.layout or Layout(),
             previous=present,
             costs=self._costs,
+            speeds=speeds,
         )
 
     # Taking part.
@@ -194,6 +198,7 @@ class Keeper:
                 journal=self._journal,
                 figures=self._figures,
                 settled=lambda saved, error: self._tell(m.Settled(saved=saved, error=error)),
+                audits=self._options.health is not None and self._options.health.audit > 0,
             )
         self._ending = Ending(self._generations, self._checkpoints, self._tell)
         self._leaving = LeaveRequest(
@@ -240,8 +245,8 @@ class Keeper:
             client,
             self._settings.root,
             record,
-            self._settings.policy,
-            lambda nodes, mine, present: self._plan(nodes, mine.profile or self._profile, present),
+            _balancing(self._settings.policy, self._options.health),
+            lambda nodes, mine, present, speeds=(): self._plan(nodes, mine.profile or self._profile, present, speeds),
             self._inbox.put,
             pulse=self._pulse,
             heard=lambda there: self._inbox.put(EtcdHeard(there)),
@@ -315,7 +320,7 @@ class Keeper:
                 self._generations.stop(event.key)
             case acts.Fence():
                 if self._checkpoints is not None:
-                    self._checkpoints.fence(event.number)
+                    self._checkpoints.fence(event.number, event.distrusted)
             case acts.Commit():
                 if self._checkpoints is not None:
                     self._checkpoints.commit(event.saved, event.number)
@@ -325,7 +330,8 @@ class Keeper:
                 self._journal.unreachable(event.ids)
             case acts.Concluded():
                 self._journal.concluded(event.verdict)
-                self._evidence.conclude(event.verdict, event.stalls)
+                if event.stalls:
+                    self._evidence.conclude(event.verdict, event.stalls)
             case acts.Awaiting():
                 self._progress.awaiting(event.nodes)
             case acts.Draining():
@@ -395,6 +401,8 @@ class Keeper:
                 self._generations.heard(event)
                 if isinstance(event, w.StepFinished):
                     self._generations.look_after_snapshots(self._node)
+                    if self._checkpoints is not None and self._generations.running is not None:
+                        self._checkpoints.audited(event.record, self._generations.running)
                     keyed_world = self._generations.find(event.slot, event.trainer)
                     if keyed_world is not None and keyed_world[1].first_rank + event.slot == 0:
                         self._progress.stepped(event.record)
@@ -439,6 +447,11 @@ class Keeper:
             self._journal.emit("peer.lost", peer=event.id.partition("@")[0], evidence=event.evidence)
         if self._member is not None:
             self._member.tell(event)
+
+
+def _balancing(policy: Policy, health: Watching | None) -> Policy:
+    """Return the policy with what the script says of slow nodes."""
+    return replace(policy, balance=health is not None and health.act and health.balance)
 
 
 def _judge(health: Watching | None) -> Judge | None:

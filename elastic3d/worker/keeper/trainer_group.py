@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from elastic3d.health.numerics import NonFinite, Spike
 from elastic3d.port import Assignment, AuditReport
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.trust.credentials import Credentials
@@ -18,8 +19,8 @@ class TrainerGroup:
 
     unsaved: where `main` returned, the step that goes to the store before other nodes learn of it, -1 for none. failed:
     a trainer ended otherwise than by returning or leaving. last: no node takes over from memory, so that its last state
-    goes to the store; `flushed`: slots that have written theirs. convicted: what an audit found for which its trainers
-    ended, None otherwise.
+    goes to the store; `flushed`: slots that have written theirs. convicted: what an audit, or another check of what a
+    rank made, found for which its trainers ended, None otherwise.
     """
 
     generation: Generation
@@ -65,11 +66,12 @@ def assignment(
     credentials: Credentials | None = None,
     device: DeviceFacts | None = None,
     proven: ProvenChain | None = None,
+    newcomer: bool = False,
 ) -> Assignment:
     """Return the assignment of a slot's trainer; without a generation it only measures the model.
 
     places: how many device places a measuring trainer also checks. device: what those are, None while measuring.
-    proven: what that trainer proved of the model.
+    proven: what that trainer proved of the model. newcomer: as `Assignment` takes it.
     """
     first = generation.nodes[0] if generation is not None else None
     return Assignment(
@@ -99,9 +101,15 @@ def assignment(
         credentials=credentials,
         device=options.device,
         audit=options.health.audit if options.health is not None else 0.0,
+        at_rest=options.health.at_rest if options.health is not None else 0.0,
         audit_acts=options.health is not None and options.health.act,
+        numerics=str(options.health.numerics) if options.health is not None else NonFinite.OFF,
+        spike=str(options.health.spike) if options.health is not None else Spike.OFF,
+        newcomer=newcomer,
+        nodes=tuple(node.name for node in generation.nodes) if generation is not None else (),
         expects_state=generation is not None and generation.reached > 0,
         proven=proven,
         recorded=generation is not None and options.health is not None,
+        sheets=generation is not None and generation.world > 1 and bool(options.health and options.health.slow),
         device_free=device.memory - device.reserve if device is not None else 0,
     )

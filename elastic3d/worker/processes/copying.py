@@ -49,6 +49,7 @@ class Copier:
         self._running: Copy | None = None
         self._error: BaseException | None = None
         self._started = False
+        self._last: tuple[SnapshotTable, int] | None = None
 
     def start(self, copy: Copy) -> None:
         """Start a copy; the previous one must be finished."""
@@ -68,6 +69,14 @@ class Copier:
         if self._error is not None:
             raise self._error
 
+    def byte(self, key: str, at: int) -> int | None:
+        """Return byte `at` of a tensor in the last copy, None if it is not there; no copy may be running."""
+        if self._last is None:
+            return None
+        table, buffer = self._last
+        entry = next((entry for entry in table.entries if entry.spec.key == key and at < entry.nbytes), None)
+        return None if entry is None else self._arenas[buffer].view(table.nbytes)[entry.offset + at]
+
     def _run(self) -> None:
         stream: CopyStream | None = None
         while True:
@@ -79,6 +88,7 @@ class Copier:
                 buffer = copy.acquire()
                 _copy(copy, self._arenas[buffer], stream)
                 copy.complete(buffer)
+                self._last = copy.table, buffer
             except BaseException as error:  # noqa: BLE001 - raised again where the trainer waits for the copy
                 self._error = error
             finally:

@@ -31,6 +31,7 @@ from elastic3d.worker.processes.channel import FromKeeper, FromTrainer, KeeperEn
 from elastic3d.worker.processes.events import ExitKind, SlotEvent
 from elastic3d.worker.processes.process import ExitCode
 from elastic3d.worker.processes.supervisor import TemplateLost, TemplateSupervisor, describe_exit
+from elastic3d.worker.processes.survivors import TrainerUnkillable
 from elastic3d.worker.processes.watching import Watchers
 
 _CLEAN_SECONDS = 0.02
@@ -205,6 +206,18 @@ class SlotLoop:
                 self._supervisor.check(owes_answer=any(t.pid is None or t.stopped for t in self._trainers.values()))
                 if self._lost and self._supervisor.clean():
                     self._bury()
+        except TrainerUnkillable as error:
+            survivor = error.survivor
+            process_log().emit(
+                "trainer.unkillable",
+                slot=self._index,
+                pid=survivor.pid,
+                seconds=error.seconds,
+                state=survivor.state,
+                wchan=survivor.wchan or None,
+                detail=str(error),
+            )
+            self._tell(events.SlotLost(slot=self._index, detail=str(error)))
         except TemplateLost as error:
             self._tell(events.SlotLost(slot=self._index, detail=str(error)))
         except Exception as error:

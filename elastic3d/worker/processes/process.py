@@ -17,6 +17,7 @@ from collections.abc import MutableMapping
 from enum import IntEnum
 from typing import NoReturn
 
+from elastic3d.health.processes import stat_fields
 from elastic3d.port import Assignment
 from elastic3d.rendezvous import agent
 
@@ -137,8 +138,8 @@ def session_members(session: int) -> list[int]:
     members = []
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            fields = _stat(int(name))
-            if fields is not None and int(fields[3]) == session:
+            fields = stat_fields(int(name))
+            if fields and int(fields[3]) == session:
                 members.append(int(name))
     return members
 
@@ -150,8 +151,8 @@ def kill_session(session: int) -> None:
     one by one.
     """
     for pid in session_members(session):
-        fields = _stat(pid)
-        if fields is None or int(fields[3]) != session:
+        fields = stat_fields(pid)
+        if not fields or int(fields[3]) != session:
             continue
         try:
             if fields[0] != "Z":
@@ -160,15 +161,6 @@ def kill_session(session: int) -> None:
                 os.waitpid(pid, os.WNOHANG)
         except (ProcessLookupError, ChildProcessError):
             pass
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Return state, parent, group, session... of a process: the fields after its name, which may hold anything."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
 
 
 def overwrite_environment(environment: MutableMapping[str, str], assignment: Assignment) -> None:

@@ -21,10 +21,13 @@ from elastic3d.clock import SYSTEM
 from elastic3d.log import process_log
 from elastic3d.worker.processes import process, spawn, template
 from elastic3d.worker.processes.spawn import Script
+from elastic3d.worker.processes.survivors import TrainerUnkillable, due, survivors
 from elastic3d.worker.processes.template import Packet, TrainerMain
 
 _ANSWER_SECONDS = 10.0
 _STARTS = 3
+_SURVIVORS_SECONDS = 1.0
+"""Seconds between two looks for processes that outlive SIGKILL, while something ought to end."""
 
 SPARE_AFTER = 5.0
 """Seconds to wait with a second template after one died, or could not be started: recovery comes first."""
@@ -53,6 +56,8 @@ class TemplateSupervisor:
         self._failed_starts = self._spare_deaths = 0
         self._answer_by: float | None = None
         self._dead_session: int | None = None
+        self._survivors: dict[int, float] = {}
+        self._looked_at = 0.0
         process.adopt_orphans()
         if self._hazard is None:
             self._handle = self._fork(trainer_main)
@@ -117,17 +122,36 @@ class TemplateSupervisor:
     def check(self, *, owes_answer: bool) -> None:
         """Kill a template that is ready and does not obey: it is stopped, or worse.
 
-        This also keeps a second one in reserve.
+        This also keeps a second one in reserve. TrainerUnkillable where it has obeyed, and what it killed is still
+        there.
         """
         self._keep_spare()
+        self._look_for_survivors(owes_answer=owes_answer)
         if not owes_answer or not self._handle.ready:
             self._answer_by = None
         elif self._answer_by is None:
             self._answer_by = SYSTEM.monotonic() + _ANSWER_SECONDS
-        elif SYSTEM.monotonic() > self._answer_by:
+        elif SYSTEM.monotonic() > self._answer_by and not self._survivors:
             process_log().emit("template.stuck", pid=self.pid)
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             self._answer_by = None
+
+    def _look_for_survivors(self, *, owes_answer: bool) -> None:
+        now = SYSTEM.monotonic()
+        sessions = [self._dead_session, self._handle.pid if owes_answer else None]
+        if not any(sessions):
+            self._survivors.clear()
+            return
+        if now < self._looked_at + _SURVIVORS_SECONDS:
+            return
+        self._looked_at = now
+        members = [pid for session in sessions if session is not None for pid in process.session_members(session)]
+        present = survivors(members)
+        self._survivors = {one.pid: self._survivors.get(one.pid, now) for one in present}
+        for one in present:
+            seconds = now - self._survivors[one.pid]
+            if due(one, seconds):
+                raise TrainerUnkillable(one, seconds)
 
     def replace(self) -> str:
         """Reap the dead template and replace it; return how it ended. TemplateLost after too many deaths."""
@@ -183,6 +207,9 @@ class TemplateSupervisor:
         self.clean()
         self._dead_session = self._handle.pid
         while not self.clean() and SYSTEM.monotonic() < deadline:
+            members = process.session_members(self._dead_session)
+            if members and set(members) <= set(self._survivors):
+                break  # nothing but what SIGKILL does not end
             SYSTEM.sleep(0.002)
 
     def _fork(self, trainer_main: TrainerMain, *others: socket.socket) -> _Handle:

@@ -169,6 +169,10 @@ class ChannelPort:
             self._cost.stalled(self._stalled + self._clock.monotonic() - begun)
             self._stalled = None
 
+    def copied(self, step: int, key: str, at: int) -> int | None:
+        """Return a byte of the snapshot of this step, which nobody writes to before the next one."""
+        return self._copier.byte(key, at) if step == self._last_taken else None
+
     def committed(self, record: StepRecord) -> None:
         """Tell the keeper of a step, and take note of the vote's safe step."""
         self._cadence.voted(record.safe_step)

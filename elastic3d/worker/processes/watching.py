@@ -49,10 +49,12 @@ class Watchers:
             )
 
     def waited(self, trainer: int) -> bool:
-        """Return whether a trainer that has ended was within a collective then."""
+        """Return whether a trainer that has ended was within a collective then, or had begun one for later."""
         page = self._pages.get(trainer)
         record = parse(page.copy()) if page is not None else None
-        return record is not None and record.wait is not None
+        if record is None:
+            return False
+        return record.wait is not None or any(axis.posted > axis.done for axis in record.axes)
 
     def ended(self, trainer: int, kind: ExitKind) -> None:
         """Watch a trainer no more. Its last record is reported unless it was done; see `SlotWatch.end`."""

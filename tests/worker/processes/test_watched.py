@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 
+from elastic3d.health.options import Watching
+from elastic3d.health.phases import Axis
+from elastic3d.health.record import SIZE, ProgressWriter
+from elastic3d.health.watch import SlotWatch
 from elastic3d.membership.stalls import RankState, Wait
 from elastic3d.port import Go
 from elastic3d.worker.processes.events import ExitKind, RankMoving, RankSilent, Started, StepFinished, TrainerExited
+from elastic3d.worker.processes.watching import Watchers
 from tests.worker.keepers import Keeper, Nursery, assignment
 
 GO = Go(servers=())
@@ -74,3 +80,16 @@ def test_a_trainer_that_is_aborted_within_a_collective_has_lost_a_peer(nursery: 
     _, pid = trainer_of(keeper, recorded=True)
     os.kill(pid, signal.SIGABRT)
     assert keeper.wait(TrainerExited).kind is ExitKind.CRASH
+
+
+def test_a_collective_that_was_begun_and_not_waited_for_yet_counts_as_one() -> None:
+    """What does not fit may arrive before the rank comes to wait; an operation that is done is none."""
+    watchers = Watchers(SlotWatch(watching=Watching(), silent=lambda *_: None, moving=lambda _: None))
+    watchers.prepare(1, assignment(recorded=True))
+    writer = ProgressWriter(memoryview(mmap.mmap(watchers.descriptors(1)[0], SIZE)))
+    assert not watchers.waited(1)
+    number = writer.post(Axis.WORLD, 7)
+    assert watchers.waited(1)
+    writer.leave(Axis.WORLD, number)
+    assert not watchers.waited(1)
+    watchers.ended(1, ExitKind.LEFT)
