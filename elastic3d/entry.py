@@ -92,8 +92,9 @@ def run(
         calibration: File of `elastic3d calibrate`, made on a machine like these: layouts are then chosen by predicted
             time. None, the default: by shape.
         restore: The checkpoint to go on from when no node has the state in memory: "latest", the default, "verified",
-            or a tag, step or name. The first two fall back to an older one if theirs is damaged; any other is where
-            this run begins, and no longer matters once the run has its own checkpoints.
+            "vetted", or a tag, step or name. The first three fall back to an older one if theirs is damaged, or a
+            device that computes wrongly may have spoilt it; any other is where this run begins, and no longer matters
+            once the run has its own checkpoints.
         fresh: Begin at step 0 even if steps were made before and nothing is left of them, which is an error by
             default.
         health: Whether ranks that stand still are found, by what every trainer records of its own progress: "on", the
@@ -135,7 +136,7 @@ def run(
         restore=restore,
         fresh=fresh,
         device=device,
-        health=watching(health, patience=at.patience if at is not None else 0.0),
+        health=watching(health, patience=at.patience if at is not None else 0.0, device=device),
         costs=load(_path(calibration), device=device).costs() if calibration is not None else None,
     )
     settings = from_environment()

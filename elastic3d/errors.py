@@ -25,6 +25,7 @@ Every error says what happened, whether trying again helps, and what the person 
           RendezvousEnded   the same, for torchrun
         AdmissionFailed     this node did not pass its own checks; mend what the message names
         JobUnknown          there is no job under this run id; the message names the jobs there are (exit 3)
+      NotFinite             loss or gradient is not finite, and the run was to stop for it; the message says what of
       StateError            state that was asked for is nowhere, or does not fit the model
         StateUnfit          it does not fit the script; trying again does not help
       UnmatchedCollective   some ranks made a collective call, and others had ended
@@ -101,6 +102,12 @@ class StateError(Elastic3dError):
 
 class StateUnfit(StateError):
     """State and script do not go together: one of them has to be changed; trying again does not help."""
+
+    final = True
+
+
+class NotFinite(Elastic3dError):
+    """Loss or gradient is not finite, and the run was to stop for it; trying again does not help."""
 
     final = True
 

@@ -104,6 +104,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "rank.stuck": _warning("fault", "ranks", "nodes", "step", "act", "confidence", "detail", "waits"),
         # From the leader: nothing moves, no node is at fault, and nothing is done about it.
         "training.stalled": _warning("fault", "step", "confidence", "detail", "waits"),
+        # From the leader: what was done because `nodes` are slow, or, if the list is empty, are well again. `remedy` is
+        # "swap", "recut", "back" or, which is only reported, "evict". `act`: a generation was formed for it, at a
+        # boundary between two steps. `before`, `after`: predicted seconds of a step. `rungs`: all that could be done.
+        "layout.rebalanced": _info("remedy", "step", "nodes", "ranks", "act", "before", "after", "rungs", "detail"),
         # A caller was turned away at one of this node's ports: `port` is "links", "tiles-<slot>" or "table", `peer` its
         # address, `more` how many others were since the last such event. Or, with `port` "links": a neighbour's port at
         # `peer` refuses this node, and that is not a death, since no second node finds the same.
@@ -140,14 +144,17 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "state.restored": _debug("source", "step", "detail", "parts"),
         # Written only by the slot that holds rank 0. `step` counts the updates made, this one included. `samples` is
         # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves. `processor`:
-        # seconds of processor time that rank 0 has used for the step.
+        # seconds of processor time that rank 0 has used for the step. `excluded`, where there are any: positions among
+        # `samples` that are no part of it, as [first, stop) each.
         "step.committed": _debug(
-            "step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum", "processor"
+            "step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum", "processor", "excluded"
         ),
         # From the node that holds rank 0, every ten seconds: `left` is the time until step `until`, for people.
         "training.progress": _info("step", "until", "loss", "steps_per_second", "left"),
-        # The first non-finite loss in a row; training goes on unless the script says `skip_nonfinite`.
+        # The first non-finite loss in a row; training goes on; `numerics=` may skip its update.
         "loss.nonfinite": _warning("step", "loss"),
+        # For some steps the loss has been far above the last ones, whose median is `usual`; once, until it is not.
+        "loss.spiked": _warning("step", "loss", "usual"),
         # Nobody repeats what the ranks of this generation compute, although the run asks for it.
         "audit.off": _warning("detail"),
         # Two ranks that ran micro-batch `micro_batch` of step `step` came to other bits, first at `where`; `finding` is
@@ -158,13 +165,39 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "audit.inconclusive": _error("step", "micro_batch", "where", "finding", "detail"),
         # The passes of step `step` were made again before its update, because what `nodes` had computed was wrong once.
         "step.redone": _warning("step", "nodes", "detail"),
+        # Samples of step `step`, at the positions [first, stop) of `samples`, are no part of its update: because their
+        # loss or gradient is not finite, wherever it is computed, or because the run knew of them.
+        "batch.excluded": _warning("step", "samples", "detail"),
         # The device of a rank of `nodes` computes wrongly: step `step` is not made with it, and its machine is set
         # aside. `clean` is the newest step that audits vouch for: states after it are not gone on from.
         "node.lying": _error("step", "micro_batch", "where", "ranks", "nodes", "detail", "clean"),
+        # Before the first step of a generation, its newcomers `nodes` computed what all others did, over the state of
+        # `step`; or nobody could ask them to.
+        "node.examined": _info("step", "nodes", "detail"),
+        "node.unexamined": _warning("step", "nodes", "detail"),
+        # Ranks came to other bits in that exam; the rest is as in `audit.failed`. Newcomers that differ are set aside
+        # (`node.lying`), and no step was made with them.
+        "exam.failed": _error("step", "micro_batch", "where", "finding", "ranks", "nodes", "detail"),
         # A device was convicted: states of more than `step` updates that were made in generations before `before` are
         # not gone on from any more, in memory and in the store. From the leader's node, when it sealed the next
         # generation.
         "state.distrusted": _warning("step", "before", "detail"),
+        # Something is not checked in this generation, though the run asks for it: `where`.
+        "check.off": _warning("where", "detail"),
+        # Bits of a rank's parameters or optimizer state changed in memory (`where`: which tensor) though nothing wrote
+        # to them. `acted`: its step is not made, and training goes on from the last state that is held twice; a second
+        # time within an hour, the node is set aside.
+        "state.altered": _error("step", "where", "ranks", "nodes", "detail", "acted"),
+        # `ranks` left the vote of step `step` with another outcome than all others; none where that is not certain.
+        "vote.split": _error("step", "ranks", "nodes", "detail", "acted"),
+        # A piece of a rank's update in step `step` came to other bits when others computed it again. `ranks`: who was
+        # wrong, in the words of `finding`, as in `audit.failed`.
+        "update.wrong": _error("step", "ranks", "nodes", "finding", "detail", "acted"),
+        # From the node that holds rank 0: one of `nodes` takes `rho` times as long as others for the same work, or, of
+        # `kind` "data" and "host", the step does, because of these `ranks`; it shows since step `since`, and costs
+        # `cost` seconds of a step. Later: it does so no more.
+        "node.slow": _warning("nodes", "ranks", "rho", "kind", "since", "step", "cost", "detail"),
+        "node.well": _info("nodes", "ranks", "rho", "kind", "since", "step", "cost", "detail"),
         # The node that holds rank 0 has seen no step for `seconds`; repeated each minute.
         "step.late": _warning("seconds", "detail"),
         # A rank of this node shows no progress for `seconds`, or died (`state`). `waits`: for the n-th operation of
@@ -197,6 +230,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "checkpoint.mended": _info("step"),
         # A checkpoint was read back: `kind` is how much of it, "sample" or "all".
         "checkpoint.verified": _debug("step", "kind", "seconds"),
+        # Every node that was active when it was made agreed with others in an audit of its step, or of a later one.
+        # `checkpoint.unvetted`: whether that is so could not be read from the store; tried again later.
+        "checkpoint.vetted": _debug("step"),
+        "checkpoint.unvetted": _warning("error"),
         # Retention deleted `checkpoints` of them, and `bytes` of objects that nothing needs any more.
         "checkpoint.collected": _debug("checkpoints", "bytes"),
         # Protected checkpoints (latest, verified, tags, pins, those being read) take `over` bytes more than `limit`,
@@ -222,6 +259,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "template.unsafe": _warning("reason", "consequence"),
         # The slot's thread ended because of a bug in elastic3d, and with it the node.
         "slot.failed": _error("error", "traceback"),
+        # A trainer is still there long after SIGKILL: it waits in the kernel, at `wchan`, and its node leaves for good.
+        "trainer.unkillable": _error("pid", "seconds", "state", "wchan", "detail"),
         # A trainer sent something that its keeper cannot read, and is stopped.
         "trainer.garbled": _error("trainer", "error"),
         # The keeper gave a trainer no buffer for its snapshot for `seconds`; the trainer ends.
@@ -244,6 +283,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "copy.damaged": _warning("source", "tensor", "error", "more"),
         # A keeper of this node did not lend its memory: the same bytes were asked for over TCP.
         "memory.unlent": _info("server", "error"),
+        # `run.batches(exclude=)` names positions that the state from which the run goes on has consumed already.
+        "exclude.late": _warning("detail"),
         # `cache=` cannot be used: tiles are read from the store each time.
         "cache.unfit": _warning("error"),
         # A snapshot that a node offers for the start of a generation is ignored: it belongs to another history.

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from checkpointing.format.grid import TILE_BYTES
+from elastic3d.coverage import AuditCoverage
 from elastic3d.devices import ComputeDevice
 from elastic3d.distrust import Distrust
 from elastic3d.trust.credentials import Credentials
@@ -41,10 +42,15 @@ class Assignment:
     the run; None while measuring. device: the kind of device it computes on; its slot says which one. device_free:
     bytes of the device's memory that are free while no trainer holds any, 0 if that was not measured. expects_state:
     there is most likely a state to go on from, so that initial weights would be made in vain; correct either way.
-    audit: the share of computing that audits may take, 0.0 for none. audit_acts: a rank that computes wrongly ends the
-    generation; else it is only reported.
+    audit: the share of computing that audits may take, 0.0 for none. at_rest: the share of the time that looking at
+    state at rest may take, 0.0 for neither that nor the other checks of `training.checking`. audit_acts: a rank that is
+    found to be wrong ends the generation; else it is only reported. numerics, spike: what follows when a step is not
+    finite, or its loss jumps up, of `health.numerics`.
+    newcomer: the node was not in the generation before, or has never agreed with others in an audit or an exam.
+    nodes: names of the nodes of the generation; none while measuring, and outside a job.
     proven: what a measuring trainer of this node has proven of the model, so that it need not be proven again.
-    recorded: the descriptors of its progress record come with it.
+    recorded: the descriptors of its progress record come with it. sheets: its steps are measured, with those of all
+    other ranks.
     """
 
     run_id: str
@@ -75,9 +81,15 @@ class Assignment:
     device_free: int = 0
     expects_state: bool = False
     audit: float = 0.0
+    at_rest: float = 0.0
     audit_acts: bool = True
+    numerics: str = "off"
+    spike: str = "off"
+    newcomer: bool = False
+    nodes: tuple[str, ...] = ()
     proven: ProvenChain | None = None
     recorded: bool = False
+    sheets: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +145,11 @@ class StepRecord:
     samples: positions of the run that this step consumed, half-open. sample_sum: keyed sum of the consumed sample ids.
     until: the step up to which the script trains, 0 if it did not say. snapshot_every: the steps from one snapshot to
     the next from now on, 0 for none. snapshot_rank: the rank that needs the most, -1 if that does not matter.
-    processor: seconds of processor time that the trainer has used for it, in all its threads.
+    processor: seconds of processor time that the trainer has used for it, in all its threads. excluded: those of its
+    positions that were left out. why_excluded: in words, "" for none. usual: the median of the losses before it, if it
+    shows that they have jumped up, else None.
+    sheets: the rows of some ranks' steps (`health.sheet`); only on the first slot of a node, where steps are measured.
+    clean: the newest step that audits vouch for, -1 where nothing is audited.
     """
 
     generation: int
@@ -149,6 +165,11 @@ class StepRecord:
     snapshot_every: int = 1
     snapshot_rank: int = -1
     processor: float = 0.0
+    excluded: tuple[tuple[int, int], ...] = ()
+    why_excluded: str = ""
+    usual: float | None = None
+    sheets: tuple[tuple[float, ...], ...] = ()
+    clean: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +186,7 @@ class StateRestored:
     """A trainer has its state. source: "none", "memory" or "store"; step, generation: which state it is.
 
     detail: what a person should know about it. damaged: checkpoints that were passed over. parts: where the time since
-    the trainer's beginning went, in order.
+    the trainer's beginning went, in order. audits: what is audited from now on, None where nobody asked for audits.
     """
 
     source: str
@@ -174,6 +195,7 @@ class StateRestored:
     detail: str = ""
     damaged: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
+    audits: AuditCoverage | None = None
 
 
 class Audited(StrEnum):
@@ -184,6 +206,13 @@ class Audited(StrEnum):
     REDONE = "redone"  # the step's passes are made again
     INCONCLUSIVE = "inconclusive"  # nobody could be convicted, and training goes on
     LYING = "lying"  # a rank computes wrongly: no update is made
+    ALTERED = "altered"  # bits of a rank's state changed though nobody wrote to them
+    SPLIT = "split"  # ranks left a vote with different outcomes
+    MISCALCULATED = "miscalculated"  # a piece of an update that was computed again came to other bits
+    UNCHECKED = "unchecked"  # something that is not checked in this generation
+    EXAMINED = "examined"  # the newcomers of this generation computed what all others did
+    UNEXAMINED = "unexamined"  # this generation's newcomers could not be examined
+    UNFIT = "unfit"  # a rank failed the entrance exam, or was found to compute wrongly in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +222,7 @@ class AuditReport:
     step: that would have been made of the audited passes, -1 for none. micro_batch: the first over which ranks
     differed. where: what they differed on, in words. finding: of the hearing. ranks, nodes: who computed wrongly.
     clean: the newest step that audits vouch for: in whose audit all agreed, in this generation or an earlier one; -1
-    where nothing is audited.
+    where nothing is audited. acted: something is done about it.
     """
 
     kind: Audited
@@ -205,6 +234,7 @@ class AuditReport:
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     clean: int = -1
+    acted: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +295,10 @@ class Progress(Protocol):
         """Note that an operation is done, and those of its axis before it. Left out where it failed: that shows."""
         ...
 
+    def row(self, work: float) -> tuple[float, ...]:
+        """Return the numbers of the last whole eight steps (`health.sheet`), () for none. work: of this rank."""
+        ...
+
     def pause(self, why: str, seconds: float) -> int:
         """Note that nothing may be heard for up to `seconds`, until another phase begins; return the present one."""
         ...
@@ -304,6 +338,10 @@ class Unrecorded:
 
     def leave(self, axis: int, number: int) -> None:
         """Do nothing."""
+
+    def row(self, work: float) -> tuple[float, ...]:
+        """Return nothing."""
+        return ()
 
     def pause(self, why: str, seconds: float) -> int:
         """Return 0."""
@@ -349,6 +387,13 @@ class Port(Protocol):
 
     def finish_copy(self) -> None:
         """Block until no copy reads the state any more; called before anything changes it."""
+        ...
+
+    def copied(self, step: int, key: str, at: int) -> int | None:
+        """Return byte `at` of this rank's part of a tensor in the snapshot of `step`, None if that was not taken.
+
+        Between `finish_copy` and the next snapshot.
+        """
         ...
 
     def committed(self, record: StepRecord) -> None:

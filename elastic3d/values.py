@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from elastic3d.distrust import Distrust
 from elastic3d.errors import LayoutError
+from elastic3d.pace import Pace
 
 T = TypeVar("T")
 
@@ -195,6 +196,7 @@ class ModelProfile:
     counts: all numbers of micro-batches that a step may have, the smallest of which is micro_batches; () for that one.
     experts: a number that dp must divide if experts are spread over it; 0 if none are. compress, leaf: as in
     `run.shard`; the latter divides all numbers of micro-batches.
+    audit: share of the computing that audits may take.
     script, schedule: digests of the script's own file, and of its optimizer and schedule; "" if not known.
     """
 
@@ -222,6 +224,7 @@ class ModelProfile:
     script: str = ""
     schedule: str = ""
     leaf: int = 1
+    audit: float = 0.0
 
     @property
     def leaves(self) -> int:
@@ -321,6 +324,7 @@ class Cause(StrEnum):
     QUARANTINE = "quarantine"
     STUCK = "stuck"
     LYING = "lying"
+    BALANCE = "balance"
 
     @property
     def of_script(self) -> bool:
@@ -361,7 +365,8 @@ class Generation:
     the ids of the nodes whose code raised in them, and `hung` counts those in which the script itself was found to
     stand still. `spent` is how much of the budget of re-formings is used, which decreases with time.
     `storm` counts generations in a row that a loss ended soon. `reached` is a step that was safe in memory, 0 while
-    none was: not the newest one, but never below the first. `distrusted` are rules for states it may not go on from.
+    none was: not the newest one, but never below the first. `distrusted` are rules for states it may not go on from,
+    `paces` what was known of machines that are slow, or were.
     """
 
     number: int
@@ -381,6 +386,7 @@ class Generation:
     storm: int = 0
     reached: int = 0
     distrusted: tuple[Distrust, ...] = ()
+    paces: tuple[Pace, ...] = ()
 
     @property
     def world(self) -> int:

@@ -15,6 +15,7 @@ CAUGHT_INSIDE = {
     "_Seen": "calibration.block, from the block's own input",
     "_ProfileMade": "calibration.script_question, out of the user's main",
     "Drawn": "data.batches, where a stream has ended",
+    "CannotRepeat": "training.updates, which says what is not checked",
     "Stopped": "doctor.running, which says at what the check was",
     "RpcFailure": "etcd.session, which makes it an EtcdError",
     "ListAgain": "etcd.watch",
@@ -34,6 +35,7 @@ CAUGHT_INSIDE = {
     "FrameTooLong": "whoever reads the connection, which is closed",
     "HandshakeRejected": "trust.channel and rendezvous, which close the connection and say so",
     "TemplateLost": "worker.processes.loop, which starts another",
+    "TrainerUnkillable": "worker.processes.loop, which gives the slot up",
 }
 """Exceptions that are not errors of elastic3d, with the code that catches them."""
 
@@ -57,6 +59,7 @@ BARE = {
     "elastic3d/trust/channel.py": "a connection that ended, as the socket's own errors",
     "elastic3d/trust/credentials.py": "an invariant: the secret is made by elastic3d itself",
     "elastic3d/trust/handshake.py": "an invariant of identities",
+    "elastic3d/snapshots/offer_columns.py": "where a sequence ends; digests were checked before",
     "elastic3d/values.py": "what cannot be read; its reader says what and why",
     "elastic3d/worker/options.py": "TypeError is Python's own for a keyword that a function does not take",
     "elastic3d/worker/processes/channel.py": "garbage on a connection, which is closed",

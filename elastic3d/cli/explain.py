@@ -1,4 +1,4 @@
-"""`elastic3d explain`: why a generation stood still, from etcd or from the files that its nodes left."""
+"""`elastic3d explain`: why a generation stood still, or was slow, from etcd or from the files that its nodes left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastic3d.errors import JobUnknown, UsageError
 from elastic3d.health.evidence import FOLDER, STALLS, VERDICT
 from elastic3d.health.explanation import Explanation, Formed, explain, page
 from elastic3d.membership.inspection.keys import find
-from elastic3d.membership.stalls import RankStall, Stall, Verdict
+from elastic3d.membership.stalls import RankStall, Stall, Verdict, VerdictKind
 from elastic3d.values import from_json, to_json
 
 SCHEMA = 1
@@ -36,7 +36,7 @@ def explain_job(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Explain why a job stood still: who held it up, the evidence, what was done, and what to do now.
+    """Explain why a job stood still, or was slow: who held it up, the evidence, what was done, and what to do now.
 
     etcd has what was found about the last 200 generations. The folder of `elastic3d.run(events=...)` has the evidence
     too: stacks, /proc, and what each rank was at. Exit codes: 0, 2 for a wrong call, 3 if there is no such job, 1 if
@@ -93,9 +93,11 @@ def _from_files(folder: Path, generation: int) -> Explanation | None:
     if not folder.is_dir():
         raise UsageError(f"--events {str(folder)!r}: there is no such folder")
     bundles = {path.parent: _read(path) for path in sorted((folder / FOLDER).glob(f"*/{VERDICT}"))}
-    verdict = _chosen(bundles.values(), generation)
+    verdict = _chosen([*bundles.values(), *_rebalanced(folder)], generation)
     if verdict is None:
         return None
+    if verdict.kind is VerdictKind.SLOW:
+        return explain(verdict, formed=_formed(folder))
     mine = next(bundle for bundle, held in bundles.items() if held == verdict)
     stalls: dict[str, tuple[RankStall, ...]] = {}
     if (mine / STALLS).exists():
@@ -110,6 +112,25 @@ def _read(path: Path) -> Verdict:
         return from_json(Verdict, json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
         raise UsageError(f"{path} holds no verdict of elastic3d: {error}") from error
+
+
+def _rebalanced(folder: Path) -> Iterator[Verdict]:
+    """Yield what was done about slow nodes, or could be, as the leaders' events tell."""
+    for line in _lines(folder):
+        if line.get("event") == "layout.rebalanced":
+            yield Verdict(
+                kind=VerdictKind.SLOW,
+                fault=line["remedy"],
+                key=str(line["generation"]),
+                step=line["step"],
+                detail=line["detail"],
+                culprits=tuple(line["nodes"]),
+                ranks=tuple(line["ranks"]),
+                act=line["act"],
+                before=line["before"],
+                after=line["after"],
+                rungs=tuple(line["rungs"]),
+            )
 
 
 def _formed(folder: Path) -> list[Formed]:

@@ -58,6 +58,7 @@ def picture(status: Status, width: int) -> RenderableType:
             parts.append(_generation(sealed, prepared=prepared))
     parts.append(_figures(status))
     parts += _standstill(status)
+    parts += _watched(status)
     if status.generation is not None and status.generation.mesh:
         parts += [Text(), _mesh(status.generation.mesh, width)]
     if status.nodes:
@@ -106,6 +107,10 @@ def _figures(status: Status) -> Text:
         text.append(f"\n  snapshot {_kept(status.snapshot)}{seldom}\n  checkpoint {_kept(status.checkpoint)}")
         if status.checkpoint is not None:
             text.append(f"\n  verified {_kept(status.verified)}")
+            if status.vetted is not None:
+                text.append(f"\n  vetted {_kept(status.vetted)}")
+            elif status.unvetted:
+                text.append(f"\n  vetted: none, since {clean(status.unvetted)}")
     return text
 
 
@@ -124,6 +129,43 @@ def _standstill(status: Status) -> list[Text]:
         said = f"  last standstill: in generation {verdict.number}, {clean(verdict.fault)}: {clean(verdict.detail)}"
         parts.append(Text(f"{said} ({ended})", style="dim"))
     return parts
+
+
+def _watched(status: Status) -> list[Text]:
+    """Say how ranks are watched, what audits see, and what nobody looks for."""
+    health = status.health
+    if health is None:
+        return []
+    parts = []
+    if health.idle:
+        only = "" if health.acts else "; what is found is only reported"
+        parts.append(Text(f"  ranks may be silent for {spell(health.idle)}, computing for {spell(health.busy)}{only}"))
+    coverage = health.coverage
+    if coverage is not None and coverage.every:
+        which = "every step" if coverage.every == 1 else f"one step in {coverage.every}"
+        parts.append(
+            Text(f"  audits repeat {100 * coverage.pieces:.3g} % of {which}, {_clean(status, coverage.every)}")
+        )
+    for slow in health.slow:
+        said = f"node {clean(slow.node)} is slow since step {slow.since}: {slow.kind}, {slow.rho:.2f} times as long"
+        parts.append(Text(f"  {said}, {slow.cost:.3g} s of each step", style="yellow"))
+    if health.slow_from and not health.slow:
+        parts.append(Text(f"  no node takes {health.slow_from:g} times as long as others for the same work"))
+    if health.uncovered:
+        lines = [clean(f"    - {line}") for line in health.uncovered]
+        parts.append(Text("\n".join(["  not covered:", *lines]), style="dim"))
+    return parts
+
+
+def _clean(status: Status, every: int) -> str:
+    """Say up to which step audits vouch for each node: one audit is of all, so that few are named if any."""
+    steps = {node.name: node.clean for node in status.nodes if node.role is NodeRole.ACTIVE}
+    newest = max(steps.values(), default=-1)
+    if newest < 0:
+        return "none was clean yet"
+    behind = [f"{clean(name)} {step}" for name, step in steps.items() if newest - step >= 2 * every]
+    few = ", ".join(behind[:STAGES]) + (" and more" if len(behind) > STAGES else "")
+    return f"last clean at step {newest}" + (f" ({few})" if few else "")
 
 
 def _device(device: DeviceFacts) -> str:

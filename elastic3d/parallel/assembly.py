@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
+from elastic3d.errors import UsageError
 from elastic3d.parallel import initial
 from elastic3d.parallel.deferred import Deferred, of_modules, of_whole
 from elastic3d.parallel.experts import spread as experts
@@ -41,15 +42,16 @@ from elastic3d.parallel.reduction import choice
 from elastic3d.parallel.reduction.joint import Joint
 from elastic3d.parallel.reduction.ordered import Ordered
 from elastic3d.parallel.reduction.protocol import Reduction
+from elastic3d.parallel.reduction.single_replica import SingleReplica
 from elastic3d.parallel.reduction.units import shard_unit
 from elastic3d.parallel.refusals import look_at_kernels, look_at_model
 from elastic3d.parallel.scope import Scope
-from elastic3d.parallel.state import held_by_model
+from elastic3d.parallel.state import held_by_model, local
 from elastic3d.parallel.tensor.cutting import boundary, cut_layers
 from elastic3d.parallel.tensor.proof import prove as prove_parts
 from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Paper
-from elastic3d.parallel.witness import Witness
+from elastic3d.parallel.witness import Witness, all_finite
 from elastic3d.planner import schedules
 from elastic3d.values import ModelProfile, ProvenChain
 
@@ -108,6 +110,7 @@ class Assembly:
         # What a script draws before its first pass does not depend on whether the weights were drawn.
         mesh.computes_on.seed(keyed_seed(plan.seed, "built"))
         self._paper: Paper | None = None
+        self._work: float | None = None
 
     def _begun(self, outline: nn.Module, expects_state: bool) -> nn.Module:
         """Return the model as it is to be taken up: with values, or on meta to be filled or to wait for a state."""
@@ -178,15 +181,17 @@ class Assembly:
     def prepare(self, batches: Batches) -> None:
         """Make the reduction, the passes and the vote for batches of this size."""
         layout, leaf = self.mesh.layout, self.plan.leaf
+        if batches.order.holes and (why := self.unexcluded()):
+            raise UsageError(f"run.batches: exclude= leaves micro-batches out of their steps, but {why}")
         for count in batches.order.counts:
             schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count, leaf=leaf)
             self.experts.check_step(layout, count, leaf)
         reductions = [self._reduction(part, units) for part, units in zip(self.parts, self.units, strict=True)]
         self.reduction = Joint(reductions)
-        self._ordered = [
+        self._watched = [
             (part.stage, reduction)
             for part, reduction in zip(self.parts, reductions, strict=True)
-            if isinstance(reduction, Ordered)
+            if isinstance(reduction, Ordered | SingleReplica)
         ]
         self.passes: Passes
         if layout.pp == 1:
@@ -224,19 +229,49 @@ class Assembly:
     def watch(self, witness: Witness | None) -> None:
         """Have the passes that follow digested, or no longer."""
         self.passes.witness = witness
-        for stage, reduction in self._ordered:
+        for stage, reduction in self._watched:
             reduction.watch(witness, stage)
 
     def drop(self) -> None:
         """Forget what the passes of the step have left: they are made again."""
-        for _, reduction in self._ordered:
+        for _, reduction in self._watched:
             reduction.drop()
 
-    def paper(self, micro_batches: int) -> Paper:
-        """Return the voting paper of a step of this many micro-batches."""
+    def begin_again(self) -> None:
+        """Forget that the step was voted on, too: its passes are made again, and then another vote."""
+        self.drop()
+        self.present()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
+    def weights_finite(self) -> bool:
+        """Return whether all of this rank's weights are finite."""
+        return all_finite([local(parameter) for parameter in self.model.parameters()]) == 1
+
+    def unexcluded(self) -> str:
+        """Return why no micro-batch can be left out of a step, "" if one can be."""
+        if self.plan.reduction != "ordered":
+            return f'reduction="{self.plan.reduction}" has the backend add up what should be left out'
+        if self.plan.experts is not None:
+            return "experts are spread over the ranks, and their gradients are no pieces of one micro-batch each"
+        return ""
+
+    def paper(self, micro_batches: int, *, sheets: bool = False) -> Paper:
+        """Return the voting paper of a step of this many micro-batches. sheets: steps are measured."""
         if self._paper is None or self._paper.micro_batches != micro_batches:
-            self._paper = Paper(world=self.mesh.layout.world, micro_batches=micro_batches, parameters=self._places())
+            self._paper = Paper(
+                world=self.mesh.layout.world,
+                micro_batches=micro_batches,
+                parameters=self._places(),
+                sheets=sheets,
+            )
         return self._paper
+
+    def work(self) -> float:
+        """Return how many parameters this rank's stages have, whoever shares them."""
+        if self._work is None:
+            self._work = float(sum(p.numel() for part in self.parts for p in part.module.parameters()))
+        return self._work
 
     def present(self) -> frozenset[str]:
         """Return the names of the parameters that got a gradient on this rank in this step, and forget them."""

@@ -18,13 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from elastic3d.devices import ComputeDevice
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
+from elastic3d.parallel.dtypes import dtype_mark
 from elastic3d.planner import place_of
 from elastic3d.port import UNRECORDED, Assignment, Progress
 from elastic3d.values import Layout
 
 GROUP_TIMEOUT = timedelta(minutes=10)
 
-_SUM, _HIGHEST, _GATHER, _BROADCAST, _DEVICE = range(1, 6)
+_SUM, _HIGHEST, _GATHER, _BROADCAST, _DEVICE, _SHIFT, _FROM = range(1, 8)
 """Kinds of operations on the world, for their fingerprints; 0 is that of making it."""
 
 
@@ -98,7 +99,7 @@ class Mesh:
         """Begin the sum of a CPU vector over the world; return what waits for it and returns it."""
         if self.layout.world == 1:
             return lambda: votes
-        mark = fingerprint(_SUM, votes.numel())
+        mark = fingerprint(_SUM, votes.numel(), dtype_mark(votes.dtype))
         number = self.progress.post(Axis.WORLD, mark)
         work = dist.all_reduce(votes, async_op=True)
 
@@ -148,6 +149,29 @@ class Mesh:
         dist.all_gather(parts, mine)
         self.progress.leave(Axis.WORLD, entered)
         return [part[: int(size)].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+
+    def shifted(self, out: torch.Tensor, shift: int) -> torch.Tensor:
+        """Send bytes on the CPU to the rank `shift` further on; return as many from the rank `shift` before this one.
+
+        A collective: every rank calls it with as many bytes and the same shift, from 1 to world - 1.
+        """
+        world, into = self.layout.world, torch.empty_like(out)
+        entered = self.progress.enter(Axis.WORLD, fingerprint(_SHIFT, out.numel(), shift))
+        sent = dist.isend(out, (self.rank + shift) % world)
+        received = dist.irecv(into, (self.rank - shift) % world)
+        for work in (received, sent):
+            if work is not None:
+                work.wait()
+        self.progress.leave(Axis.WORLD, entered)
+        return into
+
+    def from_rank(self, mine: torch.Tensor, rank: int) -> torch.Tensor:
+        """Return a rank's bytes on the CPU, of which each rank has as many; a collective."""
+        into = mine.clone()
+        entered = self.progress.enter(Axis.WORLD, fingerprint(_FROM, into.numel()))
+        dist.broadcast(into, src=rank)
+        self.progress.leave(Axis.WORLD, entered)
+        return into
 
     def broadcast(self, data: bytes | None) -> bytes:
         """Return rank 0's bytes on every rank; the others give None."""

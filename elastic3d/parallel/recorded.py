@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
+from elastic3d.parallel.dtypes import dtype_mark
 from elastic3d.port import Progress
 
 _GATHER, _SCATTER = 1, 2
@@ -44,7 +45,9 @@ class RecordedGather(_Recorded):
         """Gather."""
         progress = self._progress
         progress.tick(unit=self._unit)
-        number = progress.enter(Axis.SHARD, fingerprint(_GATHER, output_tensor.numel(), output_tensor.itemsize))
+        number = progress.enter(
+            Axis.SHARD, fingerprint(_GATHER, output_tensor.numel(), dtype_mark(output_tensor.dtype))
+        )
         work: dist.Work | None = _gather(output_tensor, input_tensor, group=group, async_op=async_op)
         progress.leave(Axis.SHARD, number)
         return work
@@ -64,7 +67,8 @@ class RecordedScatter(_Recorded):
         """Reduce and scatter."""
         progress = self._progress
         progress.tick(unit=self._unit)
-        number = progress.enter(Axis.SHARD, fingerprint(_SCATTER, input_tensor.numel(), input_tensor.itemsize))
+        mark = fingerprint(_SCATTER, input_tensor.numel(), dtype_mark(input_tensor.dtype))
+        number = progress.enter(Axis.SHARD, mark)
         work: dist.Work | None = _scatter(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
         progress.leave(Axis.SHARD, number)
         return work

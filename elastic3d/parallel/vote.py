@@ -1,8 +1,9 @@
 """The step vote: one sum over the world that gives every rank the same answers to all questions of a step.
 
 Every rank writes its own places of one float64 vector, and zeros elsewhere, so that the sum only gathers and rounds no
-value. The vector holds, in this order: a row of flags per rank; the loss of each micro-batch; its count of tokens plus
-one, zero where the loss is a mean; the count and the keyed sum of the samples; for each parameter how many ranks got a
+value. The vector holds, in this order: a row of flags per rank; where steps are measured, the numbers of every eighth
+rank (`health.sheet`); the loss of each micro-batch; its count of tokens plus one, zero where the loss is a mean; the
+count and the keyed sum of the samples, and those of the excluded ones; for each parameter how many ranks got a
 gradient; and, when gradients are clipped, for each row (index of dim 0) of each parameter the sum of its squares. No
 layout cuts a row, and rows are added elementwise in a fixed order, so that losses and norms are the same for any
 layout.
@@ -11,16 +12,18 @@ layout.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from elastic3d.data.positions import fold_sums
 from elastic3d.errors import UsageError
+from elastic3d.health import sheet
+from elastic3d.health.sheet import WIDTH, Row
 from elastic3d.parallel import norms
 
-FLAGS = 7
+FLAGS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +32,9 @@ class Ballot:
 
     checkpoint: one is due. ready: this rank's host is done with the previous one. finite: its part of the gradient is
     finite, or was not checked. tokens: by number of micro-batch, if losses are sums. snapshot_needs: the least number
-    of steps between snapshots that is right for this rank, 0.0 if any is.
+    of steps between snapshots that is right for this rank, 0.0 if any is. excluded: how many samples it loaded that do
+    not count; excluded_sum: their keyed sum. row: of its last steps, () for none. last: a number for the outcome of the
+    vote before, 0.0 for none. disputes: another rank's update does not look right.
     """
 
     leave: bool = False
@@ -43,8 +48,13 @@ class Ballot:
     tokens: Mapping[int, float] = field(default_factory=dict)
     samples: int = 0
     sample_sum: int = 0
+    excluded: int = 0
+    excluded_sum: int = 0
     present: frozenset[str] = frozenset()
     rows: Mapping[str, tuple[int, torch.Tensor]] = field(default_factory=dict)
+    last: float = 0.0
+    disputes: bool = False
+    row: Row = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +65,10 @@ class Outcome:
     store slower than training delays checkpoints and tears none. safe_step: the least of the steps held. loss: mean
     over micro-batches, or over tokens. tokens: their number, None if losses are means. norm: of the gradient as it was
     summed, None if rows were not voted on. absent: parameters that got no gradient anywhere. snapshot_needs: the most
-    that any rank needs, which is `snapshot_rank`.
+    that any rank needs, which is `snapshot_rank`. broken: numbers of the micro-batches whose loss is not finite. empty:
+    none of them counts. sheets: the rows of the ranks whose turn it is, with `health.sheet`. last_outcomes: what each
+    rank said of the vote before, none where all said the same. disputed_by: ranks that say that another's update does
+    not look right.
     """
 
     leave: bool
@@ -71,6 +84,13 @@ class Outcome:
     samples: int
     sample_sum: int
     absent: frozenset[str]
+    last_outcomes: tuple[float, ...] = ()
+    disputed_by: tuple[int, ...] = ()
+    excluded: int = 0
+    excluded_sum: int = 0
+    broken: tuple[int, ...] = ()
+    empty: bool = False
+    sheets: tuple[Row, ...] = ()
 
     @property
     def finite(self) -> bool:
@@ -79,15 +99,21 @@ class Outcome:
 
 
 class Paper:
-    """The places of the vector, from what all ranks know: world, micro-batches, parameters as (name, rows) in order."""
+    """The places of the vector, from what all ranks know: world, micro-batches, parameters as (name, rows) in order.
 
-    def __init__(self, *, world: int, micro_batches: int, parameters: Sequence[tuple[str, int]]) -> None:
+    sheets: steps are measured.
+    """
+
+    def __init__(
+        self, *, world: int, micro_batches: int, parameters: Sequence[tuple[str, int]], sheets: bool = False
+    ) -> None:
         self._world, self.micro_batches = world, micro_batches
         self._names = [name for name, _ in parameters]
-        self._losses_at = FLAGS * world
+        self._sheets_at = FLAGS * world
+        self._losses_at = self._sheets_at + (WIDTH * sheet.places(world) if sheets else 0)
         self._tokens_at = self._losses_at + micro_batches
         self._samples_at = self._tokens_at + micro_batches
-        self._present_at = self._samples_at + 2
+        self._present_at = self._samples_at + 4
         self._rows_at = self._present_at + len(parameters)
         self._row: dict[str, int] = {}
         at = self._rows_at
@@ -96,18 +122,23 @@ class Paper:
             at += rows
         self._size = at
 
-    def fill(self, rank: int, ballot: Ballot, *, norm: bool) -> torch.Tensor:
-        """Return this rank's vector, on the CPU. norm: with rows."""
+    def fill(self, rank: int, ballot: Ballot, *, norm: bool, step: int = 0) -> torch.Tensor:
+        """Return this rank's vector, on the CPU. norm: with rows. step: that is voted on."""
         votes = torch.zeros(self._size if norm else self._rows_at, dtype=torch.float64)
         asked = (ballot.leave, ballot.etcd_away, ballot.checkpoint, ballot.ready)
-        flags = (*asked, ballot.held, ballot.finite, ballot.snapshot_needs)
+        flags = (*asked, ballot.held, ballot.finite, ballot.snapshot_needs, ballot.last, ballot.disputes)
         votes[FLAGS * rank : FLAGS * (rank + 1)] = torch.tensor([float(flag) for flag in flags], dtype=torch.float64)
+        if ballot.row and self._losses_at > self._sheets_at and sheet.speaks(rank, step):
+            at = self._sheets_at + rank // sheet.EVERY * WIDTH
+            votes[at : at + WIDTH] = torch.tensor(ballot.row, dtype=torch.float64)
         for index, loss in ballot.losses.items():
             votes[self._losses_at + index] = loss
         for index, count in ballot.tokens.items():
             votes[self._tokens_at + index] = 1.0 + count
         votes[self._samples_at] = ballot.samples
         votes[self._samples_at + 1] = ballot.sample_sum
+        votes[self._samples_at + 2] = ballot.excluded
+        votes[self._samples_at + 3] = ballot.excluded_sum
         for number, name in enumerate(self._names):
             if name in ballot.present:
                 votes[self._present_at + number] = 1.0
@@ -117,14 +148,19 @@ class Paper:
                 votes[at : at + rows.numel()] = rows
         return votes
 
-    def read(self, votes: torch.Tensor, *, norm: bool) -> Outcome:
-        """Return the outcome of the summed vector. norm: as it was filled."""
-        flags = votes[: self._losses_at].view(self._world, FLAGS)
+    def read(self, votes: torch.Tensor, *, norm: bool, step: int = 0, excluded: Collection[int] = ()) -> Outcome:
+        """Return the outcome of the summed vector. norm, step: as it was filled. excluded: what does not count."""
+        counted = [number for number in range(self.micro_batches) if number not in excluded]
+        flags = votes[: self._sheets_at].view(self._world, FLAGS)
+        rows = votes[self._sheets_at : self._losses_at].view(-1, WIDTH).tolist()
         total = 0.0
-        for loss in votes[self._losses_at : self._tokens_at].tolist():
-            total += loss
-        tokens = _tokens(votes[self._tokens_at : self._samples_at].tolist())
+        losses = votes[self._losses_at : self._tokens_at].tolist()
+        for number in counted:
+            total += losses[number]
+        places = votes[self._tokens_at : self._samples_at].tolist()
+        tokens = _tokens([places[number] for number in counted])
         present = votes[self._present_at : self._rows_at].tolist()
+        last, disputes = flags[:, 7], flags[:, 8]
         return Outcome(
             leave=bool((flags[:, 0] != 0).all()),
             etcd_away=bool((flags[:, 1] != 0).all()),
@@ -132,13 +168,20 @@ class Paper:
             safe_step=int(flags[:, 4].min()),
             snapshot_needs=float(flags[:, 6].max()),
             snapshot_rank=int(flags[:, 6].argmax()),
-            loss=_mean(total, self.micro_batches if tokens is None else tokens),
+            loss=_mean(total, len(counted) if tokens is None else tokens),
             tokens=tokens,
             gradients_finite=bool((flags[:, 5] != 0).all()),
             norm=norms.norm(votes[self._rows_at :]) if norm else None,
             samples=int(votes[self._samples_at]),
             sample_sum=fold_sums([int(votes[self._samples_at + 1])]),
+            excluded=int(votes[self._samples_at + 2]),
+            excluded_sum=fold_sums([int(votes[self._samples_at + 3])]),
+            broken=tuple(number for number in counted if not math.isfinite(losses[number])),
+            empty=not counted,
             absent=frozenset(name for name, count in zip(self._names, present, strict=True) if not count),
+            last_outcomes=tuple(last.tolist()) if bool((last != last[0]).any()) else (),
+            disputed_by=tuple(torch.nonzero(disputes).reshape(-1).tolist()),
+            sheets=tuple(map(tuple, rows[: len(sheet.speakers(step, self._world))])),
         )
 
 

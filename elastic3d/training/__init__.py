@@ -3,6 +3,7 @@
 run          the Run: shard, batches, restore, backward, step
 peers        its device and process groups, and what follows when a peer is lost
 auditing     steps whose micro-batches other ranks repeat
+redoing      steps whose numbers are not finite, made again without what they come from
 loading      state into a built model, and out again
 restoring    where the state comes from: a decision, made once for all ranks
 state_facts  what a state says beside its tensors: written and read in one place

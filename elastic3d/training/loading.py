@@ -16,6 +16,7 @@ from elastic3d.data import Batches, Cursor
 from elastic3d.data.ledger import Ledger
 from elastic3d.devices import ComputeDevice
 from elastic3d.errors import StateUnfit
+from elastic3d.health.numerics import Losses
 from elastic3d.log import process_log
 from elastic3d.parallel import facts as written
 from elastic3d.parallel.numerics.scale import LossScale
@@ -23,7 +24,7 @@ from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import create_optimizer_state, held_by_model, held_by_optimizer
 from elastic3d.snapshots.lending import BorrowedMemory
 from elastic3d.training import restoring, starting, state_facts
-from elastic3d.training.state_facts import AskedState, StateFacts
+from elastic3d.training.state_facts import AskedState, Nondeterminism, StateFacts
 
 
 def load(
@@ -48,7 +49,7 @@ def load(
         return ()
     facts = state_facts.parse(decision.facts, decision.step)
     restoring.check_facts(facts, decision.step, batches.order, batches.fingerprint)
-    saved = {offer.spec.key: offer.spec for offer in decision.offers}
+    saved = decision.specs()
     create_optimizer_state(model, optimizer, saved.values())
     buffers = RestoreBuffers([*held_by_model(model), *held_by_optimizer(model, optimizer)], device)
     wanted = list(buffers.wanted())
@@ -59,7 +60,9 @@ def load(
     written.set_optimizer_groups(optimizer, facts.optimizer_groups)
     written.set_schedule_state(schedule, facts.schedule)
     cursor = facts.cursor
-    batches.go_on(decision.step, None if cursor is None else Cursor(**written.decode(cursor)))
+    said = batches.go_on(decision.step, None if cursor is None else Cursor(**written.decode(cursor)), facts.order.holes)
+    if said:
+        process_log().emit("exclude.late", detail=said)
     return facts.ledger
 
 
@@ -80,7 +83,7 @@ def tell_read(resolved: Resolved, sources: Mapping[str, TileSource]) -> None:
 
 def check_model(decision: restoring.Decision, specs: Iterable[TensorSpec]) -> None:
     """Raise StateUnfit if the decided state is that of another model. specs: all parameters and buffers of this one."""
-    saved = {offer.spec.key: offer.spec for offer in decision.offers if offer.spec.key.startswith("model/")}
+    saved = {key: spec for key, spec in decision.specs().items() if key.startswith("model/")}
     here = {spec.key: spec for spec in specs}
     problems = [
         _few("the state lacks", [key for key in here if key not in saved]),
@@ -118,6 +121,9 @@ def facts(
     asked: AskedState | None,
     begun_from: str,
     clean: int | None,
+    losses: Losses | None,
+    clean_nodes: dict[str, int] | None,
+    nondeterminism: Nondeterminism | None,
 ) -> StateFacts:
     """Return the state that is not tensors, equal on all ranks."""
     cursor = batches.cursor
@@ -133,4 +139,7 @@ def facts(
         asked=asked,
         begun_from=begun_from,
         clean=clean,
+        losses=losses,
+        clean_nodes=clean_nodes,
+        nondeterminism=nondeterminism,
     )

@@ -15,7 +15,7 @@ another rank is lost, or this one has to leave, the port ends the process: `main
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -29,6 +29,8 @@ from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.devices.contract import deterministic
 from elastic3d.errors import UsageError
+from elastic3d.health import vetted
+from elastic3d.health.numerics import Losses, NonFinite, Spike
 from elastic3d.health.phases import Phase
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
@@ -51,14 +53,16 @@ from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import LocalState, Port, StateRestored, StepRecord
 from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
-from elastic3d.training import auditing, identity, loading, parts, restoring, state_facts
+from elastic3d.training import auditing, checking, identity, loading, parts, redoing, restoring, state_facts
 from elastic3d.training.auditing import Auditor, Convicted
+from elastic3d.training.checking import Checks
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.collecting import FewerCollections
 from elastic3d.training.loss import Loss
 from elastic3d.training.parts import Parts
 from elastic3d.training.peers import Peers
-from elastic3d.training.state_facts import AskedState
+from elastic3d.training.redoing import Redoing
+from elastic3d.training.state_facts import AskedState, Nondeterminism
 from elastic3d.training.state_loading import StateLoader
 from elastic3d.training.step_vote import vote
 from elastic3d.values import Layout
@@ -89,8 +93,14 @@ class Run:
         self._outside: Outside | None = None
         self._peers = Peers(port, clock, lambda: self._batches is None or self.steps >= self._batches.goal)
         self._auditor: Auditor | None = None
+        self._checks: Checks | None = None
+        self._numerics = NonFinite(port.assignment.numerics)
+        self._redoing: Redoing | None = None
+        self._losses = Losses() if port.assignment.spike != Spike.OFF else None
         # The newest step that audits vouch for, by the state that this generation began with.
         self._clean: int | None = None
+        self._clean_nodes: dict[str, int] | None = None
+        self._nondeterminism: Nondeterminism | None = None
         torch.set_num_threads(self._assignment.threads)
         deterministic()
         self._parts = Parts(clock)
@@ -221,6 +231,7 @@ class Run:
         micro_batch: int,
         seed: int = 0,
         workers: int = 0,
+        exclude: Iterable[tuple[int, int]] = (),
     ) -> Batches:
         """Return the run's batches over a data set of (input, target) pairs.
 
@@ -230,7 +241,8 @@ class Run:
         `load_state_dict`, of values that JSON can hold, and `set_epoch`.
         global_batch, micro_batch: in samples; the second divides the first and stays the same for the whole run. The
         first may be a function of the step, such as `Growing((0, 256), (1000, 512))`. workers: processes that load
-        ahead, 0 for a thread.
+        ahead, 0 for a thread. exclude: pairs (first, stop) of positions that are left out of training, whole
+        micro-batches: nothing else takes their place, so that all others keep theirs.
         """
         if self._plan is None:
             raise UsageError("call run.shard before run.batches")
@@ -245,6 +257,7 @@ class Run:
             global_batch=global_batch,
             micro_batch=micro_batch,
             seed=seed,
+            exclude=exclude,
             share=share,
             workers=workers,
             device=self._port.device.torch_device,
@@ -271,7 +284,7 @@ class Run:
         if self.measuring:
             profile, proven = measure(self._plan, model, batches)
             script, planned = identity.script_digest(), identity.schedule_digest(optimizer, schedule)
-            self._port.measured(replace(profile, script=script, schedule=planned), proven)
+            self._port.measured(replace(profile, script=script, schedule=planned, audit=self._assignment.audit), proven)
         assembly = self._made()
         self._parts.end(parts.SCRIPT)
         assembly.stop_watching()
@@ -281,7 +294,8 @@ class Run:
             identity.check_planned(assembly.profile_digest(batches), self._assignment)
         with self._peers.followed():
             assembly.prepare(batches)
-            self._auditor = auditing.begin(assembly, batches, port=self._port, clock=self._clock)
+            self._auditor, coverage = auditing.begin(assembly, batches, port=self._port, clock=self._clock)
+            self._redoing = redoing.begin(assembly, batches, self._numerics, port=self._port)
             self._parts.end(parts.PREPARING)
             go = self._peers.go or self._port.await_go()
             self._parts.end(parts.AWAITING)
@@ -298,10 +312,27 @@ class Run:
         )
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
+        if self._losses is not None and loaded.losses is not None:
+            self._losses = loaded.losses
         self._clean = auditing.clean_at(loaded.clean, batches.step, self._assignment)
-        if self._auditor is not None and self._clean is not None:
-            self._auditor.clean = self._clean
+        if self._clean is not None:
+            self._clean_nodes = vetted.begun(loaded.clean_nodes, self._assignment.nodes, batches.step) or None
+        self._nondeterminism = loaded.nondeterminism
+        if self._auditor is not None:
+            with self._peers.followed():
+                self._auditor.resume(self._clean, self._clean_nodes, self._nondeterminism)
+            coverage = self._auditor.coverage
         assembly.experts.settle(optimizer)
+        with self._peers.followed():
+            self._checks = checking.begin(
+                assembly.mesh,
+                assembly.model,
+                optimizer,
+                seed=batches.order.seed,
+                start=batches.step,
+                port=self._port,
+                clock=self._clock,
+            )
         self._parts.end(parts.LOADING)
         self._port.restored(
             StateRestored(
@@ -311,6 +342,7 @@ class Run:
                 detail="; ".join(filter(None, [decision.detail, *loaded.changes])),
                 damaged=decision.damaged,
                 parts=self._parts.ended(),
+                audits=coverage,
             )
         )
         self._timer.count_from(batches.step)
@@ -333,15 +365,15 @@ class Run:
         if model is not self._model:
             raise UsageError("run.backward needs the model that run.shard returned")
         assert self._outside is not None
+        if self._checks is not None:
+            self._checks.passes_begin()
         objected = objective(loss_fn, self._scale.scale)
         self._progress.phase(Phase.FORWARD)
         self._progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
-        with self._peers.followed(), self._outside.inside():
-            try:
-                passes = self._auditor or assembly.passes
-                loss = Loss(passes.run(batch, objected), batch)
-            except Convicted as convicted:
-                self._port.convicted(convicted.report)
+        with self._peers.followed(), self._outside.inside(), self._convicting():
+            passes = self._auditor or assembly.passes
+            made = {} if batch.empty else passes.run(batch, objected)
+            loss = Loss(made, batch, passed=objected if self._redoing is not None else None)
         self._progress.in_script()
         return loss
 
@@ -357,29 +389,61 @@ class Run:
         """Make the step whose gradients `backward` has left: vote, clip, update and account.
 
         clip: largest norm of the whole gradient. skip_nonfinite: make no update if the loss or the gradient is not
-        finite; without it such a step is made, as in a plain script, except in fp16, which always skips. A skipped step
-        still counts: its batch is consumed and accounted for, while neither the optimizer nor the schedule moves, and
-        `loss.skipped` is true. The process ends after this step if all ranks have been asked to leave.
+        finite, as `Health(numerics="step")` does for every step; without either such a step is made, as in a plain
+        script, except in fp16, which always skips. A skipped step still counts: its batch is consumed and accounted
+        for, while neither the optimizer nor the schedule moves, and `loss.skipped` is true. The process ends after this
+        step if all ranks have been asked to leave.
         """
+        if skip_nonfinite and self._redoing is not None:
+            raise UsageError(
+                f'run.step(skip_nonfinite=True) skips the whole update, and Health(numerics="{self._numerics}") does '
+                "otherwise: leave one of them out"
+            )
         assembly, batches = self._made(), self._ready(optimizer, schedule)
         done = batches.step + 1
-        due, skip = self._timer.due(done), skip_nonfinite or not self._scale.fixed
+        due = self._timer.due(done)
+        skip = skip_nonfinite or not self._scale.fixed or self._numerics is not NonFinite.OFF
         self._progress.phase(Phase.REDUCE)
         with self._peers.followed():
-            outcome = vote(assembly, loss, self._port, checkpoint=due, clip=clip is not None, skip=skip)
+
+            def ballot() -> Outcome:
+                return vote(
+                    assembly,
+                    loss,
+                    self._port,
+                    checks=self._checks,
+                    step=done,
+                    checkpoint=due,
+                    clip=clip is not None,
+                    skip=skip,
+                )
+
+            outcome, why = ballot(), ""
+            if self._redoing is not None:
+                outcome, why = self._settled(outcome, loss, ballot)
         change = update(outcome, clip=clip, scale=self._scale.scale, skip=skip)
         self._scale = self._scale.after(finite=change.finite)
         scale_gradients(assembly.model, outcome, change)
         self._progress.phase(Phase.COPY)
         self._port.finish_copy()
+        if self._checks is not None:
+            with self._peers.followed(), self._convicting():
+                self._checks.voted(outcome, batches.step)
+                self._checks.before_update(batches.step, skipped=change.skipped)
         self._progress.phase(Phase.UPDATE)
         if not change.skipped:
             with self._peers.followed():
                 local_step.step(optimizer)
-            if schedule is not None:
-                schedule.step()
+        if self._checks is not None:
+            with self._peers.followed():
+                self._checks.updated(outcome, change)
+        if not change.skipped and schedule is not None:
+            schedule.step()
         optimizer.zero_grad(set_to_none=True)
         loss.settle(outcome.loss, skipped=change.skipped)
+        usual = None
+        if self._losses is not None:
+            self._losses, usual = self._losses.after(outcome.loss)
         self._ledger = add(
             self._ledger,
             generation=self.generation,
@@ -387,6 +451,8 @@ class Run:
             layout=str(self.layout),
             samples=outcome.samples,
             sample_sum=outcome.sample_sum,
+            excluded=outcome.excluded,
+            excluded_sum=outcome.excluded_sum,
         )
         batches.step = done
         self._interval.voted(outcome.snapshot_needs)
@@ -395,12 +461,20 @@ class Run:
         self._progress.phase(Phase.LEAVE if outcome.leave else Phase.COPY)
         if outcome.leave or outcome.checkpoint or self._interval.due(done):
             self._snapshot(checkpoint=outcome.checkpoint, wait=outcome.leave)
-        self._commit(batches, outcome, change.norm)
+        self._commit(batches, outcome, change.norm, excluded=loss.batch.excluded, why=why, usual=usual)
         if outcome.leave:
             self._peers.stop_looking()
             self._port.leave(done)
         self._progress.step(done)
         self._progress.in_script()
+
+    def _settled(self, outcome: Outcome, loss: Loss, again: Callable[[], Outcome]) -> tuple[Outcome, str]:
+        """Return the outcome with which a step is made that may not be finite, and why some of it is left out."""
+        assert self._redoing is not None
+        assert self._outside is not None
+        clean = self._auditor.clean if self._auditor is not None else self.steps
+        with self._outside.inside(), self._convicting():
+            return self._redoing.settle(outcome, loss, again, scaled=not self._scale.fixed, clean=clean)
 
     @contextmanager
     def pause(self, why: str, longest: float | str) -> Iterator[None]:
@@ -456,6 +530,14 @@ class Run:
         """End the process because a collective failed; UnmatchedCollective if `main` has returned on a rank."""
         self._peers.lost(error)
 
+    @contextmanager
+    def _convicting(self) -> Iterator[None]:
+        """Have the port end the process where a rank is convicted in the block."""
+        try:
+            yield
+        except Convicted as convicted:
+            self._port.convicted(convicted.report)
+
     def _expects_state(self) -> bool:
         """Return whether there is most likely a state to go on from; what `restore` finds decides."""
         if self._assignment.expects_state or self._assignment.restore not in restoring.MOVING:
@@ -492,12 +574,24 @@ class Run:
             asked=self._asked,
             begun_from="" if restore in restoring.MOVING else restore,
             clean=self._clean if self._auditor is None else self._auditor.clean,
+            losses=self._losses,
+            clean_nodes=self._clean_nodes if self._auditor is None else self._auditor.clean_nodes,
+            nondeterminism=self._nondeterminism if self._auditor is None else self._auditor.nondeterminism,
         )
         state = LocalState(step=self.steps, tiles=tiles, facts=state_facts.to_plain(facts))
         self._interval.taken(self.steps)
         self._port.snapshot(state, checkpoint=checkpoint, wait=wait)
 
-    def _commit(self, batches: Batches, outcome: Outcome, norm: float | None) -> None:
+    def _commit(
+        self,
+        batches: Batches,
+        outcome: Outcome,
+        norm: float | None,
+        *,
+        excluded: Sequence[int],
+        why: str,
+        usual: float | None,
+    ) -> None:
         now, processor = self._clock.monotonic(), processor_seconds()
         record = StepRecord(
             generation=self.generation,
@@ -513,6 +607,11 @@ class Run:
             snapshot_every=self._interval.every,
             snapshot_rank=outcome.snapshot_rank if outcome.snapshot_needs > 1 else -1,
             processor=processor - self._processor,
+            excluded=batches.order.positions_of(batches.step - 1, excluded),
+            why_excluded=why or ("the run knew of it before" if excluded else ""),
+            usual=usual,
+            sheets=outcome.sheets if self._assignment.slot == 0 else (),
+            clean=-1 if self._auditor is None else self._auditor.clean,
         )
         self._since, self._processor = now, processor
         self._port.committed(record)

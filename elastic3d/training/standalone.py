@@ -90,6 +90,10 @@ class StandalonePort:
     def finish_copy(self) -> None:
         """Return at once."""
 
+    def copied(self, step: int, key: str, at: int) -> int | None:
+        """Return None: nothing is copied."""
+        return None
+
     def committed(self, record: StepRecord) -> None:
         """Keep the record."""
         self.records.append(record)

@@ -49,7 +49,7 @@ def load_weights(
     Values that the model's dtype holds exactly, such as bfloat16 in float32, are widened. StateError names tensors that
     are missing, have another shape, or would be rounded.
     """
-    saved = {offer.spec.key: offer.spec for offer in decision.offers}
+    saved = decision.specs()
     wrong: list[str] = []
     held: list[TensorInMemory] = []
     for one in held_by_model(model):

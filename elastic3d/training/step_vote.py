@@ -7,10 +7,21 @@ from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.numerics.update import finite
 from elastic3d.parallel.vote import Ballot, Outcome
 from elastic3d.port import Port
+from elastic3d.training.checking import Checks
 from elastic3d.training.loss import Loss
 
 
-def vote(assembly: Assembly, loss: Loss, port: Port, *, checkpoint: bool, clip: bool, skip: bool) -> Outcome:
+def vote(
+    assembly: Assembly,
+    loss: Loss,
+    port: Port,
+    *,
+    checks: Checks | None,
+    step: int,
+    checkpoint: bool,
+    clip: bool,
+    skip: bool,
+) -> Outcome:
     """Finish the gradient's reduction and vote on the step; a collective, with the same outcome on every rank.
 
     No rank has an outcome before all have made their backward passes and this one its sums. Where nothing of the
@@ -18,8 +29,9 @@ def vote(assembly: Assembly, loss: Loss, port: Port, *, checkpoint: bool, clip: 
     its update is what it is after any vote: one without the step that the others have made, and whose state is taken
     from an older one. With a norm the vote cannot begin before the sums are there.
 
-    checkpoint: one is due here. clip: the norm is wanted. skip: no update is to be made where the gradient is not
-    finite. Samples are counted by the first rank of each replica alone, and losses by the first of each tensor group.
+    checks: those of the generation, whose results are said with it. step: the one that is voted on. checkpoint: one is
+    due here. clip: the norm is wanted. skip: no update is to be made where the gradient is not finite. Samples are
+    counted by the first rank of each replica alone, and losses by the first of each tensor group.
     """
     flags = port.flags()
     device, reads_gradient = assembly.mesh.computes_on, clip or skip
@@ -50,12 +62,17 @@ def vote(assembly: Assembly, loss: Loss, port: Port, *, checkpoint: bool, clip: 
         tokens={index: numbers[1] for index, numbers in losses.items() if len(numbers) > 1},
         samples=loss.batch.samples if counts else 0,
         sample_sum=loss.batch.sample_sum if counts else 0,
+        excluded=loss.batch.excluded_samples if counts else 0,
+        excluded_sum=loss.batch.excluded_sum if counts else 0,
         present=assembly.present(),
         rows={name: (first, next(read)) for name, (first, _) in squares.items()},
+        last=checks.last if checks is not None else 0.0,
+        disputes=checks is not None and checks.disputes,
+        row=port.progress.row(assembly.work()) if port.assignment.sheets else (),
     )
-    paper = assembly.paper(loss.batch.count)
-    votes = assembly.mesh.begin_sum(paper.fill(port.assignment.rank, ballot, norm=clip))
+    paper = assembly.paper(loss.batch.count, sheets=port.assignment.sheets)
+    votes = assembly.mesh.begin_sum(paper.fill(port.assignment.rank, ballot, norm=clip, step=step))
     if not first:
         assembly.reduction.finish()
     port.progress.phase(Phase.VOTE)
-    return paper.read(votes(), norm=clip)
+    return paper.read(votes(), norm=clip, step=step, excluded=loss.batch.excluded)

@@ -55,7 +55,7 @@ def language(block: str) -> Language | None:
         return Language.SESSION
     if first.startswith(("apiVersion:", "containers:")):
         return Language.YAML
-    if re.match(r"(import|from|class|def|model =|elastic3d\.)", first):
+    if re.match(r"(import|from|class|def|model =|batches =|elastic3d\.)", first):
         return Language.PYTHON
     return Language.OUTPUT if first.startswith("Samples  ") else None
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic3d.devices import device_at
+from elastic3d.health import sheet
 from elastic3d.parallel import norms
 from elastic3d.parallel.norms import clip_coefficient, fold
 from elastic3d.parallel.vote import Ballot, Outcome, Paper
@@ -148,3 +149,18 @@ def test_clipping_lowers_a_norm_and_never_raises_it() -> None:
     """The factor is one below the limit."""
     assert clip_coefficient(0.5, 1.0) == 1.0
     assert clip_coefficient(4.0, 1.0) == pytest.approx(0.25, rel=1e-5)
+
+
+def test_the_rows_of_all_ranks_ride_in_eight_votes() -> None:
+    """Each rank's in one of them, unchanged, in votes of one size; none where steps are not measured."""
+    world, width = 11, sheet.WIDTH
+    rows = [tuple(0.1 * rank + place for place in range(width)) for rank in range(world)]
+    heard: dict[int, tuple[float, ...]] = {}
+    paper = Paper(world=world, micro_batches=2, parameters=PARAMETERS, sheets=True)
+    for step in range(17, 17 + sheet.EVERY):
+        votes = [paper.fill(rank, Ballot(row=rows[rank], held=3), norm=True, step=step) for rank in range(world)]
+        outcome = paper.read(torch.stack(votes).sum(0), norm=True, step=step)
+        assert outcome.safe_step == 3
+        heard |= dict(zip(sheet.speakers(step, world), outcome.sheets, strict=True))
+    assert [heard[rank] for rank in range(world)] == rows
+    assert count([Ballot(row=rows[0]), Ballot()]).sheets == ()

@@ -25,6 +25,7 @@ from checkpointing.errors import SourceError
 from checkpointing.format.tiles import digest
 from checkpointing.interchange.tensors import buffer_of
 from checkpointing.reading.resolver import Offered, TileSource
+from elastic3d.coverage import AuditCoverage
 from elastic3d.distrust import Distrust
 from elastic3d.health.record import SIZE, ProgressWriter
 from elastic3d.port import AuditReport, Flags, Go, LocalState, NearMemory, StateRestored, StepRecord
@@ -56,6 +57,10 @@ class Orders:
     measuring: bool = False
     expects_state: bool = False
     audit: float = 0.0
+    at_rest: float = 0.0
+    numerics: str = "off"
+    spike: str = "off"
+    newcomers: tuple[int, ...] = ()
     proven: ProvenChain | None = None
 
 
@@ -79,6 +84,7 @@ class Report:
     snapshots: list[tuple[int, bool, bool]] = field(default_factory=list)
     profile: ModelProfile | None = None
     audits: list[AuditReport] = field(default_factory=list)
+    coverage: AuditCoverage | None = None
     proven: ProvenChain | None = None
     result: Any = None
 
@@ -104,6 +110,12 @@ class Host(StandalonePort):
             rank=rank,
             node=f"node{rank // orders.layout.tp}",
             audit=orders.audit,
+            at_rest=orders.at_rest,
+            numerics=orders.numerics,
+            spike=orders.spike,
+            sheets=orders.layout.world > 1,
+            newcomer=rank in orders.newcomers,
+            nodes=tuple(f"node{number // orders.layout.tp}" for number in range(orders.layout.world)),
             world=orders.layout.world,
             layout=None if orders.measuring else orders.layout,
             store_host=store[0],
@@ -135,6 +147,7 @@ class Host(StandalonePort):
 
     def restored(self, state: StateRestored) -> None:
         self.report.restored = (state.source, state.step, state.generation)
+        self.report.coverage = state.audits
 
     def audited(self, report: AuditReport) -> None:
         self.report.audits.append(report)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from elastic3d.membership.inspection.keys import RunKeys
 from elastic3d.membership.inspection.status import (
     GenerationStatus,
+    HealthStatus,
     JobState,
     NodeRole,
     NodeState,
@@ -20,8 +21,9 @@ from elastic3d.membership.inspection.status import (
     SuspectRank,
     VerdictStatus,
 )
+from elastic3d.membership.inspection.uncovered import uncovered
 from elastic3d.membership.records import Flap, Out, Pulse
-from elastic3d.membership.stalls import suspected
+from elastic3d.membership.stalls import VerdictKind, suspected
 from elastic3d.planner import place_of
 from elastic3d.values import Generation, Node
 
@@ -57,8 +59,11 @@ def status(run_id: str, run_keys: RunKeys, *, revision: int, remaining: Mapping[
         snapshot_every=max((pulse.snapshot_every for pulse in current), default=0),
         checkpoint=_newest([(p.checkpoint_step, p.checkpoint_age, p.every) for p in pulses]),
         verified=_newest([(p.verified_step, p.verified_age, p.every) for p in pulses]),
+        vetted=_newest([(p.vetted_step, p.vetted_age, p.every) for p in pulses]),
+        unvetted=next((p.unvetted for p in pulses if p.unvetted), ""),
         suspects=_suspects(run_keys),
         verdict=_verdict(run_keys),
+        health=_watched(current),
         minimum=minimum,
         maximum=max((record.maximum for record in run_keys.members.values()), default=0),
         problems=tuple(run_keys.problems),
@@ -115,9 +120,10 @@ def _suspects(run_keys: RunKeys) -> tuple[SuspectRank, ...]:
 
 
 def _verdict(run_keys: RunKeys) -> VerdictStatus | None:
-    if not run_keys.verdicts:
+    stuck = [key for key, verdict in run_keys.verdicts.items() if verdict.kind is VerdictKind.STUCK]
+    if not stuck:
         return None
-    newest = run_keys.verdicts[max(run_keys.verdicts)]
+    newest = run_keys.verdicts[max(stuck)]
     return VerdictStatus(
         number=int(newest.key.partition(".")[0]),
         fault=newest.fault,
@@ -127,6 +133,30 @@ def _verdict(run_keys: RunKeys) -> VerdictStatus | None:
         detail=newest.detail,
         acted=newest.act,
     )
+
+
+def _watched(pulses: list[Pulse]) -> HealthStatus | None:
+    """Return how the nodes that train say they watch their ranks: all by the same script."""
+    given = [pulse.watch for pulse in pulses if pulse.watch is not None]
+    if not given:
+        return None
+    # Those that have not begun yet do not know what is audited.
+    watch = next((one for one in given if one.coverage is not None), given[0])
+    return HealthStatus(
+        idle=watch.idle,
+        busy=watch.busy,
+        acts=watch.acts,
+        audit=watch.audit,
+        coverage=watch.coverage,
+        clean=min(one.clean for one in given),
+        slow_from=watch.slow_from,
+        slow=max((one.slow for one in given), key=len),
+        uncovered=uncovered(watch),
+    )
+
+
+def _clean(pulse: Pulse | None) -> int:
+    return -1 if pulse is None or pulse.watch is None else pulse.watch.clean
 
 
 def _snapshot(pulses: list[Pulse]) -> StateAge | None:
@@ -251,6 +281,7 @@ class _Rows:
             device=run_keys.members[id].device if id in run_keys.members else None,
             health=self._health(node),
             pulse=run_keys.pulses.get(id),
+            clean=_clean(run_keys.pulses.get(id)),
         )
 
     def _state(self, node: Node) -> tuple[NodeState, str, float | None]:

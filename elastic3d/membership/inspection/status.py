@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastic3d.membership.records import Pulse
+from elastic3d.coverage import AuditCoverage
+from elastic3d.membership.records import Pulse, SlowFigures
 from elastic3d.values import Cause, DeviceFacts, Layout
 
 
@@ -94,6 +95,8 @@ class NodeStatus:
     """What is wrong, () for nothing."""
     pulse: Pulse | None = None
     """Its own newest figures, None where it reported none."""
+    clean: int = -1
+    """The newest step that audits vouch for in which this node took part, -1 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +180,31 @@ class VerdictStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HealthStatus:
+    """How ranks that stand still or compute wrongly are found in this job, and what is not."""
+
+    idle: float
+    """Seconds for which a rank may be silent that neither computes nor reads, once it has made two steps, and longer
+    where its own steps had longer gaps; 0: nobody looks."""
+    busy: float
+    """The same for a rank that computes or reads."""
+    acts: bool
+    """Whether anything follows from what is found, or it is only reported."""
+    audit: float
+    """Share of the computing that audits may take, 0 for none."""
+    coverage: AuditCoverage | None
+    """What audits see in this generation, None where none are asked for, and before it trains."""
+    clean: int
+    """The newest step that audits vouch for on all active nodes, -1 for none."""
+    slow_from: float
+    """How many times as long as elsewhere the same work takes on a node that counts as slow; 0: nobody measures it."""
+    slow: tuple[SlowFigures, ...]
+    """Nodes that are slow."""
+    uncovered: tuple[str, ...]
+    """What nobody looks for, in plain words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """How a job stands; with a `schema`, what `elastic3d status --json` prints."""
 
@@ -208,10 +236,16 @@ class Status:
     """The newest one committed."""
     verified: StateAge | None
     """The newest one that was read back."""
+    vetted: StateAge | None
+    """The newest one of whose making every node was audited; its age is since that was found out."""
+    unvetted: str
+    """Why there is none, "" where there is or where that is not known."""
     suspects: tuple[SuspectRank, ...]
     """Ranks that may be what all others wait for."""
     verdict: VerdictStatus | None
     """The newest of this job, None where nothing was ever found."""
+    health: HealthStatus | None
+    """How its ranks are watched, None where that was not reported."""
     minimum: int
     """Fewest active nodes; 0: not known."""
     maximum: int

@@ -31,7 +31,7 @@ def step(optimizer: Optimizer) -> None:
     A collective where it is not: an optimizer that is not torch's own, or that somebody watches by hooks, works on the
     distributed tensors.
     """
-    if type(optimizer) in ELEMENTWISE and not _watched(optimizer) and all(map(_alike, _parameters(optimizer))):
+    if type(optimizer) in ELEMENTWISE and not watched(optimizer) and all(map(alike, _parameters(optimizer))):
         with _on_shards(optimizer):
             optimizer.step()
     else:
@@ -43,7 +43,8 @@ def _parameters(optimizer: Optimizer) -> Iterator[Parameter]:
         yield from group["params"]
 
 
-def _watched(optimizer: Any) -> bool:
+def watched(optimizer: Any) -> bool:
+    """Return whether somebody's hooks see each step of an optimizer, and may change what it makes."""
     watching: Any = hooks
     return bool(
         optimizer._optimizer_step_pre_hooks
@@ -53,7 +54,7 @@ def _watched(optimizer: Any) -> bool:
     )
 
 
-def _alike(parameter: Parameter) -> bool:
+def alike(parameter: Parameter) -> bool:
     """Return whether a parameter's gradient is cut as the parameter is."""
     grad = parameter.grad
     if grad is None or not isinstance(parameter, DTensor):

@@ -32,10 +32,10 @@ class Update:
 def update(outcome: Outcome, *, clip: float | None, scale: float, skip: bool) -> Update:
     """Return what to do with the gradient. scale: of the losses. skip: skip an update that is not finite.
 
-    A step without a single token has nothing to learn from, and is skipped.
+    A step without a single token, or without a micro-batch that counts, has nothing to learn from, and is skipped.
     """
     divisor = scale * (1.0 if outcome.tokens is None else outcome.tokens)
-    if not divisor:
+    if not divisor or outcome.empty:
         return Update(factor=1.0, norm=None, finite=True, skipped=True)
     norm = None if outcome.norm is None else outcome.norm / divisor
     if skip and not outcome.finite:

@@ -1,8 +1,8 @@
 """The forward and backward passes of one step: their interface, and a plain loop for one stage.
 
-Each micro-batch's mean loss is divided by the step's number M of them, so that the step's gradient is that of the mean
-over the global batch; for sums over tokens see `numerics.objective`. Losses are kept by the number of their
-micro-batch; only the last stage has any.
+Each micro-batch's mean loss is divided by the step's number M of them, less those that are excluded, so that the step's
+gradient is that of the mean over the others; for sums over tokens see `numerics.objective`. Losses are kept by the
+number of their micro-batch; only the last stage has any.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Loop:
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
         """Run every micro-batch forward and back."""
         losses = {}
-        self._reduction.begin_step(batch.counted)
+        self._reduction.begin_step(batch.counted, batch.excluded)
         for round_, part in enumerate(batch.micro_batches):
             self._randomness.at(batch.step, part.like)
             self._reduction.begin(round_, last=round_ == len(batch.micro_batches) - 1)
@@ -64,7 +64,7 @@ class Loop:
                 self.witness.output(round_, 0, loss)
             self._progress.phase(Phase.BACKWARD)
             self._progress.tick(chunk=round_)
-            scaled(loss, part, self._reduction, batch.count).backward()  # type: ignore[no-untyped-call]
+            scaled(loss, part, self._reduction, batch.divisor).backward()  # type: ignore[no-untyped-call]
         return losses
 
 

@@ -87,7 +87,7 @@ class Pipeline:
         self._end = layout.stages - 1
         self._schedule: Any = None
         self._rounds = 0
-        self._count = 0
+        self._divisor = 1
         self._parts: Sequence[MicroBatch] = ()
         self._step = 0
         self._chunk = 0
@@ -95,7 +95,7 @@ class Pipeline:
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
         """Run the schedule over this rank's micro-batches."""
         self._parts, self._step, self._loss_fn, self._losses = batch.micro_batches, batch.step, loss_fn, {}
-        self._count = batch.count
+        self._divisor = batch.divisor
         if len(self._parts) != self._rounds:
             # A schedule is made for a fixed number of rounds; a new one sets up the stages' buffers again.
             self._rounds = len(self._parts)
@@ -103,7 +103,7 @@ class Pipeline:
         # This is the schedules' own `step` without the cutting of a large batch into micro-batches: ours are already
         # cut.
         for stage in self._stages:
-            stage.reduction.begin_step(batch.counted)
+            stage.reduction.begin_step(batch.counted, batch.excluded)
             stage.has_backward = True
             stage.clear_runtime_states()
         with self._neighbours.noted():
@@ -148,7 +148,7 @@ class Pipeline:
         if part.counts:
             self._losses[part.index] = loss.detach()
         self.made(self._end, loss)
-        return scaled(loss, part, self._last, self._count)
+        return scaled(loss, part, self._last, self._divisor)
 
 
 def _schedule(name: Schedule, stages: Sequence[_Stage], rounds: int, loss_fn: LossFunction) -> Any:
@@ -217,7 +217,7 @@ class _Stage(PipelineStage):
         return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
-        last = self._passes.at(bwd_chunk_id, Phase.BACKWARD)
+        last = self._passes.at(bwd_chunk_id, Phase.WEIGHTS)
         if self.is_first:
             # The gradients of the first stage's inputs are not needed: torch makes its whole backward pass now.
             self.reduction.begin(bwd_chunk_id, last=last)

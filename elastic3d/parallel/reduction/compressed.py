@@ -15,7 +15,7 @@ ZeRO-1 adds up locally and sends once a step, ZeRO-2 and 3 send each round; repl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -148,8 +148,8 @@ class Compressed:
         if replica is not None:
             self._crossing = Rounded(replica, wire, progress) if wire else LowRank(replica, len(flats), progress)
 
-    def begin_step(self, micro_batches: int) -> None:
-        """Do nothing: the order of sums does not depend on their number."""
+    def begin_step(self, micro_batches: int, excluded: Collection[int] = ()) -> None:
+        """Do nothing: the order of sums does not depend on their number, and none is ever excluded."""
 
     def begin(self, round_: int, *, last: bool) -> None:
         """Have this round's gradients sent, or left to add up."""

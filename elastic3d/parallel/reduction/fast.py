@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -34,8 +34,8 @@ class Fast:
             # Without it (before torch 2.13) ranks that use different parameters reduce unlike pieces.
             units[-1].set_reduce_scatter_unused_params(True)
 
-    def begin_step(self, micro_batches: int) -> None:
-        """Do nothing: the order of sums does not depend on their number."""
+    def begin_step(self, micro_batches: int, excluded: Collection[int] = ()) -> None:
+        """Do nothing: the order of sums does not depend on their number, and none is ever excluded."""
 
     def begin(self, round_: int, *, last: bool) -> None:
         """Turn FSDP's reduction on where this round has one."""

@@ -23,6 +23,7 @@ class Flat:
         self.shards: int = group.mesh_info.shard_mesh_size
         self.chunk = sum(p.padded_sharded_param_size.numel() for p in self._parameters)
         self.seen: set[str] = set()
+        self.notes = True
 
     @property
     def name(self) -> str:
@@ -52,7 +53,12 @@ class Flat:
         return device
 
     def look(self) -> None:
-        """Note in `seen` which parameters have a gradient of this rank's, reduced neither now nor before."""
+        """Note in `seen` which parameters have a gradient of this rank's, reduced neither now nor before.
+
+        Not while `notes` is off: what gets one then is not added up.
+        """
+        if not self.notes:
+            return
         for name, parameter in zip(self._names, self._parameters, strict=True):
             if name not in self.seen and _has_gradient(parameter):
                 self.seen.add(name)

@@ -44,6 +44,8 @@ class _Stretch:
 class Fold:
     """One unit's sum. group: None where nobody shares it. pieces: how many count in this step, None for all.
 
+    holes: pieces below that number which do not count either, and are dropped likewise.
+
     wire: returns the dtype that pieces are sent in, known from the first forward pass on; by default that of the sum.
     rounds: it need not hold them exactly. Piece i of round r is number r * ranks + i; those from `pieces` on only fill
     the last round, and are dropped: multiplied by zero, a NaN would stay. watch: looks at gradients before they are
@@ -68,6 +70,7 @@ class Fold:
         self._lanes, self._group, self._add, self._ways = lanes, group, add, ways
         self._wire, self._rounds = wire, rounds
         self.pieces: int | None = None
+        self.holes: frozenset[int] = frozenset()
         self.watch: Seen | None = None
         self._rank = group.rank() if group else 0
         self._ranks = group.size() if group else 1
@@ -81,6 +84,16 @@ class Fold:
     def begin(self, round_: int) -> None:
         """Expect the pieces of one round; rounds of a step come in order."""
         self._round, self._open, self._sent = round_, True, False
+
+    def note(self, round_: int | None) -> None:
+        """Have it noted which parameters get a gradient in a round, unless its piece does not count; None for no round.
+
+        That matters where there are holes: what only fills up a round may be like one of them.
+        """
+        self.flat.notes = not self.holes or (round_ is not None and self._counts(round_ * self._ranks + self._rank))
+
+    def _counts(self, piece: int) -> bool:
+        return piece not in self.holes and (self.pieces is None or piece < self.pieces)
 
     def rest(self) -> None:
         """Leave the next backward pass's gradients where they are, for a later round to take along."""
@@ -140,8 +153,11 @@ class Fold:
 
     def _arrived(self, stretch: _Stretch, round_: int, pieces: torch.Tensor) -> None:
         """Add a round's pieces in the order of their ranks; the sum begins with the first piece, not with zero."""
+        first = round_ * self._ranks
         if self.pieces is not None:
-            pieces = pieces[: max(0, self.pieces - round_ * self._ranks)]
+            pieces = pieces[: max(0, self.pieces - first)]
+        if any(first <= hole < first + len(pieces) for hole in self.holes):
+            pieces = pieces[[row for row in range(len(pieces)) if first + row not in self.holes]]
         if len(pieces):
             self._add(self._sum[stretch.at : stretch.at + stretch.mine], pieces, stretch.empty)
             stretch.empty = False

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
+from elastic3d.parallel.dtypes import dtype_mark
 from elastic3d.planner.memory import BUCKET
 from elastic3d.port import UNRECORDED, Progress
 
@@ -50,7 +51,7 @@ class Lane:
         self._in = _at_least(self._in, ranks * mine * item, out.device)
         pieces = self._in[: ranks * mine * item]
         # The same on all ranks, unlike what each receives.
-        mark = fingerprint(item, out.numel())
+        mark = fingerprint(dtype_mark(out.dtype), out.numel())
         number = self._progress.post(self._axis, mark)
         # As bytes: they are moved, not computed with, and gloo does not know every dtype.
         work = dist.all_to_all_single(

@@ -9,7 +9,7 @@ plain autograd:
 - A parameter that got no gradient in a micro-batch contributes -0.0, so that the places of the others do not move, and
   sums begin with the first piece. A parameter that got none in the whole step must end with `grad` None: `present`
   tells which did here.
-- Pieces of micro-batches that only fill up the last round are dropped by their receiver.
+- Pieces of micro-batches that only fill up the last round, or are excluded, are dropped by their receiver.
 - A piece is sent in the dtype that it was computed in and added in that of the sum: with `precision="bf16"` half the
   bytes and the same bits, for every bf16 is an fp32. Gradients that added up on their rank are fp32, and stay so.
 - Every micro-batch reduces; without that torch would add up locally, in an order that depends on dp. So ZeRO-1 is here
@@ -33,7 +33,7 @@ in a fixed order cannot be formed per node first: addition is not associative. L
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.distributed as dist
@@ -75,11 +75,12 @@ class Ordered:
         wire = _summed if splits or leaf > 1 else _computed
         self._folds = [Fold(flat, self._lanes, group, add, ways=replicas, wire=wire) for flat in flats_of(model, units)]
 
-    def begin_step(self, micro_batches: int) -> None:
-        """Tell every fold how many pieces count in the step; what is under way still belongs to the pass before."""
+    def begin_step(self, micro_batches: int, excluded: Collection[int] = ()) -> None:
+        """Tell every fold which pieces count in the step; what is under way still belongs to the pass before."""
         self._lanes.settle()
         for fold in self._folds:
             fold.pieces = micro_batches // self._leaf
+            fold.holes = frozenset(number // self._leaf for number in excluded)
 
     def watch(self, witness: Witness | None, stage: int) -> None:
         """Have the gradients of every unit digested, or no longer. stage: whose they are."""
@@ -103,12 +104,14 @@ class Ordered:
         complete = number == self._leaf - 1
         for fold in self._folds:
             fold.begin(turn) if complete else fold.rest()
+            fold.note(turn)
         prepare(self._units, last=last, zero=self._zero, reduces=complete)
 
     def hold(self) -> None:
         """Leave the next pass's gradients where they are, and parameters whole for the pass over the weights."""
         for fold in self._folds:
             fold.rest()
+            fold.note(None)
         prepare(self._units, last=False, zero=2, reduces=False)
 
     def reduce(self, round_: int, *, last: bool) -> None:

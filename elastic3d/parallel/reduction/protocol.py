@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 
@@ -10,8 +11,11 @@ class Reduction(Protocol):
 
     scales_fillers: bool
 
-    def begin_step(self, micro_batches: int) -> None:
-        """Prepare for a step of this many micro-batches over all replicas; those numbered beyond do not count."""
+    def begin_step(self, micro_batches: int, excluded: Collection[int] = ()) -> None:
+        """Prepare for a step of this many micro-batches over all replicas; those numbered beyond do not count.
+
+        excluded: numbers of others that do not count, whole leaves.
+        """
         ...
 
     def begin(self, round_: int, *, last: bool) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
+
+from elastic3d.parallel.witness import Witness
 
 
 class SingleReplica:
     """One replica: autograd itself adds in micro-batch order.
 
     leaf: how many micro-batches are added up before they are added to those before them. With 1 the sum of the leaves
-    is autograd's own.
+    is autograd's own. Leaves are put aside one by one where there is more to it: several micro-batches in each, some
+    that are excluded and dropped, or a witness that looks at them. The additions are the same.
     """
 
     scales_fillers = False
@@ -18,41 +23,74 @@ class SingleReplica:
     def __init__(self, model: nn.Module, *, leaf: int = 1) -> None:
         self._model, self._leaf = model, leaf
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
+        self._holes: frozenset[int] = frozenset()
+        self._witness: Witness | None = None
+        self._stage = 0
+        self._open, self._complete = -1, False
 
-    def begin_step(self, micro_batches: int) -> None:
-        """Do nothing: the order of sums does not depend on their number."""
+    @property
+    def _apart(self) -> bool:
+        return self._leaf > 1 or bool(self._holes) or bool(self._sums) or self._witness is not None
+
+    def begin_step(self, micro_batches: int, excluded: Collection[int] = ()) -> None:
+        """Note which leaves are dropped; the order of sums does not depend on the number of micro-batches."""
+        self._holes = frozenset(number // self._leaf for number in excluded)
+
+    def watch(self, witness: Witness | None, stage: int) -> None:
+        """Have the gradients of every leaf looked at, or no longer. stage: whose they are."""
+        self._put_aside()
+        self._witness, self._stage = witness, stage
+
+    def drop(self) -> None:
+        """Forget what the step has summed so far: its passes are made again."""
+        self._sums.clear()
+        self._open, self._complete = -1, False
+        for parameter in self._model.parameters():
+            parameter.grad = None
 
     def begin(self, round_: int, *, last: bool) -> None:
         """Put the leaf before aside, if this round begins another."""
         if round_ % self._leaf == 0:
             self._put_aside()
+        self._now(round_)
 
     def hold(self) -> None:
-        """Do nothing."""
+        """Put a complete leaf aside, before a pass over the weights adds to it what belongs to the next."""
+        if self._complete:
+            self._put_aside()
 
     def reduce(self, round_: int, *, last: bool) -> None:
         """Put the leaf aside that the pass over the weights has completed."""
-        if (round_ + 1) % self._leaf == 0:
+        self._now(round_)
+        if self._complete:
             self._put_aside()
 
     def finish(self) -> None:
         """Make the sum of all leaves the gradients."""
-        if not self._sums:
-            return
         self._put_aside()
         for parameter, total in self._sums.items():
             parameter.grad = total
         self._sums.clear()
+        self._open, self._complete = -1, False
+
+    def _now(self, round_: int) -> None:
+        self._open, self._complete = round_ // self._leaf, (round_ + 1) % self._leaf == 0
 
     def _put_aside(self) -> None:
-        """Add the gradients of a leaf to those of the leaves before it, and leave none."""
-        if self._leaf == 1:
+        """Add the gradients of a leaf to those of the leaves before it, and leave none; drop them if it is excluded."""
+        if not self._apart or self._open < 0:
             return
+        leaf, self._open, self._complete = self._open, -1, False
         totals, added = [], []
-        for parameter in self._model.parameters():
-            if parameter.grad is None:
-                continue
-            if parameter in self._sums:
+        parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
+        if self._witness is not None:
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            self._witness.gradients(leaf, self._stage, 0, f"the gradients of stage {self._stage}", gradients)
+        for parameter in parameters:
+            assert parameter.grad is not None
+            if leaf in self._holes:
+                pass
+            elif parameter in self._sums:
                 totals.append(self._sums[parameter])
                 added.append(parameter.grad)
             else:
@@ -63,8 +101,9 @@ class SingleReplica:
 
     def present(self) -> set[str]:
         """Return the names of the parameters that have a gradient."""
+        dropped = self._open in self._holes
         return {
             name
             for name, parameter in self._model.named_parameters()
-            if parameter.grad is not None or parameter in self._sums
+            if parameter in self._sums or (parameter.grad is not None and not dropped)
         }

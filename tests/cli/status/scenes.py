@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from chaos.simulation import standstills
 from chaos.simulation.standstills import At
+from elastic3d.coverage import AuditCoverage
 from elastic3d.etcd import Delete, KeyValue, Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership.inspection.keys import AdmissionCheck, AdmissionFailure
@@ -16,6 +17,7 @@ from elastic3d.membership.records import (
     End,
     Flap,
     GenerationHistory,
+    HealthFigures,
     MemberRecord,
     Notice,
     Out,
@@ -23,6 +25,7 @@ from elastic3d.membership.records import (
     Pulse,
     Quarantine,
     Report,
+    SlowFigures,
     Tomb,
     encode,
 )
@@ -229,6 +232,38 @@ def stuck() -> Scene:
     return scene.write(A, acts.PutVerdict(verdict=verdict, token=1))
 
 
+SLOW = (
+    SlowFigures(
+        node="c",
+        rho=1.31,
+        kind="compute",
+        since=1100,
+        cost=0.042,
+        detail="rank 2 computes 13.1 ms for each micro-batch, and others 10.0 ms for the same work",
+        ranks=(2,),
+    ),
+)
+
+
+def audited() -> Scene:
+    """One step in 25 is audited; d has reported nothing for a while; c is slow."""
+    scene = training()
+    coverage = AuditCoverage(every=25, pieces=0.25, nodes=2)
+    for each, clean in ((A, 1225), (B, 1225), (C, 1225), (D, 1150)):
+        watch = HealthFigures(
+            idle=3.0, busy=30.0, audit=0.01, coverage=coverage, clean=clean, slow_from=1.15, slow=SLOW, at_rest=0.005
+        )
+        scene.put(f"pulses/{each.id}", pulse(watch=watch, vetted_step=1190, vetted_age=24.0))
+    return scene
+
+
+def unaudited() -> Scene:
+    """Nobody asks for audits, so that no checkpoint is ever vetted."""
+    scene = training()
+    why = "audits are off: health=elastic3d.Health(audit=...) turns them on"
+    return scene.put(f"pulses/{A.id}", pulse(unvetted=why))
+
+
 def waiting() -> Scene:
     scene = registered(A, minimum=2)
     scene.write(A, sealed(generation(4, (A, B), Cause.DEATH, layout=Layout(pp=1, dp=2))))
@@ -274,6 +309,7 @@ SCENES: dict[str, Callable[[], Scene]] = {
     "draining": draining,
     "losses": losses,
     "stuck": stuck,
+    "audited": audited,
     "waiting": waiting,
     "ended": ended,
     "failed": failed,

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,11 +19,13 @@ from rich.console import Console, RenderableType
 
 from elastic3d.cli import render
 from elastic3d.cli.status import document
+from elastic3d.coverage import AuditCoverage
 from elastic3d.etcd import KeyValue
 from elastic3d.membership.inspection.derivation import status
 from elastic3d.membership.inspection.keys import find, history
 from elastic3d.membership.inspection.status import GenerationStatus, JobState, NodeState, NodeStatus, Status
-from elastic3d.membership.records import Pulse
+from elastic3d.membership.inspection.uncovered import uncovered
+from elastic3d.membership.records import HealthFigures, Pulse
 from tests.cli.status import scenes
 from tests.cli.status.scenes import ROOT, SCENES, WALL, Scene
 from tests.paths import DATA
@@ -34,6 +37,10 @@ WIDTHS = (120, 80, 44)
 def stands(scene: Scene) -> Status:
     items = find(ROOT, scene.items())
     return status("gpt-1b", items, revision=9, remaining=scene.remaining, wall=WALL)
+
+
+def audits(**coverage: Any) -> HealthFigures:
+    return HealthFigures(idle=3.0, busy=30.0, audit=0.01, coverage=AuditCoverage(**coverage))
 
 
 def states(scene: Scene) -> dict[str, NodeState]:
@@ -187,6 +194,48 @@ def test_two_incarnations_of_a_name_are_two_nodes() -> None:
     assert rows == [("1", NodeState.OUT), ("2", NodeState.JOINING)]
 
 
+@pytest.mark.parametrize(
+    ("watch", "words"),
+    [
+        (HealthFigures(idle=0.0, busy=0.0), "ranks that stand still: health is off"),
+        (HealthFigures(idle=3.0, busy=30.0), "devices that compute wrongly: audits are off"),
+        (audits(off="dp=1: no other"), "devices that compute wrongly: dp=1: no other"),
+        (audits(every=25, pieces=0.25, nodes=4), "once in the 99 % of the passes that nobody repeats"),
+        (audits(every=25, pieces=0.25, nodes=4), "for up to 49 steps"),
+        (HealthFigures(idle=3.0, busy=30.0), "nodes that are slow: nobody measures them"),
+        (HealthFigures(idle=3.0, busy=30.0, slow_from=1.15), "nodes less than 1.15 times as slow"),
+        (audits(every=1, pieces=1.0, nodes=1), "faults that strike every time"),
+        (audits(every=1, pieces=1.0, nodes=2), "which of two nodes errs"),
+    ],
+)
+def test_what_is_not_covered_is_said_in_numbers(watch: HealthFigures, words: str) -> None:
+    """Nobody is to believe that a run is watched more closely than it is."""
+    assert any(words in line for line in uncovered(watch)), uncovered(watch)
+
+
+def test_health_is_that_of_the_nodes_that_train() -> None:
+    """Audits vouch for what all of them say; the display names the node that lags behind."""
+    shown = stands(scenes.audited())
+    assert shown.health is not None
+    assert (shown.health.idle, shown.health.audit, shown.health.clean) == (3.0, 0.01, 1150)
+    assert {node.name: node.clean for node in shown.nodes} == {"a": 1225, "b": 1225, "c": 1225, "d": 1150, "e": -1}
+    assert "(d 1150)" in printed(render.picture(shown, 120), 120)
+    assert [slow.node for slow in shown.health.slow] == ["c"]
+    assert stands(scenes.forming()).health is None
+
+
+def test_the_status_says_what_is_vetted_or_why_nothing_is() -> None:
+    """Whatever one node knows: only the one that leads looks after it."""
+    vetted = stands(scenes.audited()).vetted
+    assert vetted is not None
+    assert vetted.step == 1190
+    shown = stands(scenes.unaudited())
+    assert shown.vetted is None
+    assert "vetted: none, since audits are off: health=elastic3d.Health(audit=...)" in printed(
+        render.picture(shown, 120), 120
+    )
+
+
 def test_unreadable_keys_are_problems() -> None:
     """Garbage, a newer schema, a foreign record, a malformed number and an unknown key: each is one problem."""
     problems = "\n".join(stands(scenes.garbage()).problems)
@@ -225,8 +274,8 @@ def test_the_json_schema_is_stable() -> None:
         == {field.name for field in fields(Status)}
         == {
             *("run_id", "revision", "state", "detail", "leader", "generation", "preparing", "nodes", "step"),
-            *("step_seconds", "snapshot", "snapshot_every", "checkpoint", "verified", "suspects", "verdict"),
-            *("minimum", "maximum", "problems"),
+            *("step_seconds", "snapshot", "snapshot_every", "checkpoint", "verified", "suspects", "verdict", "health"),
+            *("minimum", "maximum", "problems", "vetted", "unvetted"),
         }
     )
     assert (
@@ -241,7 +290,7 @@ def test_the_json_schema_is_stable() -> None:
         == {field.name for field in fields(NodeStatus)}
         == {
             *("name", "incarnation", "machine", "state", "role", "leads", "detail", "seconds_left", "first_rank"),
-            *("slots", "address", "labels", "device", "health", "pulse"),
+            *("slots", "address", "labels", "device", "health", "pulse", "clean"),
         }
     )
     assert data["nodes"][0]["pulse"].keys() == {field.name for field in fields(Pulse)}
