@@ -6,7 +6,7 @@
     trainers        the minimum of what keepers and trainers answer to the core
     node            one member: the core and its driver's rules
     schedule        what is done to a job, and when: drawn from a seed, written as text, made smaller
-    invariants      checked at every event
+    invariants      checked at every event; stuck_checks, lie_checks: where ranks stand still, and devices are convicted
     world           all of it together
     run, trace      random schedules by the thousand; one large job, with a trace of nodes that come and go
 

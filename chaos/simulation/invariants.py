@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from chaos.simulation.etcd import ROOT, Change
+from chaos.simulation.lie_checks import LieChecks
 from chaos.simulation.node import Member
+from chaos.simulation.slowness import SlowChecks
 from chaos.simulation.stuck_checks import FOUND, LATE, StuckChecks
 from chaos.simulation.world import Observer, World
 from elastic3d import etcd_keys as keys
@@ -25,7 +27,7 @@ FELT = SILENCE - INTERVAL - 0.05
 MOMENT = 2 * INTERVAL
 """Seconds between two silences in which possibly nothing was heard."""
 
-PLANNED = (Cause.JOIN, Cause.DRAIN, Cause.QUARANTINE)
+PLANNED = (Cause.JOIN, Cause.DRAIN, Cause.QUARANTINE, Cause.BALANCE)
 """Causes of a change that everybody leaves for at a step boundary."""
 
 UNLINKED = 45.0
@@ -72,9 +74,13 @@ class Checker(Observer):
     _forgotten: bool = False
     _links: dict[tuple[int, ...], int] = field(default_factory=dict)
     _stuck: StuckChecks = field(init=False)
+    _lies: LieChecks = field(init=False)
+    slow: SlowChecks = field(init=False)
 
     def __post_init__(self) -> None:
         self._stuck = StuckChecks(self.world)
+        self._lies = LieChecks(self.world)
+        self.slow = SlowChecks(self.world)
 
     def violated(self, text: str) -> None:
         """Record a violation."""
@@ -95,6 +101,16 @@ class Checker(Observer):
     def interfere(self, until: float) -> None:
         """Note that until `until` something else happens than that ranks stand still."""
         self._stuck.interfered_until = max(self._stuck.interfered_until, until)
+
+    def hinder(self, until: float) -> None:
+        """Note that until `until` something else happens than that devices are convicted."""
+        self._lies.disturb(until)
+
+    def convicted(self, member: Member, generation: Generation, clean: int) -> None:
+        """A device of this node was convicted: its machine is kept out from now on."""
+        self._troubled[generation.key] = None
+        self._lies.convicted(member, generation, clean)
+        self.ail(member.id, "kept out")
 
     def stuck(self, member: Member, key: str) -> None:
         """A rank stands still: unless something else happens, the generation has to end for it."""
@@ -237,6 +253,8 @@ class Checker(Observer):
                 case e.TombPut():
                     self._tomb(change.event)
                 case e.QuarantinePut():
+                    for wrong in self._lies.kept_out(change.event):
+                        self.violated(wrong)
                     for member in self._at(change.event.place):
                         self.ail(member.id, "kept out")
                 case e.QuarantineGone():
@@ -256,6 +274,7 @@ class Checker(Observer):
         If they do not all know the same, because etcd lost a generation, any of them may have to rejoin.
         """
         self._forgotten = True
+        self._lies.forget()
         for change in self.world.etcd.store.all_of("roll"):
             # Former operators' orders are in force again.
             if isinstance(change.event, e.DrainPut | e.QuarantinePut):
@@ -329,7 +348,7 @@ class Checker(Observer):
 
     def _seal(self, formed: Generation, changes: list[Change]) -> None:
         known = self._sealed.get(formed.key)
-        if self._forgotten and known is not None and replace(known, reached=formed.reached) == formed:
+        if self._forgotten and known is not None and _same(known, formed):
             # Written again, not sealed, by a member that may not have known yet which step is safe.
             self._forgotten = False
             self._current, self._number = formed, formed.number
@@ -340,9 +359,9 @@ class Checker(Observer):
             self._sealed, self._ranks, self._running = {}, {}, {}
         self._forgotten = False
         before, self._current = self._current, formed
-        if before is not None and formed.reached < before.reached:
+        if before is not None and formed.reached < before.reached and formed.distrusted == before.distrusted:
             self.violated(f"generation {formed.key} forgets that step {before.reached} was safe")
-        if before is not None and replace(before, reached=formed.reached) == formed:
+        if before is not None and _same(before, formed):
             # The same membership, with newer knowledge of it.
             return
         self.seals += 1
@@ -363,9 +382,13 @@ class Checker(Observer):
             self.violated(f"generation {formed.key} holds a node twice: {' '.join(names)}")
         if before is not None and before.nodes:
             self._because(before, formed)
+            for wrong in self.slow.sealed(before, formed):
+                self.violated(wrong)
             if formed.cause is Cause.STUCK:
                 for wrong in self._stuck.sealed(before, formed, changes):
                     self.violated(wrong)
+        for wrong in self._lies.sealed(formed):
+            self.violated(wrong)
         for node in formed.nodes:
             if node.id in self._died and self._died[node.id][0] < world.loop.now - self.bound() * 2:
                 self.violated(f"generation {formed.key} holds {node.name}, which ended long ago")
@@ -396,14 +419,14 @@ class Checker(Observer):
             spared = [node for node in before.nodes if node.id not in active]
             if not any(self.excused(node.id) for node in spared):
                 self.violated(f"{formed.key} was sealed ({formed.cause}: {formed.detail}) and nothing had happened")
-        if formed.cause is Cause.JOIN and world.policy.beside and not troubled:
+        if formed.cause in (Cause.JOIN, Cause.BALANCE) and world.policy.beside and not troubled:
             for node in before.nodes:
                 if (node.id, before.key) not in world.trainers.left:
                     self.violated(f"{formed.key} was sealed as planned, and {node.name} had not left {before.key}")
 
     def _prepared(self, formed: Generation) -> None:
         """Nobody leaves for a generation before all are ready for it, unless there is no time."""
-        if formed.cause is not Cause.JOIN:
+        if formed.cause not in (Cause.JOIN, Cause.BALANCE):
             return
         for node in formed.nodes:
             if (node.id, formed.key) not in self.world.trainers.prepared:
@@ -427,7 +450,7 @@ class Checker(Observer):
     def _go(self, member: Member, formed: Generation) -> None:
         sealed = self._sealed.get(formed.key)
         # That a step was safe, known since, is written into the same record.
-        if sealed is not formed and (sealed is None or replace(sealed, reached=formed.reached) != formed):
+        if sealed is not formed and (sealed is None or not _same(sealed, formed)):
             self.violated(f"{member.name} trains {formed.key}, which was never sealed so")
             return
         rank = self._ranks[formed.key].get(member.id)
@@ -438,8 +461,10 @@ class Checker(Observer):
         if holder != member.id:
             self.violated(f"rank {rank} of {formed.key} is held by {holder} and {member.id}")
 
-    def restored(self, generation: Generation, before: int, step: int) -> None:
+    def restored(self, generation: Generation, before: int, step: int, made: int) -> None:
         """All trainers of a generation resume after a step: after a planned change, the newest made."""
+        for wrong in self._lies.restored(generation, step, made):
+            self.violated(wrong)
         sealed, world = list(self._sealed.values()), self.world
         at = next((at for at, one in enumerate(sealed) if one.key == generation.key), 0)
         planned = generation.cause in PLANNED and generation.key in self._proposed
@@ -510,3 +535,8 @@ class Checker(Observer):
             active = any(node.id == member.id for node in current.nodes)
             if active != (member.core.running is not None):
                 self.violated(f"{member.name} {'does not train' if active else 'trains'} in {current.key}")
+
+
+def _same(before: Generation, now: Generation) -> bool:
+    """Return whether this is the same membership, with newer knowledge of what is safe and what nobody goes on from."""
+    return replace(before, reached=now.reached, tried_at=now.tried_at, distrusted=now.distrusted) == now

@@ -54,7 +54,7 @@ class Member:
         self.started = world.loop.now
         self.etcd_lost = False
         self.exit: acts.Exit | None = None
-        self.deaf = self.noticed = self.raises = self.sticks = False
+        self.deaf = self.noticed = self.raises = self.sticks = self.slow = False
         self.cuts = 0
         self._inbox: list[e.Event] = []
         self._turning = False

@@ -11,6 +11,7 @@ from chaos import many
 from chaos.simulation.invariants import FELT, Checker
 from chaos.simulation.network import State
 from chaos.simulation.schedule import LEADER, LINKS, STANDING, Command, Do, Job, Schedule, draw, shrink
+from chaos.simulation.slowness import UNQUIET
 from chaos.simulation.standstills import judge
 from chaos.simulation.world import Setting, World
 from elastic3d.membership import events as e
@@ -31,6 +32,9 @@ QUIET = 5.0
 
 BACKUP = 3.0
 """Seconds between a backup of etcd and the loss that it replaces."""
+
+LATE_CHANGES = 4
+"""How often such a change is waited for."""
 
 EVENTS = 400_000
 """Events of one schedule; a job with more never settles."""
@@ -79,6 +83,7 @@ def policy_of(job: Job) -> Policy:
         quarantine=3.0,
         flap_memory=12.0,
         reach_again=4.0,
+        change_cost=1.0,
     )
 
 
@@ -101,6 +106,10 @@ def play(schedule: Schedule, *, traced: bool = False, lines: bool = False) -> Ou
     world.loop.at(end + SETTLE / 2, setattr, world.trainers, "steps", 1)
     try:
         _advance(world, checker, end + SETTLE)
+        for _ in range(LATE_CHANGES):
+            # A change for slow nodes, or the way back, comes whenever it pays.
+            if checker.slow.busy:
+                _advance(world, checker, world.loop.now + UNQUIET)
         checker.settled(QUIET)
     except Exception as error:
         checker.violated(f"a core raised {type(error).__name__}: {error}")
@@ -132,6 +141,8 @@ def _do(world: World, checker: Checker, command: Command, hosts: range) -> None:
     seconds = command.seconds
     # The effect of a dead link is over once the job goes on without one of the two.
     checker.disturb(command.at if command.do in LINKS else command.ends)
+    if command.do is not Do.LIE:
+        checker.hinder(command.ends)
     if command.do not in STANDING:
         checker.interfere(command.ends)
     leader = next((m.host for m in world.alive() if m.core.leads), 0)
@@ -255,6 +266,8 @@ def _do_to(world: World, checker: Checker, command: Command, host: int) -> None:
         case Do.FAIL | Do.ERROR:
             if world.trainers.fail(member, error=command.do is Do.ERROR):
                 checker.erred()
+        case Do.LIE:
+            world.lie(member)
         case Do.STICK:
             world.stick(member)
             world.loop.later(seconds, world.trainers.unstick, member)
@@ -267,6 +280,11 @@ def _do_to(world: World, checker: Checker, command: Command, host: int) -> None:
                 world.trainers.unstick(member)
 
             world.loop.later(seconds, well)
+        case Do.SLOW:
+            member.slow = True
+            checker.slow.began(member.record.node.place)
+            world.trainers.time()
+            world.loop.later(seconds, setattr, member, "slow", False)
         case Do.LOSE | Do.ISOLATE:
             _lose(world, checker, host, seconds)
         case Do.LAG:

@@ -39,6 +39,8 @@ class Do(StrEnum):
     ERROR = "error"  # the user's code raises
     STICK = "stick"  # a running trainer stands still
     STICKS = "sticks"  # every trainer of theirs stands still soon after it started
+    LIE = "lie"  # an audit convicts a device of theirs
+    SLOW = "slow"  # their work takes several times as long
     CUT = "cut"  # these and the others hear nothing of each other
     MUTE = "mute"  # nothing that these send arrives at the others
     DEAFEN = "deafen"  # nothing that the others send arrives at these
@@ -67,7 +69,7 @@ ROLLED_BACK = (Do.ETCD_EMPTY, Do.ETCD_RESTORE)
 OF_ETCD = (Do.ETCD_AWAY, Do.ETCD_STOP, Do.ETCD_ELECT, Do.ETCD_SLOW, *ROLLED_BACK)
 LASTING = (
     Do.PAUSE, Do.NOTICE, Do.DRAIN, Do.QUARANTINE, Do.CUT, Do.MUTE, Do.DEAFEN, Do.UNLINK, Do.ONE_WAY, Do.RESET,
-    Do.ISOLATE, Do.LOSE, Do.LAG, Do.STICK, Do.STICKS, *OF_ETCD
+    Do.ISOLATE, Do.LOSE, Do.LAG, Do.STICK, Do.STICKS, Do.SLOW, *OF_ETCD
 )  # fmt: skip
 LINKS = (Do.UNLINK, Do.ONE_WAY)
 STANDING = (Do.STICK, Do.STICKS)
@@ -158,7 +160,7 @@ _WEIGHTS = {
     Do.START: 8, Do.KILL: 6, Do.VANISH: 6, Do.PAUSE: 10, Do.LEAVE: 2, Do.NOTICE: 3, Do.DRAIN: 3, Do.QUARANTINE: 2,
     Do.FAIL: 4, Do.ERROR: 1, Do.CUT: 7, Do.MUTE: 3, Do.DEAFEN: 3, Do.ISOLATE: 4, Do.LOSE: 4, Do.LAG: 3,
     Do.UNANSWERED: 3, Do.REVOKE: 2, Do.ETCD_AWAY: 4, Do.ETCD_STOP: 3, Do.ETCD_ELECT: 3, Do.ETCD_SLOW: 2, Do.COMPACT: 5,
-    Do.FINISH: 0, Do.BROKEN: 3, Do.STICK: 0, Do.STICKS: 0,
+    Do.FINISH: 0, Do.BROKEN: 3, Do.STICK: 0, Do.STICKS: 0, Do.LIE: 0, Do.SLOW: 0,
 }  # fmt: skip
 
 
@@ -220,7 +222,25 @@ def draw(seed: int) -> Schedule:
             do = Do.STICKS if sticks.random() < 0.3 else Do.STICK
             seconds = sticks.uniform(15.0, 30.0) if do is Do.STICKS else sticks.choice(often)
             commands.append(Command(at=when, do=do, nodes=(node,), seconds=round(seconds, 2)))
+    lies = Random(f"lies {seed}")
+    if lies.random() < 0.2:
+        for _ in range(lies.choice((1, 1, 2))):
+            node, when = lies.choice((LEADER, *range(1, newest + 1))), round(lies.uniform(2.0, at + 6.0), 3)
+            commands.append(Command(at=when, do=Do.LIE, nodes=(node,)))
+    slow = Random(f"slow {seed}")
+    if slow.random() < 0.2:
+        commands += _slow(slow, newest, at)
     return Schedule(job=job, commands=tuple(sorted(commands, key=lambda command: command.at)))
+
+
+def _slow(random: Random, newest: int, at: float) -> Iterator[Command]:
+    """Yield times in which a node is slow: for long, or again and again."""
+    node, when = random.randint(1, newest), random.uniform(1.5, at)
+    again = random.random() < 0.3
+    for _ in range(random.randint(3, 8) if again else random.choice((1, 1, 2))):
+        seconds = random.uniform(4.0, 8.0) if again else random.uniform(2.0, 25.0)
+        yield Command(at=round(when, 3), do=Do.SLOW, nodes=(node,), seconds=round(seconds, 2))
+        when += seconds + random.uniform(2.0, 6.0)
 
 
 def _seconds(do: Do, random: Random) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
+from elastic3d.distrust import Distrust, refused
 from elastic3d.membership.topology import buddies
 from elastic3d.values import Generation, Node
 from elastic3d.worker.keeper import departure
@@ -74,10 +75,13 @@ class Snapshots:
         """A process continues under another incarnation and keeps its snapshots."""
         self._before[by] = (*self._before.get(id, ()), id)
 
-    def newest(self, servers: Sequence[str]) -> int:
-        """Return the newest step that is whole at these incarnations and their earlier ones, 0 for none."""
+    def newest(self, servers: Sequence[str], rules: Sequence[Distrust] = ()) -> tuple[int, int]:
+        """Return the newest step that is whole at these incarnations and their earlier ones, and in which generation it
+        was made, (0, 0) for none. rules: of states that nobody goes on from.
+        """
         there = {*servers, *(before for id in servers for before in self._before.get(id, ()))}
-        return max((self._whole(taken, there) for taken in self._taken.values()), default=0)
+        whole = [(self._whole(taken, there), taken.generation.number) for taken in self._taken.values()]
+        return max([(step, made) for step, made in whole if not refused(rules, made, step)], default=(0, 0))
 
     def _whole(self, taken: _Taken, there: Container[str]) -> int:
         nodes = taken.generation.nodes

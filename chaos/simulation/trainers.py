@@ -9,6 +9,7 @@ A request to any of them - to leave, to finish - is sent with the step's vote, s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING
@@ -19,13 +20,24 @@ from chaos.simulation.snapshots import Snapshots
 from chaos.simulation.standstills import DEADLINE, At, stall
 from elastic3d.membership import events as e
 from elastic3d.membership.records import SavedStep
-from elastic3d.values import Generation, Node
+from elastic3d.membership.slowness import Slowness
+from elastic3d.planner.paced import step_seconds
+from elastic3d.values import Generation, ModelProfile, Node
 
 if TYPE_CHECKING:
     from chaos.simulation.node import Member
 
+AUDITED = 4
+"""One step in so many is audited, and all agree in it where no device is convicted."""
+
 HUNG = 0.3
 """Seconds between two tries of a step that is not possible now."""
+
+RHO = 3.0
+"""How many times as long the work of a slow node takes."""
+
+TIMING = 0.5
+"""Seconds after which those that train look again whose work takes longer."""
 
 LOOKING = 0.5
 """Seconds within which keepers notice that their ranks stand still, or move again."""
@@ -48,7 +60,8 @@ class Phase(StrEnum):
 
 
 class _Group:
-    """The trainers of one generation on all nodes. unsafe: one left before its last snapshot was copied.
+    """The trainers of one generation on all nodes. unsafe: one left before its last snapshot was copied. slow: which
+    nodes they were last found to wait for, None while nothing was.
 
     moved_at: when it began, or made its newest step. stuck: nodes of which a rank stands still. silent: nodes that
     said that theirs do, or wait for others. freed_at: by node, when a rank that stood still moved again.
@@ -64,20 +77,22 @@ class _Group:
         self.silent: dict[str, None] = {}
         self.freed_at: dict[str, float] = {}
         self.leaving = self.stepping = self.idle = self.broken = self.told = self.unsafe = False
+        self.slow: frozenset[str] | None = None
 
 
 class Trainers:
-    """All trainers of the job. restored: called with a generation, the newest step before it, and what it begins at."""
+    """All trainers of the job. restored: called with a generation, the newest step before it, what it begins at,
+    and in which generation that was made. clean: the newest step that audits vouch for."""
 
     def __init__(
         self, loop: Loop, random: Random, network: Network, *, build: tuple[float, float], step: float, steps: int,
-        restored: Callable[[Generation, int, int], None], watched: bool = False,
+        restored: Callable[[Generation, int, int, int], None], profile: ModelProfile, watched: bool = False,
     ) -> None:  # fmt: skip
         self.loop, self.random, self.network = loop, random, network
         self.snapshots = Snapshots()
         self._restored = restored
         self.build, self.step, self.steps = build, step, steps
-        self.committed = 0
+        self.committed = self.clean = 0
         self.finishing = False
         self.prepared: dict[tuple[str, str], None] = {}
         self.left: dict[tuple[str, str], None] = {}
@@ -85,7 +100,10 @@ class Trainers:
         self._copying = Random("copies")
         self._looking = Random("looks")
         self._watched = watched
+        self._profile = profile
         self._groups: dict[str, _Group] = {}
+        # Whether any node was ever slow: what is found of speeds is told from then on.
+        self.timed = False
 
     def running(self, key: str) -> list[Member]:
         """Return the nodes on which a generation's trainers run."""
@@ -95,8 +113,9 @@ class Trainers:
     def prepare(self, member: Member, generation: Generation) -> None:
         """Build trainers; the member is told when they are ready."""
         group = self._groups.get(generation.key)
-        if group is None or group.generation != generation:
-            # Another generation under the same key: an emptied etcd counts from the beginning.
+        if group is None or replace(group.generation, reached=generation.reached) != generation:
+            # Another generation under the same key: an emptied etcd counts from the beginning. That a step is safe may
+            # be written into the record while its nodes prepare.
             group = self._groups[generation.key] = _Group(generation)
         group.phase[member.id], group.members[member.id] = Phase.BUILDING, member
         self.loop.later(self.random.uniform(*self.build), self._built, member, group)
@@ -139,9 +158,10 @@ class Trainers:
         """Resume from the newest step that is whole in the memory of present nodes."""
         nodes = (*generation.nodes, *generation.spares)
         processes = member.world.by_id
-        step = self.snapshots.newest([node.id for node in nodes if processes[node.id].alive])
-        self._restored(generation, self.committed, step)
-        self.committed = step
+        there = [node.id for node in nodes if processes[node.id].alive]
+        step, made = self.snapshots.newest(there, generation.distrusted)
+        self._restored(generation, self.committed, step, made)
+        self.committed, self.clean = step, min(step, self.clean)
         self.snapshots.began(generation, step)
 
     def left_safely(self, key: str, nodes: tuple[Node, ...]) -> bool:
@@ -211,6 +231,38 @@ class Trainers:
                 group.silent[id] = None
                 self.loop.later(self._looking.uniform(0.0, LOOKING), self._silent, member, group, group.moved_at)
 
+    def time(self) -> None:
+        """Let those that train find out, from now on, whose work takes longer, whether they make steps or not."""
+        if not self.timed:
+            self.timed = True
+            self.loop.later(TIMING, self._time)
+
+    def _time(self) -> None:
+        for group in self._groups.values():
+            members = [member for id, member in group.members.items() if group.phase[id] is Phase.RUNNING]
+            slow = frozenset(member.id for member in members if member.slow)
+            if not group.stepping or group.broken or len(members) < len(group.generation.nodes) or slow == group.slow:
+                continue
+            # Not at once: nobody knows before some steps were made.
+            if group.slow is None and self.loop.now < group.moved_at + TIMING and not group.idle and group.steps < 2:
+                continue
+            group.slow = slow
+            said = {id: Slowness(rho=RHO, kind="compute", since=self.committed) for id in sorted(slow)}
+            for member in members:
+                member.tell(e.NodesSlow(key=group.generation.key, step=self.committed, slow=said))
+        self.loop.later(TIMING, self._time)
+
+    def _pace(self, group: _Group) -> float:
+        """Return how many times as long a step takes as one of nodes that are alike."""
+        generation = group.generation
+        speeds = [1.0 / RHO if group.members[node.id].slow else 1.0 for node in generation.nodes]
+        if not self.timed or generation.layout is None or min(speeds) == 1.0:
+            return 1.0
+        slots, profile = len(generation.nodes[0].slots), self._profile
+        return step_seconds(generation.layout, profile, slots, speeds) / step_seconds(
+            generation.layout, profile, slots, [1.0] * len(speeds)
+        )
+
     def _silent(self, member: Member, group: _Group, since: float) -> None:
         if group.moved_at == since and group.phase[member.id] is Phase.RUNNING:
             at = At.FAULT if member.id in group.stuck else At.WAIT
@@ -264,6 +316,28 @@ class Trainers:
                 return True
         return False
 
+    def lie(self, member: Member) -> Generation | None:
+        """Have an audit of the step that is made now convict a device of this node; return the generation.
+
+        None where none is: its trainers do not run with others that could be witnesses, or not all of them run.
+        """
+        for key, group in self._groups.items():
+            members = list(group.members.values())
+            if group.phase.get(member.id) is not Phase.RUNNING or group.broken or group.stuck:
+                continue
+            if len(members) < 3 or group.running < len(members) or not self._together(members):
+                return None
+            group.broken = group.told = True
+            for other in members:
+                self._free(other.id, group)
+                group.phase[other.id] = Phase.OVER
+                if other is member:
+                    other.tell(e.TrainerFailed(key=key, detail="it computes wrongly", lying=True, clean=self.clean))
+                else:
+                    other.tell(e.TrainerLostPeer(key=key, detail="a device computes wrongly", clean=self.clean))
+            return group.generation
+        return None
+
     def _raise(self, member: Member, group: _Group) -> None:
         if group.phase[member.id] is not Phase.RUNNING:
             return
@@ -290,6 +364,8 @@ class Trainers:
         if any(member.raises for member in members):
             return
         self.committed += 1
+        if self.committed % AUDITED == 0:
+            self.clean = self.committed - 1
         step, key = self.committed, group.generation.key
         self.snapshots.stepped(group.generation, step)
         if self.finishing or group.leaving:
@@ -314,7 +390,7 @@ class Trainers:
         # Large jobs commit a few steps per generation and then wait for a boundary request, to be fast.
         group.idle = bool(self.steps) and group.steps >= self.steps
         if not group.idle:
-            self.loop.later(self.step, self._step, group)
+            self.loop.later(self.step * self._pace(group), self._step, group)
 
     def _copy(self, member: Member, group: _Group, step: int, since: float) -> None:
         """Copy the last snapshot to safety, then report that the trainers left; or give up when it takes too long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -66,11 +67,16 @@ class Observer:
     def acted(self, member: Member, action: acts.Action) -> None:
         """A core acted."""
 
-    def restored(self, generation: Generation, before: int, step: int) -> None:
-        """All trainers of a generation resume after `step`; the newest step made until then is `before`."""
+    def restored(self, generation: Generation, before: int, step: int, made: int) -> None:
+        """All trainers of a generation resume after `step`, made in generation `made`; the newest step made until then
+        is `before`.
+        """
 
     def stuck(self, member: Member, key: str) -> None:
         """A rank of this node stands still in the generation `key`."""
+
+    def convicted(self, member: Member, generation: Generation, clean: int) -> None:
+        """A device of this node was convicted in this generation; audits vouch for `clean` steps."""
 
 
 class World:
@@ -85,7 +91,7 @@ class World:
         self.network = Network(self.loop, Random(f"network {seed}"))
         self.trainers = Trainers(
             self.loop, Random(f"trainers {seed}"), self.network, build=setting.build, step=setting.step,
-            steps=setting.steps, restored=self._restored, watched=setting.judge is not None,
+            steps=setting.steps, restored=self._restored, profile=setting.profile, watched=setting.judge is not None,
         )  # fmt: skip
         self.checkpoints = Checkpoints(self.loop, Random(f"checkpoints {seed}"))
         self.members: dict[int, Member] = {}
@@ -101,9 +107,9 @@ class World:
 
     # Members.
 
-    def planner(self, nodes: int, record: MemberRecord, present: Layout | None) -> Plan:
+    def planner(self, nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = ()) -> Plan:
         """Plan as a keeper does."""
-        return plan(nodes, len(record.node.slots), self.setting.profile, Layout(), previous=present)
+        return plan(nodes, len(record.node.slots), self.setting.profile, Layout(), previous=present, speeds=speeds)
 
     def start(self, host: int) -> Member | None:
         """Start a process on a host that has none."""
@@ -171,9 +177,9 @@ class World:
         for observer in self.observers:
             observer.acted(member, action)
 
-    def _restored(self, generation: Generation, before: int, step: int) -> None:
+    def _restored(self, generation: Generation, before: int, step: int, made: int) -> None:
         for observer in self.observers:
-            observer.restored(generation, before, step)
+            observer.restored(generation, before, step, made)
 
     # Etcd.
 
@@ -227,6 +233,15 @@ class World:
             self._note(member, "stands still")
             for observer in self.observers:
                 observer.stuck(member, key)
+
+    def lie(self, member: Member) -> None:
+        """Have an audit convict a device of a node, if its trainers run."""
+        clean = self.trainers.clean
+        generation = self.trainers.lie(member)
+        if generation is not None:
+            self._note(member, "computes wrongly")
+            for observer in self.observers:
+                observer.convicted(member, generation, clean)
 
     def quarantine(self, host: int, seconds: float) -> None:
         """Let an operator keep a machine out for a time."""

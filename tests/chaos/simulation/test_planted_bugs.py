@@ -11,8 +11,9 @@ import pytest
 
 from chaos.simulation.etcd import Etcd
 from chaos.simulation.run import Outcome, play
-from chaos.simulation.schedule import STANDING, Schedule, draw, parse
+from chaos.simulation.schedule import STANDING, Do, Schedule, draw, parse
 from elastic3d import etcd_keys as keys
+from elastic3d.distrust import Distrust
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
@@ -267,6 +268,63 @@ def test_a_planted_bug_is_found(plant: Plant, words: str, monkeypatch: pytest.Mo
 def test_a_planted_bug_about_standstills_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, within those schedules in which ranks stand still."""
     it_is_found(plant, words, monkeypatch, standstills())
+
+
+def trust_one_step_too_many(patch: pytest.MonkeyPatch) -> None:
+    """The state that the last clean audit led to is trusted too, though nobody compared what came of it."""
+    patch.setattr(Distrust, "refuses", lambda rule, number, step: number < rule.before and step > rule.step + 1)
+
+
+def trust_whatever_there_is(patch: pytest.MonkeyPatch) -> None:
+    """A device is convicted, and the run goes on from what it took part in."""
+    patch.setattr(leader, "distrust", lambda situation: None)
+
+
+def keep_the_convicted(patch: pytest.MonkeyPatch) -> None:
+    """Why a generation ended is known, and the machine takes part in the next one."""
+    patch.setattr(leader, "blame", lambda *_: None)
+
+
+def set_all_aside(patch: pytest.MonkeyPatch) -> None:
+    """All whose trainers ended for a conviction are taken for those that compute wrongly."""
+    honest = Core.handle
+
+    def confused(self: Core, events: Sequence[e.Event], now: float) -> list[acts.Action]:
+        lost = (e.TrainerLostPeer,)
+        heard = [
+            e.TrainerFailed(key=event.key, detail=event.detail, lying=True, clean=event.clean)
+            if isinstance(event, lost) and event.clean >= 0
+            else event
+            for event in events
+        ]
+        return honest(self, heard, now)
+
+    patch.setattr(Core, "handle", confused)
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        (trust_one_step_too_many, "audits vouch for step"),
+        (trust_whatever_there_is, "audits vouch for step"),
+        (keep_the_convicted, "was convicted in generation"),
+        (set_all_aside, "and it never did"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planted_bug_about_convictions_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, within those schedules in which audits convict devices, and nothing else happens."""
+    it_is_found(plant, words, monkeypatch, convictions())
+
+
+def convictions() -> Iterator[Schedule]:
+    """Yield schedules in which devices are convicted, first at moments around a step that is audited."""
+    for seed in range(1, 9):
+        yield parse(f"job seed={seed} members=4 minimum=2 maximum=4\n{2.5 + seed / 20} lie n2")
+    for schedule in map(draw, range(1, MOST + 1)):
+        lies = tuple(command for command in schedule.commands if command.do in (Do.LIE, Do.START))
+        if any(command.do is Do.LIE for command in lies):
+            yield replace(schedule, commands=lies)
 
 
 def standstills() -> Iterator[Schedule]:

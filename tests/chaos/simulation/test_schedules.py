@@ -29,6 +29,13 @@ def test_a_hundred_thousand_schedules_break_no_invariant(first: int) -> None:
 
 
 FOUND = {
+    # The simulation's trainers of one generation were parted in two groups by the step that had become safe meanwhile.
+    "a record that says, while nodes prepare, that a step is safe": """
+        job seed=1856 members=6 minimum=1 maximum=8 multiple_of=2 beside=1
+        2.500 etcd-away for 2.2
+        3.000 lie n6
+        3.200 pause n1,n2,n3,n4 for 2.6
+    """,
     # The record says by then that a step was safe, which makes it no other generation.
     "a member that begins to train after the others have": """
         job seed=11892 members=5 minimum=2 maximum=8 multiple_of=1 beside=1
@@ -242,6 +249,11 @@ FOUND = {
         job seed=1 members=1 minimum=1 maximum=4 multiple_of=1 beside=1
         3.000 start n2
         3.100 drain n1 for 20
+    """,
+    # Reports of steps that a convicted device took part in count as reached again after they were distrusted.
+    "what a conviction takes back is not reached again": """
+        job seed=119 members=5 minimum=2 maximum=8 multiple_of=1 beside=1
+        2.578 lie n4
     """,
 }
 

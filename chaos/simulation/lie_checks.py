@@ -1,0 +1,79 @@
+"""What has to hold where devices are convicted: they stay out, nobody else does, and nobody goes on from their work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from chaos.simulation.node import Member
+from chaos.simulation.stuck_checks import LATE
+from chaos.simulation.world import World
+from elastic3d.membership import events as e
+from elastic3d.membership.machine.flaps import WRONG
+from elastic3d.values import Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conviction:
+    """What was said to every node whose trainers ended for it. passed_on: nothing had kept them from
+    telling it lately.
+
+    clean: audits vouch for so many steps, and `number` is the generation in which that was.
+    """
+
+    place: str
+    number: int
+    clean: int
+    passed_on: bool
+
+
+@dataclass(slots=True)
+class LieChecks:
+    """Checks of one world. disturbed_until: when the last fault was over that is no conviction.
+
+    Where others are at work, the news of a conviction may be lost with the nodes that have it: nothing is said then of
+    what others do. Who never lied is never kept out for it, whatever happens.
+    """
+
+    world: World
+    disturbed_until: float = -LATE
+    convictions: list[Conviction] = field(default_factory=list)
+
+    def convicted(self, member: Member, generation: Generation, clean: int) -> None:
+        """A device of this node was convicted."""
+        passed_on = self.world.loop.now > self.disturbed_until + LATE
+        place = member.record.node.place
+        self.convictions.append(Conviction(place=place, number=generation.number, clean=clean, passed_on=passed_on))
+
+    def disturb(self, until: float) -> None:
+        """Note that until `until` something else happens: convictions of a moment ago may not have been passed on."""
+        self.disturbed_until = max(self.disturbed_until, until)
+
+    def forget(self) -> None:
+        """Note that etcd lost what was written: who is kept out may be lost with it."""
+        self.convictions = [replace(one, passed_on=False) for one in self.convictions]
+
+    def kept_out(self, event: e.QuarantinePut) -> list[str]:
+        """Return what is wrong with a machine's being kept out."""
+        if event.quarantine.reason != WRONG or any(one.place == event.place for one in self.convictions):
+            return []
+        return [f"{event.place} is kept out for computing wrongly, and it never did"]
+
+    def sealed(self, formed: Generation) -> list[str]:
+        """Return what is wrong with the nodes that train in a generation."""
+        return [
+            f"{node.name} was convicted in generation {one.number}, and {formed.key} holds it"
+            for one in self._heeded(formed)
+            for node in formed.nodes
+            if node.place == one.place
+        ]
+
+    def restored(self, generation: Generation, step: int, made: int) -> list[str]:
+        """Return what is wrong with a generation's going on from a state of `step`, made in generation `made`."""
+        return [
+            f"{generation.key} goes on from step {step} of generation {made}: audits vouch for step {one.clean} only"
+            for one in self._heeded(generation)
+            if made <= one.number and step > one.clean
+        ]
+
+    def _heeded(self, generation: Generation) -> list[Conviction]:
+        return [one for one in self.convictions if one.passed_on and one.number < generation.number]
