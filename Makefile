@@ -36,8 +36,9 @@ slow: $(TO_DEVELOP)
 matrix: $(TO_DEVELOP)
 	@$(BIN)/python -m tools.matrix $(MATRIX)
 
+# Measurements with their peers; hours. `make bench BENCH="--only health --json"` chooses; `--help` says more.
 bench: $(TO_DEVELOP)
-	$(BIN)/python -m chaos.bench
+	$(BIN)/python -m chaos.bench $(BENCH)
 
 lint: $(TO_DEVELOP) lock-check docs
 	$(BIN)/ruff check .

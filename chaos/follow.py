@@ -19,7 +19,7 @@ _FAILURES = (_ERROR, "crash", "template", "peer_lost")
 
 # Changes of membership that everybody leaves for at a step boundary, what brings them about, and for how many seconds
 # before them something else that was done to the job may be what took their steps.
-_PLANNED = ("join", "drain", "quarantine")
+_PLANNED = ("join", "drain", "quarantine", "balance")
 _ORDERLY = ("drain", "sigterm", "notice", "join", "start")
 _LATELY = 10.0
 

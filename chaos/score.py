@@ -1,8 +1,8 @@
 """The score card of health: real jobs that fail in known ways, and what the runtime made of each.
 
-A trial is one job of torchrun agents in which one rank fails once, at a step (`scripts/train_faulty.py`), or a control
-in which nothing fails though it looks like it. The runtime has to name the right node, soon, end with the bits of a job
-that nothing happened to, and do nothing at all in a control.
+A trial is a job of torchrun agents in which one rank fails, at a step (`scripts/train_faulty.py`), or a control in
+which nothing fails though it looks like it; several may share a job (`series`). The runtime has to name the right node,
+soon, end with the bits of a job that nothing happened to, and do nothing at all in a control.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from chaos.follow import Event, Follower
+from chaos.hung_files import HungFiles
 from chaos.oracle import compare, judge
 from chaos.play import Etcd, Outcome, Setting, play
 from chaos.processes import leashed
-from chaos.scripts import MARK
+from chaos.scripts import SECOND, mark_of
+from elastic3d.health.hearing import Finding
 from elastic3d.health.stuck import Fault
 from elastic3d.values import Layout
 
@@ -33,16 +36,39 @@ PRECISION, RECALL, CULPRITS = 1.0, 0.99, 0.98
 """Least values of each over all classes."""
 
 
+class Unable(Exception):
+    """This machine lacks what a trial needs."""
+
+
+class Culprit(StrEnum):
+    """Whom the first verdict has to name."""
+
+    NODE = "node"  # the one at fault, and no other
+    PAIR = "pair"  # that one, or its rank and one other
+    EDGES = "edges"  # its rank, among those that wait for each other
+    LIARS = "liars"  # it, and nobody but the other liar besides
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """A row of the card. faults: what it may be called. bar: seconds to a verdict, 0 for a control, which has none.
 
-    hogs: processes per processor that compute beside the job.
+    hogs: processes per processor that compute beside the job. together: some ranks have to do the same, as dp columns
+    do. between_two: no more than two may, since in a larger group nothing says which of its connections is at fault.
+    lies: a device computes wrongly; the job is audited in each step, and `steps` more may be made until it is found.
+    hung: files that never answer have to be there. alone: no other fault happens in its job.
     """
 
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[str, ...] = ()
     bar: float = 0.0
     hogs: int = 0
+    culprit: Culprit = Culprit.NODE
+    together: bool = False
+    between_two: bool = False
+    lies: bool = False
+    steps: int = 0
+    hung: bool = False
+    alone: bool = False
 
     @property
     def control(self) -> bool:
@@ -50,19 +76,42 @@ class Kind:
         return not self.faults
 
 
+ALTERED = "altered"
+"""What the card calls bits that change in memory."""
+
 _ASTRAY = (Fault.LEFT, Fault.MISMATCH)
 KINDS: Mapping[str, Kind] = {
     "stop": Kind(faults=(Fault.STOPPED,), bar=5.0),
     "gil": Kind(faults=(Fault.HELD,), bar=5.0),
     "lock": Kind(faults=(Fault.IDLE,), bar=5.0),
+    "blocked": Kind(faults=(Fault.BLOCKED,), bar=5.0, hung=True),
+    "blackhole": Kind(faults=(Fault.LINK,), bar=5.0, culprit=Culprit.PAIR, between_two=True),
     "spin": Kind(faults=(Fault.SPINNING,), bar=35.0),
     "loader": Kind(faults=(Fault.LOADER,), bar=35.0),
-    "skip": Kind(faults=_ASTRAY, bar=5.0),
+    "skip": Kind(faults=_ASTRAY, bar=5.0, together=True),
     "order": Kind(faults=_ASTRAY, bar=5.0),
     "shape": Kind(faults=_ASTRAY, bar=5.0),
+    "dtype": Kind(faults=_ASTRAY, bar=5.0),
+    "deadlock": Kind(faults=(Fault.DEADLOCK, Fault.LEFT), bar=5.0, culprit=Culprit.EDGES, together=True),
+    "flip": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True),
+    "forward": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True),
+    "backward": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True),
+    "auditor": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True),
+    "sticky": Kind(faults=(Finding.PERSISTENT,), bar=5.0, lies=True, steps=1),
+    "leader": Kind(faults=(Finding.PERSISTENT,), bar=5.0, lies=True, steps=1),
+    "liars": Kind(faults=(Finding.PERSISTENT,), bar=5.0, culprit=Culprit.LIARS, lies=True, steps=1),
+    "rest": Kind(faults=(ALTERED,), bar=5.0, alone=True),
     "stall": Kind(),
     "oversubscribed": Kind(hogs=3),
 }
+_CURES = ("stuck", "lying")
+_LIES = {"auditor": "flip", "leader": "sticky"}
+"""Under what name the script knows a kind that is the same lie at another place."""
+
+_GLOBAL, _MICRO, _BLOCKS, _SEED = 16, 2, 5, 17
+WITNESSES = Layout(pp=1, dp=4)
+"""Who lies is found where three others do the same: two that agree, and a second liar."""
+
 LAYOUTS = (Layout(pp=2, dp=2), Layout(pp=1, dp=4), Layout(pp=2, dp=1), Layout(pp=1, dp=2))
 
 
@@ -79,7 +128,10 @@ class Trial:
     @property
     def fault(self) -> str:
         """The fault as the script's option, "" for none."""
-        return "" if self.kind == "oversubscribed" else f"{self.kind}:{self.rank}@{self.step}:{self.micro_batch}"
+        if self.kind == "oversubscribed":
+            return ""
+        rank = "leader" if self.kind == "leader" else self.rank
+        return f"{_LIES.get(self.kind, self.kind)}:{rank}@{self.step}:{self.micro_batch}"
 
     def __str__(self) -> str:
         return f"{self.fault or self.kind} with {self.layout}"
@@ -87,7 +139,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """A verdict that was told. after: seconds from the fault to it."""
+    """A verdict that was told, in a generation. after: seconds since the fault. step: after which, -1 if unknown."""
 
     fault: str
     nodes: tuple[str, ...]
@@ -95,6 +147,8 @@ class Said:
     act: bool
     after: float
     detail: str
+    step: int = -1
+    generation: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +156,8 @@ class Result:
     """What became of a trial. node: the one at fault. happened: whether the fault took place.
 
     recovered: seconds from the fault to the first step after its verdict, NaN if there was none. steps_lost: those made
-    again. broken: promises of the oracle that were not kept, with those about bits.
+    again. broken: promises of the oracle that were not kept, with those about bits. liar: the second node at fault.
+    skipped: what this machine lacks for the trial, which was not played then and proves nothing, "" if it was.
     """
 
     trial: Trial
@@ -113,6 +168,8 @@ class Result:
     steps_lost: int
     same_bits: bool
     broken: tuple[str, ...] = ()
+    liar: str = ""
+    skipped: str = ""
 
     @property
     def first(self) -> Said | None:
@@ -120,14 +177,37 @@ class Result:
         return next((one for one in self.said if one.act), None)
 
     @property
+    def again(self) -> tuple[Said, ...]:
+        """What was acted upon in generations after the first verdict's, where nothing happened any more."""
+        first = self.first
+        return tuple(one for one in self.said if first is not None and one.act and one.generation > first.generation)
+
+    @property
     def named(self) -> bool:
-        """Whether the first verdict names the right node, and no other."""
-        return self.first is not None and self.first.nodes == (self.node,)
+        """Whether the first verdict names whom it should, and no other; of lies, whether every verdict does."""
+        first, rank = self.first, self.trial.rank
+        if first is None:
+            return False
+        match KINDS[self.trial.kind].culprit:
+            case Culprit.PAIR:
+                return first.nodes == (self.node,) or (rank in first.ranks and len(first.ranks) == 2)
+            case Culprit.EDGES:
+                return rank in first.ranks
+            case Culprit.LIARS:
+                named = {node for said in self.said if said.act for node in said.nodes}
+                return bool(named) and named <= {self.node, self.liar}
+            case _ if KINDS[self.trial.kind].lies:
+                return all(said.nodes == (self.node,) for said in self.said if said.act)
+            case _:
+                return first.nodes == (self.node,)
 
     @property
     def classed(self) -> bool:
-        """Whether the first verdict has the right class."""
-        return self.first is not None and self.first.fault in KINDS[self.trial.kind].faults
+        """Whether the first verdict has the right class, and a lie was found in as many steps as it may take."""
+        kind, first = KINDS[self.trial.kind], self.first
+        if first is None or first.fault not in kind.faults:
+            return False
+        return not kind.lies or 0 <= first.step - self.trial.step <= kind.steps
 
     def document(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -143,12 +223,17 @@ class Result:
             "steps_lost": self.steps_lost,
             "same_bits": self.same_bits,
             "broken": list(self.broken),
+            "skipped": self.skipped or None,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One class over all its trials. p50, p95: seconds to a verdict, and in `recovered_p50` to the next step."""
+    """One class over all its trials. p50, p95: seconds to a verdict, and in `recovered_p50` to the next step.
+
+    trials: those that were played; skipped: those that could not be, and count for nothing. steps_lost: the most,
+    lost_p50, lost_p95: of a trial; how many were made again.
+    """
 
     kind: str
     trials: int
@@ -160,13 +245,16 @@ class Row:
     bar: float
     recovered_p50: float
     steps_lost: int
+    lost_p50: float
+    lost_p95: float
     same_bits: int
+    skipped: int = 0
 
     @property
     def passed(self) -> bool:
-        """Whether every gate is passed; times are reported, since a loaded machine is not the runtime's fault."""
+        """Whether it was tried, and every gate is passed; times are only reported: a loaded machine is not at fault."""
         gates = self.precision >= PRECISION and self.recall >= RECALL and self.culprits >= CULPRITS
-        return gates and self.same_bits == self.trials
+        return gates and self.same_bits == self.trials > 0
 
 
 def trials(kinds: Sequence[str], count: int, seed: int, *, steps: int, most: int = 4) -> Iterator[Trial]:
@@ -175,74 +263,135 @@ def trials(kinds: Sequence[str], count: int, seed: int, *, steps: int, most: int
         for number in range(count):
             draw = random.Random(f"{seed} {kind} {number}")
             # What leaves out an exchange, or changes one, needs somebody to exchange with.
-            layouts = [one for one in LAYOUTS if one.world <= most and (kind != "skip" or one.dp > 1)]
-            layout = draw.choice(layouts)
+            row = KINDS[kind]
+            layouts = [one for one in LAYOUTS if one.world <= most and (not row.together or one.dp > 1)]
+            layouts = [one for one in layouts if not row.between_two or one.dp <= 2]
+            layout = WITNESSES if KINDS[kind].lies else draw.choice(layouts)
+            rank, step = draw.randrange(layout.world), draw.randrange(4, max(5, steps // 2))
             yield Trial(
                 kind=kind,
-                rank=draw.randrange(layout.world),
-                step=draw.randrange(4, max(5, steps // 2)),
-                micro_batch=draw.randrange(2),
+                rank=rank,
+                step=step,
+                micro_batch=_audited(kind, step, layout) if KINDS[kind].lies else draw.randrange(2),
                 layout=layout,
             )
+
+
+def _audited(kind: str, step: int, layout: Layout) -> int:
+    """Return which pass of a rank is one whose gradients are compared: its own one, or that of an audit."""
+    count = _GLOBAL // _MICRO
+    # It brings torch, for which nobody waits who only looks at the help.
+    from elastic3d.health import audit
+
+    plan = audit.plan(layout, budget=1.0, blocks=_BLOCKS, counts=[count], nodes=range(layout.world))
+    audited = audit.audit_at(plan, step, seed=_SEED, dp=layout.dp, micro_batches=count)
+    assert audited is not None
+    return count // layout.dp if kind == "auditor" else audited.turns[0]
 
 
 def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
     """Return the job of a trial, or with None the same one to which nothing happens."""
     fault = trial.fault if trial is not None else ""
+    lies = trial is not None and KINDS[trial.kind].lies
     return Setting(
         nodes=layout.world,
         steps=steps,
-        layout=layout,
+        seed=_SEED,
+        # Whoever lies is left out, and the others go on.
+        layout=Layout(pp=layout.pp) if lies else layout,
         width=32,
-        blocks=5,
+        blocks=_BLOCKS,
         context=32,
-        global_batch=16,
-        micro_batch=2,
-        options=("--checkpoint-every=5", *([f"--fault={fault}"] if fault else [])),
+        global_batch=_GLOBAL,
+        micro_batch=_MICRO,
+        options=("--checkpoint-every=5", *([f"--fault={fault}"] if fault else []), *(["--audit=100%"] if lies else [])),
         script=TRAIN_FAULTY,
     )
 
 
 def play_trial(trial: Trial, quiet: Outcome, *, etcd: Etcd, workdir: Path, steps: int) -> Result:
-    """Play a trial under `workdir` and return what became of it. quiet: the same job undisturbed, of any layout."""
-    with hogs(KINDS[trial.kind].hogs):
-        outcome = play(setting(trial, trial.layout, steps), etcd=etcd, workdir=workdir, name=f"score-{trial.kind}")
+    """Play a trial under `workdir` and return what became of it. quiet: the same job undisturbed, of any layout.
+
+    Unable where this machine lacks what it needs.
+    """
+    kind, made = KINDS[trial.kind], setting(trial, trial.layout, steps)
+    with ExitStack() as stack:
+        stack.enter_context(hogs(kind.hogs))
+        if kind.hung:
+            try:
+                files = stack.enter_context(HungFiles(workdir / "hung"))
+            except OSError as error:
+                raise Unable(f"no FUSE file system can be mounted here: {error}") from error
+            made = replace(made, options=(*made.options, f"--hung={files.folder}"))
+        outcome = play(made, etcd=etcd, workdir=workdir, name=f"score-{trial.kind}")
     return read(trial, outcome, quiet, workdir)
 
 
-def read(trial: Trial, outcome: Outcome, quiet: Outcome, workdir: Path) -> Result:
-    """Return what became of a trial, from what it left under `workdir`."""
-    events = Follower(workdir / "events").poll()
-    mark = workdir / "out" / MARK
-    happened = mark.exists()
-    at = float(json.loads(mark.read_text())["at"]) if happened else math.nan
-    first = next(iter(outcome.picture.generations), None)
-    named_at = next((event.at for event in events if event.name == "rank.stuck" and event.fields.get("act")), math.inf)
+def read(
+    trial: Trial,
+    outcome: Outcome,
+    quiet: Outcome,
+    workdir: Path,
+    *,
+    begin: float = -math.inf,
+    end: float = math.inf,
+) -> Result:
+    """Return what became of a trial, from what it left under `workdir`.
+
+    begin, end: between which times by the wall clock all that was said is about it, where its job has other trials.
+    """
+    at = happened_at(workdir, trial.step)
+    events = [event for event in Follower(workdir / "events").poll() if begin <= event.at < end]
+    generations = [view for view in outcome.picture.generations if not view.sealed_at > at]
+    said = tuple(_said(events, at))
+    named_at = next((one.after + at for one in said if one.act), math.inf)
     later = [step.at for step in outcome.picture.steps if step.at > named_at]
-    stuck = sum(view.steps_repeated for view in outcome.picture.generations if view.cause == "stuck")
+    causes = (*_CURES, "failure") if trial.kind == "rest" else _CURES
+    cured = [v for v in outcome.picture.generations if v.cause in causes and begin <= v.sealed_at < end]
+    node = _marked(workdir, mark_of(trial.step))
+    if not node and generations:
+        node = generations[-1].nodes[trial.rank // outcome.setting.slots]
     differences = compare(outcome, quiet)
     return Result(
         trial=trial,
-        node=first.nodes[trial.rank // outcome.setting.slots] if first is not None else "",
-        happened=happened,
-        said=tuple(_said(events, at)),
+        node=node,
+        happened=not math.isnan(at),
+        said=said,
         recovered=min(later) - at if later else math.nan,
-        steps_lost=stuck,
+        steps_lost=sum(view.steps_repeated for view in cured),
         same_bits=not differences,
         broken=(*judge(outcome).broken, *differences),
+        liar=_marked(workdir, SECOND),
     )
+
+
+def happened_at(workdir: Path, step: int) -> float:
+    """Return when the fault of a step happened, NaN if it did not."""
+    mark = workdir / "out" / mark_of(step)
+    return float(json.loads(mark.read_text())["at"]) if mark.exists() else math.nan
+
+
+def _marked(workdir: Path, name: str) -> str:
+    """Return the node that a mark names, "" for none."""
+    mark = workdir / "out" / name
+    return str(json.loads(mark.read_text()).get("node") or "") if mark.exists() else ""
 
 
 def _said(events: Sequence[Event], at: float) -> Iterator[Said]:
     for event in events:
-        if event.name in ("rank.stuck", "training.stalled"):
+        stuck, altered = event.name in ("rank.stuck", "training.stalled"), event.name == "state.altered"
+        if stuck or altered or event.name == "audit.failed":
+            finding = ALTERED if altered else str(event.fields.get("finding") or "")
+            acted = bool(event.fields.get("acted" if altered else "act"))
             yield Said(
-                fault=str(event.fields["fault"]),
+                fault=str(event.fields["fault"]) if stuck else finding,
                 nodes=tuple(event.fields.get("nodes") or ()),
                 ranks=tuple(event.fields.get("ranks") or ()),
-                act=bool(event.fields.get("act")),
+                act=acted if stuck or altered else finding in (Finding.TRANSIENT, Finding.PERSISTENT),
                 after=event.at - at,
                 detail=str(event.fields.get("detail") or ""),
+                step=int(event.fields.get("step", -1)),
+                generation=event.generation,
             )
 
 
@@ -253,15 +402,21 @@ def card(results: Sequence[Result]) -> tuple[Row, ...]:
     if nothing was acted upon. A fault that did not take place in its job counts as one that was not found.
     """
     rows = []
-    for kind in dict.fromkeys(result.trial.kind for result in results):
+    skipped = [result.trial.kind for result in results if result.skipped]
+    kinds = dict.fromkeys(result.trial.kind for result in results)
+    results = [result for result in results if not result.skipped]
+    for kind in kinds:
         own = [result for result in results if result.trial.kind == kind]
         names = set(KINDS[kind].faults)
         if KINDS[kind].control:
             quiet = sum(1 for result in own if result.first is None)
-            precision = recall = culprits = quiet / len(own)
+            precision = recall = culprits = quiet / max(1, len(own))
         else:
             called = [r for r in results if r.first is not None and r.first.fault in names]
-            precision = _share([names & set(KINDS[r.trial.kind].faults) and r.named for r in called])
+            right = [bool(names & set(KINDS[r.trial.kind].faults)) and r.named for r in called]
+            # Whoever is named while nothing happens counts against what it is called, and where it was.
+            alarms = [False for r in results for said in r.again if said.fault in names or r.trial.kind == kind]
+            precision = _share([*right, *alarms])
             recall = _share([r.happened and r.classed for r in own])
             culprits = _share([r.named for r in own])
         after = [result.first.after for result in own if result.first is not None]
@@ -278,7 +433,10 @@ def card(results: Sequence[Result]) -> tuple[Row, ...]:
                 bar=KINDS[kind].bar,
                 recovered_p50=quantile(back, 0.5),
                 steps_lost=max((result.steps_lost for result in own), default=0),
+                lost_p50=quantile([result.steps_lost for result in own], 0.5),
+                lost_p95=quantile([result.steps_lost for result in own], 0.95),
                 same_bits=sum(1 for result in own if result.same_bits),
+                skipped=skipped.count(kind),
             )
         )
     return tuple(rows)
@@ -293,20 +451,18 @@ def _share(held: Sequence[Any]) -> float:
     return sum(map(bool, held)) / len(held) if held else 1.0
 
 
-def play_all(
-    given: Sequence[Trial], *, etcd: Etcd, workdir: Path, steps: int, heard: Callable[[Result], None]
-) -> tuple[Result, ...]:
-    """Play trials one after the other; `heard` is given each result. The quiet job is played once for a world."""
-    quiet: dict[int, Outcome] = {}
-    results = []
-    for number, trial in enumerate(given):
-        world = trial.layout.world
-        if world not in quiet:
-            calm = setting(None, trial.layout, steps)
-            quiet[world] = play(calm, etcd=etcd, workdir=workdir / f"quiet{world}", name="score-quiet")
-        results.append(play_trial(trial, quiet[world], etcd=etcd, workdir=workdir / str(number), steps=steps))
-        heard(results[-1])
-    return tuple(results)
+def skipped(trial: Trial, why: str) -> Result:
+    """Return the result of a trial that cannot be played here."""
+    return Result(
+        trial=trial,
+        node="",
+        happened=False,
+        said=(),
+        recovered=math.nan,
+        steps_lost=0,
+        same_bits=False,
+        skipped=why,
+    )
 
 
 @contextmanager

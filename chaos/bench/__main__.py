@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from chaos.bench import checkpoints, cost, forming, plans, recovery, reductions, restores
+from chaos.bench import checkpoints, cost, forming, health, plans, recovery, reductions, restores
 from chaos.bench.spread import spread
 from elastic3d.values import Layout
 
@@ -18,14 +18,24 @@ from elastic3d.values import Layout
 def main(
     repeats: Annotated[int, typer.Option(help="repeats of each measurement")] = 5,
     only: Annotated[
-        str, typer.Option(help="recovery, cost, reductions, forming, restores, checkpoints or plans; all by default")
+        str,
+        typer.Option(
+            help="recovery, cost, reductions, forming, restores, checkpoints, plans or health; all by default"
+        ),
     ] = "",
     agents: Annotated[str, typer.Option(help="sizes of the worlds to form")] = ",".join(map(str, forming.AGENTS)),
     width: Annotated[int, typer.Option(help="width of the model whose steps are timed, 10 blocks deep")] = 640,
     gigabytes: Annotated[float, typer.Option(help="size of the state to save, in GB")] = 0.96,
+    faults: Annotated[int, typer.Option(min=0, help="faults of the score card of health")] = 300,
+    minutes: Annotated[float, typer.Option(min=0, help="minutes of controls in which health must do nothing")] = 10.0,
+    lanes: Annotated[int, typer.Option(min=1, help="jobs of the score card at a time")] = 2,
+    seed: Annotated[int, typer.Option(help="seed of the score card")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
 ) -> None:
-    """Measure recovery beside its peers, the cost of snapshots and ordered reduction, forming, saving."""
+    """Measure recovery beside its peers, the cost of snapshots and ordered reduction, forming, saving, health.
+
+    The exit code is 1 where the score card of health or its controls do not pass.
+    """
     console = Console(stderr=as_json)
     measured: dict[str, object] = {}
     if only in ("", "recovery"):
@@ -72,8 +82,16 @@ def main(
         planned = plans.measure(repeats, say=console.print)
         console.print(plans.table(planned))
         measured["plans"] = planned.as_json()
+    passed = True
+    if only in ("", "health"):
+        size = health.Size(faults=faults, minutes=minutes, lanes=lanes, seed=seed, pairs=4 * repeats, width=width)
+        judged = health.measure(size, say=console.print)
+        for table in judged.tables():
+            console.print(table)
+        measured["health"], passed = judged.as_json(), judged.passed
     if as_json:
         print(json.dumps(measured))
+    raise typer.Exit(0 if passed else 1)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from chaos.scripts.train_gpt import GPT, SourceFiles, cross_entropy
+from chaos.scripts.train_gpt import GPT, SourceFiles, add_sizes, cross_entropy
 
 
 def main() -> None:
@@ -100,17 +100,8 @@ def arguments() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
-    for name, value in (
-        ("steps", 60),
-        ("seed", 17),
-        ("global-batch", 8),
-        ("micro-batch", 2),
-        ("blocks", 8),
-        ("width", 208),
-        ("context", 64),
-        ("save-every", 5),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=value)
+    add_sizes(parser)
+    parser.add_argument("--save-every", type=int, default=5)
     return parser.parse_args()
 
 

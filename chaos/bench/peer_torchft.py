@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from chaos.scripts.train_gpt import GPT, SourceFiles, cross_entropy
+from chaos.scripts.train_gpt import GPT, SourceFiles, add_sizes, cross_entropy
 
 QUICK = timedelta(seconds=5)
 
@@ -102,17 +102,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--serve", action="store_true")
     for name in ("out", "lighthouse", "replica"):
         parser.add_argument(f"--{name}", default="")
-    for name, value in (
-        ("replicas", 4),
-        ("steps", 60),
-        ("seed", 17),
-        ("global-batch", 8),
-        ("micro-batch", 2),
-        ("blocks", 8),
-        ("width", 208),
-        ("context", 64),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=value)
+    add_sizes(parser)
+    parser.add_argument("--replicas", type=int, default=4)
     return parser.parse_args()
 
 

@@ -1,2 +1,7 @@
-MARK = "fault.json"
-"""The file in `--out` in which `train_faulty` says that it has failed, when, and on which rank."""
+def mark_of(step: int) -> str:
+    """Return the file in `--out` in which `train_faulty` says that it failed at a step, when, and on which rank."""
+    return f"fault-{step}.json"
+
+
+SECOND = "second-fault.json"
+"""The same of the second one of two ranks that fail together."""

@@ -1,20 +1,38 @@
-"""Train the demo's model, and fail once in a chosen way: a rank that stops, spins, hangs or leaves the program.
+"""Train the demo's model, and fail in chosen ways: a rank that stops, leaves the program, or computes wrongly.
 
-    train_faulty.py --fault KIND:RANK@STEP[:MB] ...
+    train_faulty.py --fault KIND:RANK@STEP[:MB[:BLOCK]] --fault ...
 
 KIND, in the forward pass of micro-batch MB (0 by default) of the step after STEP steps, on rank RANK:
 
-    stop      SIGSTOP to itself
-    gil       native code that holds the interpreter's lock
-    lock      a lock that nobody releases
-    spin      a loop without end
-    loader    the data set does not return
-    stall     the data set returns after 20 s
-    skip      it leaves out the exchanges of the step's gradients
-    order     it calls another collective before the vote
-    shape     it votes with a vector of another size
+    stop        SIGSTOP to itself
+    gil         native code that holds the interpreter's lock
+    lock        a lock that nobody releases
+    blocked     it reads a file whose bytes never come, in state D; with --hung
+    unkillable  it looks for a file in a folder that never answers: SIGKILL does not end that; with --hung
+    blackhole   nothing arrives any more on its connections, in one direction only
+    spin        a loop without end
+    loader      the data set does not return
+    stall       the data set returns after 20 s
+    skip        it leaves out the exchanges of the step's gradients
+    order       it calls another collective before the vote
+    shape       it votes with a vector of another size
+    dtype       it votes with numbers of another type
+    deadlock    it enters the collectives of two groups in another order than all others
+    flip        one bit of a gradient, once
+    forward     one bit of what a block makes of its input, once
+    backward    one bit of the gradient of a block's input, once
+    sticky      a bit of every such gradient, from then on
+    liars       the same on this rank and on the next one, another bit each
+    rest        one bit of its first parameter changes in memory
+    slow        its blocks take FACTOR times as long, from then on: slow:RANK@STEP:FACTOR
+    sluggish    its data set takes FACTOR seconds for a sample, from then on: sluggish:RANK@STEP:FACTOR
 
-It happens once in the life of the job, whatever generation follows; `<out>/fault.json` says when, where and to whom.
+RANK may be `leader`: that of the node that leads the membership. BLOCK is the first of the rank's blocks, 0, by
+default, and only for flips. MB counts the passes of the rank within the step, those of an audit too.
+
+What is slow stays with the node, whatever its rank becomes. Each of the others happens once in the life of the job,
+whatever generation follows (with --again, in each), and no two at one step; `<out>/fault-STEP.json` says when, where
+and to whom.
 """
 
 from __future__ import annotations
@@ -25,21 +43,27 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import elastic3d
-from chaos.scripts import MARK, train_gpt
+from chaos.follow import Follower
+from chaos.scripts import SECOND, mark_of, train_gpt
 from chaos.scripts.train_gpt import GPT, Block, SourceFiles, cross_entropy, report
 from elastic3d.clock import SYSTEM
+from elastic3d.health.phases import Axis
+from elastic3d.health.record import fingerprint
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.reduction.lanes import Lane
+from elastic3d.parallel.state import local
 
 LONG = 100_000
 STALL = 20.0
@@ -48,53 +72,131 @@ Waiting = Callable[[], Tensor]
 Begin = Callable[[Mesh, Tensor], Waiting]
 
 
+LEADER = -1
+"""Stands for the rank of the node that leads."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Fault:
-    """What shall happen, and where this trainer is. out: the folder of the mark that says that it has happened."""
+    """What shall happen, and where this trainer is.
+
+    of: the rank, or LEADER. out: the folder of the mark that says that it has happened. again: it happens in each
+    generation. hung: a `HungFiles`' folder. leads: whether this rank's node leads. armed: it has not happened yet.
+    lies: from this pass on a bit of every gradient is wrong.
+    """
 
     kind: str
     of: int
     step: int
     micro_batch: int
     out: Path
+    block: int = 0
+    again: bool = False
+    hung: Path | None = None
+    node: str = ""
+    factor: float = 1.0
+    slowed: bool = False
     rank: int = -1
+    world: int = 0
     present: int = -1
     forwards: int = 0
+    armed: bool = True
+    lies: bool = False
+    blocks: list[FaultyBlock] = field(default_factory=list)
+    leads: Callable[[], bool] = lambda: False
+    optimizer: torch.optim.Optimizer | None = None
 
     present_one: ClassVar[Fault | None] = None
+    """The one of the present step, or the one before."""
 
     @classmethod
     def parse(cls, text: str, out: Path) -> Fault:
-        """Return the fault that KIND:RANK@STEP[:MB] asks for; ValueError where it is not one."""
-        match = re.fullmatch(r"([a-z]+):(\d+)@(\d+)(?::(\d+))?", text)
-        if match is None or match[1] not in KINDS:
-            raise ValueError(f"--fault {text!r}: expected KIND:RANK@STEP[:MB], KIND one of {', '.join(KINDS)}")
-        return cls(kind=match[1], of=int(match[2]), step=int(match[3]), micro_batch=int(match[4] or 0), out=out)
+        """Return the fault that KIND:RANK@STEP[:MB[:BLOCK]] asks for; ValueError where it is not one."""
+        match = re.fullmatch(r"([a-z]+):(\d+|leader)@(\d+)(?::(\d+(?:\.\d+)?))?(?::(\d+))?", text)
+        if match is None or match[1] not in {*KINDS, *FLIPS}:
+            kinds = ", ".join([*KINDS, *FLIPS])
+            raise ValueError(f"--fault {text!r}: expected KIND:RANK@STEP[:MB[:BLOCK]], KIND one of {kinds}")
+        of = LEADER if match[2] == "leader" else int(match[2])
+        last, block = float(match[4] or 0), int(match[5] or 0)
+        return cls(kind=match[1], of=of, step=int(match[3]), micro_batch=int(last), block=block, factor=last, out=out)
 
     def begin(self, rank: int, step: int) -> None:
         """Note that this rank begins a step, after `step` of them."""
         self.rank, self.present, self.forwards = rank, step, 0
+        if self.kind == "deadlock" and step == self.step and self.armed:
+            # All ranks take part, and this one in another order.
+            self._now()
+            _instead_of_vote(_both_groups(first=rank == self.of))
+            self.armed = False
+        if self.kind in LASTING and not self.slowed:
+            self.slowed = self._now() or self._marked()
 
     def forward(self) -> None:
         """Note that a forward pass begins; fail in it if it is the one."""
         at, self.forwards = self.forwards, self.forwards + 1
-        if self.kind not in ("loader", "stall") and at == self.micro_batch and self._now():
+        if self.kind in KINDS and self.kind not in (*_OF_DATA, *LASTING) and at == self.micro_batch and self._now():
             KINDS[self.kind]()
 
     def load(self) -> None:
         """Note that a sample is read; fail in it if it is the one. Data is loaded a step ahead."""
-        if self.kind in ("loader", "stall") and self._now():
+        if self.kind in _OF_DATA and self._now():
             KINDS[self.kind]()
+        elif self.kind == "sluggish" and self.slowed:
+            SYSTEM.sleep(self.factor)
+
+    def computed(self, seconds: float) -> None:
+        """Note that a block's forward pass took so long; its backward pass is taken to be twice as long."""
+        if self.kind == "slow" and self.slowed:
+            SYSTEM.sleep(3 * (self.factor - 1) * seconds)
+
+    def _marked(self) -> bool:
+        """Whether this node is slow since an earlier generation: its trainers have one parent."""
+        try:
+            return int(json.loads((self.out / mark_of(self.step)).read_text())["parent"]) == os.getppid()
+        except (OSError, ValueError):
+            return False
+
+    def wrong(self, block: FaultyBlock) -> str:
+        """Return which bits of this pass of a block are wrong: "output", "input", "weight", or "" for none.
+
+        To be called in the pass, after `forward`.
+        """
+        if self.kind not in FLIPS or self.block >= len(self.blocks) or block is not self.blocks[self.block]:
+            return ""
+        if self.forwards - 1 == self.micro_batch and self._now():
+            self.lies = self.kind in ("sticky", "liars")
+            return FLIPS[self.kind]
+        if self.kind == "liars" and self.rank == (self.of + 1) % max(1, self.world) and self.present == self.step:
+            self.lies |= self._mark(SECOND)
+        return FLIPS[self.kind] if self.lies else ""
+
+    @property
+    def bit(self) -> int:
+        """The bit that is wrong: two liars have their own."""
+        return 12 + self.rank % 8
 
     def _now(self) -> bool:
-        if self.rank != self.of or self.present != self.step:
+        if self.present != self.step:
             return False
-        mark = {"at": SYSTEM.wall(), "kind": self.kind, "rank": self.rank, "step": self.present, "pid": os.getpid()}
+        if self.rank != self.of and not (self.of == LEADER and self.leads()):
+            return False
+        return self._mark(mark_of(self.step))
+
+    def _mark(self, name: str) -> bool:
+        mark = {
+            "at": SYSTEM.wall(),
+            "kind": self.kind,
+            "rank": self.rank,
+            "node": self.node,
+            "step": self.present,
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+        }
         try:
-            with (self.out / MARK).open("x") as file:
+            with (self.out / name).open("x") as file:
                 file.write(json.dumps(mark) + "\n")
         except FileExistsError:
-            return False
+            return self.again
         return True
 
 
@@ -114,6 +216,43 @@ def _lock() -> None:
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
+
+
+def _blocked() -> None:
+    _hung("data").read_bytes()
+
+
+def _unkillable() -> None:
+    _hung("never").exists()
+
+
+def _hung(name: str) -> Path:
+    fault = Fault.present_one
+    assert fault is not None
+    assert fault.hung is not None, f"{fault.kind} needs --hung"
+    return fault.hung / name
+
+
+def _blackhole() -> None:
+    """Have the kernel lose all packets that arrive for this process's connections, as a broken path to it would.
+
+    A filter of the socket drops them before TCP sees them, so that whoever sends them sends them again and again; what
+    goes the other way arrives. Unlike the loss of all packets between two hosts it leaves the keepers' connections
+    alone, by whose silence a node is found that is cut off.
+    """
+    nothing = ctypes.create_string_buffer(b"\x06\0\0\0\0\0\0\0", 8)  # one instruction: return 0 bytes
+    # struct sock_fprog: how many instructions, and where.
+    program = (1).to_bytes(8, "little") + ctypes.addressof(nothing).to_bytes(8, "little")
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as each:
+                if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
+                    each.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+        except OSError:
+            continue  # it is no socket, or is gone
+
+
+_SO_ATTACH_FILTER = 26
 
 
 def _spin() -> None:
@@ -157,6 +296,45 @@ def _shape() -> None:
     _instead_of_vote(larger)
 
 
+def _rest() -> None:
+    fault = Fault.present_one
+    assert fault is not None
+    assert fault.optimizer is not None
+    # What this rank holds of it, and not the whole one of the pass; past torch's count of writes, as memory does it.
+    parameter = next(one for group in fault.optimizer.param_groups for one in group["params"] if local(one).numel())
+    local(parameter).data.view(-1)[:1].view(torch.int32)[0] ^= 1 << 12
+
+
+def _dtype() -> None:
+    def other(mesh: Mesh, votes: Tensor, begin: Begin) -> Waiting:
+        wait = begin(mesh, votes.float())
+        return lambda: wait().to(votes.dtype)
+
+    _instead_of_vote(other)
+
+
+def _both_groups(*, first: bool) -> Callable[[Mesh, Tensor, Begin], Waiting]:
+    """Return what meets in the world and in the group of dp before it votes; first: in the world first."""
+
+    def in_dp(mesh: Mesh) -> None:
+        number = mesh.progress.enter(Axis.DP, fingerprint(_BOTH))
+        dist.all_reduce(torch.zeros(1), group=mesh.groups["dp"])
+        mesh.progress.leave(Axis.DP, number)
+
+    def both(mesh: Mesh, votes: Tensor, begin: Begin) -> Waiting:
+        if not first:
+            in_dp(mesh)
+        mesh.gather(b"both")
+        if first:
+            in_dp(mesh)
+        return begin(mesh, votes)
+
+    return both
+
+
+_BOTH = 99
+
+
 def _put(owner: type, name: str, method: Callable[..., Any]) -> None:
     setattr(owner, name, method)
 
@@ -176,25 +354,66 @@ KINDS: dict[str, Callable[[], None]] = {
     "stop": _stop,
     "gil": _hold,
     "lock": _lock,
+    "blocked": _blocked,
+    "unkillable": _unkillable,
+    "blackhole": _blackhole,
     "spin": _spin,
     "loader": lambda: SYSTEM.sleep(LONG),
     "stall": lambda: SYSTEM.sleep(STALL),
     "skip": _skip,
     "order": _order,
     "shape": _shape,
+    "dtype": _dtype,
+    "deadlock": lambda: None,  # all ranks begin it together, with the step
+    "slow": lambda: None,
+    "sluggish": lambda: None,
+    "rest": _rest,
 }
+_OF_DATA = ("loader", "stall")
+LASTING = ("slow", "sluggish")
+
+FLIPS = {"flip": "weight", "forward": "output", "backward": "input", "sticky": "weight", "liars": "weight"}
+"""Of what a bit is wrong: the gradient of a weight, what a block returns, or the gradient of its input."""
 
 
 class FaultyBlock(Block):
-    """A block that may fail if it is this rank's first; its parameters are those of the demo's."""
+    """A block that may fail; its parameters are those of the demo's. first: it is this rank's first."""
 
     first = False
 
     def forward(self, x: Tensor) -> Tensor:
         """As the demo's, unless it is time."""
-        if self.first and Fault.present_one is not None:
-            Fault.present_one.forward()
-        return super().forward(x)
+        fault = Fault.present_one
+        if fault is None:
+            return super().forward(x)
+        if self.first:
+            fault.forward()
+        wrong, bit = fault.wrong(self), fault.bit
+        if wrong == "input":
+            x.register_hook(lambda gradient: flipped(gradient, bit))  # type: ignore[no-untyped-call]
+        if wrong == "weight":
+            _flip_next_gradient(self.down.weight, bit)
+        begun = SYSTEM.monotonic()
+        y = super().forward(x)
+        fault.computed(SYSTEM.monotonic() - begun)
+        return y + (flipped(y.detach(), bit) - y.detach()) if wrong == "output" else y
+
+
+def _flip_next_gradient(weight: Tensor, bit: int) -> None:
+    """Have one bit of the next gradient of a weight be wrong: in a pipeline, that of the next pass back."""
+
+    def once(gradient: Tensor) -> Tensor:
+        handle.remove()
+        return flipped(gradient, bit)
+
+    handle = weight.register_hook(once)  # type: ignore[no-untyped-call]
+
+
+def flipped(tensor: Tensor, bit: int) -> Tensor:
+    """Return a copy of a tensor of float32 with one bit of its first number flipped."""
+    changed = tensor.clone()
+    changed.view(-1)[:1].view(torch.int32)[0] ^= 1 << bit
+    return changed
 
 
 class FaultyFiles(SourceFiles):
@@ -217,41 +436,53 @@ def build(options: Any) -> GPT:
 def main(run: elastic3d.Run) -> None:
     """Train; entered once per generation."""
     own, options = arguments()
-    fault = Fault.present_one = Fault.parse(own.fault, options.out) if own.fault else None
+    faults = [Fault.parse(text, options.out) for text in own.fault]
+    fault = Fault.present_one = next(iter(faults), None)
     model = run.shard(lambda: build(options), blocks="blocks")
-    first = next((module for module in model.modules() if isinstance(module, FaultyBlock)), None)
-    if first is not None:
-        first.first = True
+    blocks = [module for module in model.modules() if isinstance(module, FaultyBlock)]
+    if blocks:
+        blocks[0].first = True
+    for one in faults:
+        one.again = own.again
+        one.blocks, one.hung, one.armed = blocks, own.hung, not (options.out / mark_of(one.step)).exists()
+        one.node, one.world = run._assignment.node, run._assignment.world
+        one.leads = lambda: _leader(Path(options.events)) == run._assignment.node
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
     data = FaultyFiles(options.context)
     batches = run.batches(data, global_batch=options.global_batch, micro_batch=options.micro_batch, seed=options.seed)
     run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
     for batch in batches.until(step=options.steps):
+        fault = Fault.present_one = next((one for one in faults if one.step == batch.step), fault)
         if fault is not None:
+            fault.optimizer = optimizer
             fault.begin(run.rank, batch.step)
         loss = run.backward(model, batch, cross_entropy)
         run.step(optimizer, schedule, loss=loss, clip=1.0)
     report(run, options.out)
 
 
+def _leader(events: Path) -> str:
+    """Return the name of the node that led when the newest generation was sealed, "" for none."""
+    sealed = [event for event in Follower(events).poll() if event.name == "generation.sealed"]
+    return str(sealed[-1].fields["leader"]) if sealed else ""
+
+
 def arguments() -> tuple[argparse.Namespace, argparse.Namespace]:
     """Return this script's own options, and those of the demo's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fault", default="", help="KIND:RANK@STEP[:MB]; none by default")
+    parser.add_argument("--fault", action="append", default=[], help="KIND:RANK@STEP[:MB[:BLOCK]]; none by default")
+    parser.add_argument("--again", action="store_true", help="every fault happens in each generation")
     parser.add_argument("--health", choices=("on", "log", "off"), default="on")
+    parser.add_argument("--audit", default="off", help="share of the computing that audits may take")
+    parser.add_argument("--hung", type=Path, default=None, help="folder of files that never answer")
     own, others = parser.parse_known_args()
     return own, train_gpt.arguments(others)
 
 
 if __name__ == "__main__":
     own, options = arguments()
-    elastic3d.run(
-        main,
-        store=options.store,
-        layout=options.layout,
-        events=options.events,
-        snapshot_every=options.snapshot_every,
-        every=options.checkpoint_every,
-        health=own.health,
-    )
+    # All of its small state is looked at in each step then, as that of a large one is over a rotation.
+    looks = any(text.startswith("rest:") for text in own.fault)
+    given = elastic3d.Health(audit=own.audit, at_rest="100%" if looks else "0.5%")
+    train_gpt.start(main, options, health=given if looks or own.audit != "off" else own.health)

@@ -9,8 +9,9 @@ import argparse
 import json
 import os
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -121,13 +122,7 @@ def report(run: elastic3d.Run, out: Path | None) -> None:
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line, or of `given` in its place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=17)
-    parser.add_argument("--global-batch", type=int, default=8)
-    parser.add_argument("--micro-batch", type=int, default=2)
-    parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--width", type=int, default=208)
-    parser.add_argument("--context", type=int, default=64)
+    add_sizes(parser)
     parser.add_argument("--reduction", choices=("ordered", "fast"), default="ordered")
     parser.add_argument("--leaf", type=int, default=1, help="micro-batches that are added up where they are run")
     parser.add_argument("--snapshot-every", type=int, default=1, help="steps between snapshots in memory; 0 for none")
@@ -143,13 +138,24 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
+def add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add the sizes of the model and of its steps, which other tools' scripts are given too."""
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=17)
+    parser.add_argument("--global-batch", type=int, default=8)
+    parser.add_argument("--micro-batch", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--width", type=int, default=208)
+    parser.add_argument("--context", type=int, default=64)
+
+
 def every(text: str) -> int | str:
     """Return a number of steps, or another form that `elastic3d.run(every=...)` takes."""
     return int(text) if text.isdecimal() else text
 
 
-if __name__ == "__main__":
-    options = arguments()
+def start(main: Callable[[elastic3d.Run], None], options: argparse.Namespace, **more: Any) -> None:
+    """Train with `main` as the options say. more: as `elastic3d.run` takes it."""
     elastic3d.run(
         main,
         store=options.store,
@@ -159,4 +165,9 @@ if __name__ == "__main__":
         snapshot_every=options.snapshot_every,
         every=options.checkpoint_every,
         checkpointing=elastic3d.Checkpointing(keep=options.keep),
+        **more,
     )
+
+
+if __name__ == "__main__":
+    start(main, arguments())

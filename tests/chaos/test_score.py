@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from chaos.score import KINDS, Result, Said, Trial, card, quantile, trials
+from chaos.scripts.train_faulty import LEADER
 from chaos.scripts.train_faulty import Fault as ScriptFault
+from elastic3d.health.hearing import Finding
 from elastic3d.health.stuck import Fault
 from elastic3d.values import Layout
 
@@ -59,15 +62,66 @@ def test_anything_done_in_a_control_fails_it_and_the_class_it_was_called() -> No
     assert rows["loader"].precision == 0.5
 
 
+def heard(kind: str, *given: Said, rank: int = 1, liar: str = "") -> Result:
+    trial = Trial(kind=kind, rank=rank, step=6, micro_batch=0, layout=Layout(pp=1, dp=4))
+    return Result(
+        trial=trial,
+        node="node1",
+        happened=True,
+        said=given,
+        recovered=6.0,
+        steps_lost=1,
+        same_bits=True,
+        liar=liar,
+    )
+
+
+def said(fault: str, *ranks: int, nodes: tuple[str, ...] = (), step: int = 6) -> Said:
+    return Said(fault=fault, nodes=nodes, ranks=ranks, act=True, after=3.0, detail="", step=step)
+
+
+@pytest.mark.parametrize(
+    ("result", "right"),
+    [
+        (heard("blackhole", said(Fault.LINK, 0, 1)), True),
+        (heard("blackhole", said(Fault.LINK, 1, nodes=("node1",))), True),
+        (heard("blackhole", said(Fault.LINK, 0, 1, 2, 3)), False),
+        (heard("blackhole", said(Fault.LINK, 0, 2)), False),
+        (heard("deadlock", said(Fault.DEADLOCK, 1, 3)), True),
+        (heard("deadlock", said(Fault.DEADLOCK, 0, 3)), False),
+        (heard("flip", said(Finding.TRANSIENT, 1, nodes=("node1",))), True),
+        (heard("flip", said(Finding.TRANSIENT, 1, nodes=("node1",), step=7)), False),
+        (heard("flip", said(Finding.PERSISTENT, 1, nodes=("node1",))), False),
+        (heard("sticky", said(Finding.PERSISTENT, 1, nodes=("node1",), step=7)), True),
+        (heard("sticky", said(Finding.PERSISTENT, 1, nodes=("node1",)), said(Finding.TRANSIENT, nodes=("a",))), False),
+        (heard("liars", said(Finding.PERSISTENT, 1, 2, nodes=("node1", "node2")), liar="node2"), True),
+        (heard("liars", said(Finding.PERSISTENT, 1, 2, nodes=("node1", "node2")), liar="node3"), False),
+    ],
+)
+def test_whom_a_verdict_may_name(result: Result, right: bool) -> None:
+    """A pair, edges, a liar and perhaps another one; never anybody who is honest, and soon."""
+    assert (result.named and result.classed) is right
+
+
+def test_what_was_not_tried_is_not_passed() -> None:
+    """And does not count among what was."""
+    result = replace(heard("blocked"), skipped="no FUSE", same_bits=False)
+    (row,) = card([result])
+    assert (row.trials, row.skipped, row.passed) == (0, 1, False)
+    (row,) = card([result, heard("blocked", said(Fault.BLOCKED, 1, nodes=("node1",)))])
+    assert (row.trials, row.skipped, row.passed) == (1, 1, True)
+
+
 def test_trials_are_drawn_from_the_seed() -> None:
     """The same seed meets the same ranks at the same steps, and each fault is one that the script knows."""
     drawn = list(trials(list(KINDS), 2, 3, steps=24, most=2))
     assert drawn == list(trials(list(KINDS), 2, 3, steps=24, most=2))
     assert drawn != list(trials(list(KINDS), 2, 4, steps=24, most=2))
     for trial in drawn:
-        assert trial.layout.world <= 2
+        assert trial.layout.world <= 2 or KINDS[trial.kind].lies
         if trial.fault:
-            assert ScriptFault.parse(trial.fault, Path()).of == trial.rank
+            of = ScriptFault.parse(trial.fault, Path()).of
+            assert of == (LEADER if trial.kind == "leader" else trial.rank)
 
 
 def test_quantiles() -> None:
@@ -75,3 +129,21 @@ def test_quantiles() -> None:
     assert quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.0
     assert quantile([4.0, 1.0, 3.0, 2.0], 0.95) == 4.0
     assert math.isnan(quantile([], 0.5))
+
+
+def test_what_is_slow_says_how_slow(tmp_path: Path) -> None:
+    """It stays with the node, in whatever generation; on other nodes and before its step nothing is slow."""
+    fault = ScriptFault.parse("slow:1@8:1.3", tmp_path)
+    assert (fault.kind, fault.of, fault.step, fault.factor) == ("slow", 1, 8, 1.3)
+    fault.begin(1, 7)
+    assert not fault.slowed
+    fault.begin(0, 8)
+    assert not fault.slowed
+    fault.begin(1, 8)
+    assert fault.slowed
+    later = ScriptFault.parse("slow:1@8:1.3", tmp_path)
+    later.begin(0, 9)
+    assert later.slowed, "the same node has another rank now"
+    other = ScriptFault.parse("sluggish:0@12:0.1", tmp_path)
+    other.begin(1, 12)
+    assert not other.slowed

@@ -65,11 +65,4 @@ def main(run: elastic3d.Run) -> None:
 
 if __name__ == "__main__":
     options = train_gpt.arguments()
-    elastic3d.run(
-        main,
-        store=options.store,
-        layout=options.layout,
-        events=options.events,
-        snapshot_every=options.snapshot_every,
-        every=options.checkpoint_every,
-    )
+    train_gpt.start(main, options)

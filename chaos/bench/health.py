@@ -1,0 +1,67 @@
+"""Health in figures: what it costs, who finds hangs how soon, and a score card of faults and controls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from chaos.bench import hangs, health_card, health_cost
+from chaos.bench.hangs import Verdict
+from chaos.bench.health_cost import Cost
+from chaos.controls import Calm
+from chaos.score import Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Of the measurement. faults: of the card, 0 for none. minutes: of controls, 0 for none. lanes: jobs at a time.
+
+    pairs: of steps with and without health. width: of the model whose steps are timed, 10 blocks deep.
+    """
+
+    faults: int = 300
+    minutes: float = 10.0
+    lanes: int = 2
+    seed: int = 1
+    pairs: int = 20
+    width: int = 640
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """All of it."""
+
+    cost: Cost
+    verdicts: tuple[Verdict, ...]
+    results: tuple[Result, ...]
+    calm: tuple[Calm, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the card and the controls pass every gate; times and costs are reported."""
+        return health_card.total(self.results, self.calm).passed
+
+    def tables(self) -> list[Table]:
+        """Return the tables for people."""
+        card = health_card.tables(self.results, self.calm)
+        return [*health_cost.tables(self.cost), hangs.table(self.verdicts), *card]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return every figure."""
+        return {
+            "cost": health_cost.as_json(self.cost),
+            "hangs": hangs.as_json(self.verdicts),
+            "card": health_card.as_json(self.results, self.calm),
+        }
+
+
+def measure(size: Size, *, say: Callable[[str], None] = lambda text: None) -> Measured:
+    """Measure the cost, then the hangs of ours and of peers, then the controls, then the card."""
+    cost = health_cost.measure(width=size.width, pairs=size.pairs, say=say)
+    verdicts = tuple(hangs.measure(say))
+    calm = tuple(health_card.controls(size.minutes, say=say))
+    results = health_card.faults(size.faults, seed=size.seed, lanes=size.lanes, say=say) if size.faults else ()
+    return Measured(cost=cost, verdicts=verdicts, results=results, calm=calm)

@@ -1,0 +1,224 @@
+"""Jobs in which nothing fails though it looks like it: nobody may be named, nothing be done, and no bit differ.
+
+Each job carries several controls one after another, for some minutes; the undisturbed job that it is compared with
+takes seconds. Together they are what health.md calls the controls, those of single slow nodes aside.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from chaos import s3
+from chaos.cluster import started_by
+from chaos.etcd import EtcdServer
+from chaos.follow import Follower
+from chaos.oracle import judge
+from chaos.play import Outcome, Setting, play
+from chaos.preloaded import PreloadedServer
+from chaos.s3_proxy import ALWAYS, Do, Harm, s3_proxy
+from chaos.scenario import EtcdPause, EtcdRestart, Fault, Join, When
+from chaos.score import hogs
+from chaos.scripts import mark_of
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.values import Layout
+
+TRAIN_STRAINED = Path(__file__).parent / "scripts" / "train_strained.py"
+
+ALARMS = (
+    "rank.stuck",
+    "training.stalled",
+    "node.slow",
+    "layout.rebalanced",
+    "audit.failed",
+    "node.lying",
+    "state.distrusted",
+    "step.redone",
+    "exam.failed",
+    "state.altered",
+    "vote.split",
+    "update.wrong",
+)
+"""Events that say that something is wrong with a rank or a node, or that something was done about it."""
+
+EXPECTED = ("start", "join")
+"""What a generation of a control may be formed for."""
+
+LATE = 1.0
+"""Seconds by which every request to the slow store is late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """One job. strains: KIND:RANK@STEP of `train_strained`. faults: what is done to it from outside.
+
+    hogs: processes per processor that compute beside it; it and they share one processor then. slow: its store answers
+    every request late. pace: seconds between two steps, which the undisturbed job does without. uneven: samples differ
+    in length.
+    """
+
+    name: str
+    steps: int
+    strains: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    hogs: int = 0
+    slow: bool = False
+    pace: float = 0.0
+    uneven: bool = False
+    layout: Layout | None = field(default_factory=lambda: Layout(pp=1, dp=2))
+
+    def setting(self, *, disturbed: bool) -> Setting:
+        """Return the job, or the same one undisturbed."""
+        own = [f"--strain={strain}" for strain in self.strains] + [f"--pace={self.pace}"] if disturbed else []
+        return Setting(
+            nodes=2,
+            steps=self.steps,
+            layout=self.layout if disturbed else None,
+            width=32,
+            blocks=5,
+            context=32,
+            global_batch=7 if self.uneven else 14,
+            micro_batch=1 if self.uneven else 2,
+            options=("--checkpoint-every=20", *own, *(["--uneven"] if self.uneven else [])),
+            script=TRAIN_STRAINED,
+        )
+
+
+WAITS = Control(
+    name="waits",
+    strains=(
+        "compile:1@0",
+        "stall:0@4",
+        "gc:1@7",
+        "stop:0@9",
+        "gil:1@11",
+        "eval:0@13",
+        "stall:1@16",
+        "gc:0@19",
+        "stop:1@21",
+        "gil:0@23",
+        "stall:0@26",
+        "eval:1@29",
+        "stall:1@32",
+    ),
+    steps=36,
+)
+OUTSIDE = Control(
+    name="outside",
+    faults=(
+        EtcdPause(seconds=12.0, when=When(step=20)),
+        EtcdRestart(seconds=8.0, when=When(step=50)),
+        Join(when=When(step=85)),
+        Join(when=When(step=115)),
+    ),
+    slow=True,
+    pace=1.0,
+    layout=Layout(pp=1),
+    steps=140,
+)
+CROWDED = Control(name="crowded", hogs=3, uneven=True, steps=120)
+CONTROLS = (WAITS, OUTSIDE, CROWDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calm:
+    """What became of a control. seconds: that it took. alarms: what was said or done though nothing was wrong.
+
+    broken: other promises that were not kept, those about bits among them.
+    """
+
+    control: Control
+    seconds: float
+    alarms: tuple[str, ...]
+    broken: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was said, nothing done, and no bit differs."""
+        return not self.alarms and not self.broken
+
+
+def play_control(control: Control, quiet: Outcome, *, workdir: Path, clock: Clock = SYSTEM) -> Calm:
+    """Play a control under `workdir`, with servers of its own. quiet: the same job undisturbed."""
+    began = SYSTEM.monotonic()
+    with ExitStack() as stack:
+        if control.hogs:
+            stack.enter_context(one_processor())
+        etcd = stack.enter_context(EtcdServer())
+        stack.enter_context(started_by(stack.enter_context(PreloadedServer())))
+        setting = control.setting(disturbed=True)
+        if control.slow:
+            setting = replace(setting, store=stack.enter_context(slow_store()))
+        stack.enter_context(hogs(control.hogs))
+        outcome = play(setting, control.faults, etcd=etcd, workdir=workdir, name="control", clock=clock)
+    missing = [strain for strain in control.strains if not (workdir / "out" / mark_of(_step(strain))).exists()]
+    return Calm(
+        control=control,
+        seconds=SYSTEM.monotonic() - began,
+        alarms=alarms(outcome, workdir),
+        broken=(*judge(outcome, quiet).broken, *(f"{strain} did not happen" for strain in missing)),
+    )
+
+
+def alarms(outcome: Outcome, workdir: Path) -> tuple[str, ...]:
+    """Return what a job said of ranks and nodes, and what generations were formed because of them."""
+    said = [
+        f"{event.name}: {event.fields.get('fault') or event.fields.get('finding') or ''} "
+        f"{event.fields.get('detail') or ''}".strip()
+        for event in Follower(workdir / "events").poll()
+        if event.name in ALARMS
+    ]
+    formed = [
+        f"generation {view.number} was formed for {view.cause}: {view.detail}"
+        for view in outcome.picture.generations
+        if view.cause not in EXPECTED
+    ]
+    return (*said, *formed)
+
+
+def _step(strain: str) -> int:
+    return int(strain.rpartition("@")[2])
+
+
+@contextmanager
+def one_processor() -> Iterator[None]:
+    """Have this thread, and what it starts, run on one processor only: those of others are left alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def slow_store() -> Iterator[str]:
+    """Run an S3 server that answers late, and yield a URL in it. The environment says where it is."""
+    late: Sequence[Harm] = [Harm(do=Do.DELAY, times=ALWAYS, seconds=LATE)]
+    with s3.s3_server() as server, s3_proxy(server.port, late) as proxy:
+        options = s3.options(proxy.port)
+        own = {
+            "AWS_ENDPOINT_URL": options["endpoint_url"],
+            "AWS_ACCESS_KEY_ID": options["key"],
+            "AWS_SECRET_ACCESS_KEY": options["secret"],
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        with _environment(own):
+            yield server.url("slow")
+
+
+@contextmanager
+def _environment(own: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,113 @@
+"""What the faulty script calls one wrong bit is one, at the pass it is asked for, and on nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from chaos.scripts.train_faulty import LEADER, Fault, FaultyBlock
+from chaos.scripts.train_gpt import GPT
+
+STEPS = 7
+
+
+@pytest.fixture(autouse=True)
+def nothing_present() -> Iterator[None]:
+    """Compute on one thread, which is enough for so little, and leave nothing that fails."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    Fault.present_one = None
+
+
+def model() -> tuple[GPT, list[FaultyBlock]]:
+    torch.manual_seed(1)
+    made = GPT(width=8, blocks=3, context=4, heads=2, dropout=0.0)
+    blocks = []
+    for block in made.blocks:
+        block.__class__ = FaultyBlock
+        assert isinstance(block, FaultyBlock)
+        blocks.append(block)
+    blocks[0].first = True
+    return made, blocks
+
+
+def passes(
+    text: str, out: Path, *, rank: int = 1, steps: int = 7, leads: bool = False
+) -> list[dict[str, torch.Tensor]]:
+    """Run two passes in each of some steps on one rank of four; return the gradients of each pass."""
+    made, blocks = model()
+    fault = None
+    if text:
+        fault = Fault.present_one = Fault.parse(text, out)
+        fault.blocks, fault.world, fault.leads = blocks, 4, lambda: leads
+    said = []
+    for step in range(STEPS):
+        if fault is not None:
+            fault.begin(rank, step)
+        for number in range(2):
+            made.zero_grad()
+            made(torch.arange(4)[None] + number).square().sum().backward()
+            said.append({name: p.grad.clone() for name, p in made.named_parameters() if p.grad is not None})
+    return said
+
+
+def wrong(text: str, out: Path, *, rank: int = 1, leads: bool = False) -> list[tuple[int, str]]:
+    """Return the passes, and the first parameter from the loss on, whose gradients are not those of a right rank."""
+    right = passes("", out)
+    given = passes(text, out, rank=rank, leads=leads)
+    return [
+        (number, next(name for name in reversed(one) if not torch.equal(one[name], other[name])))
+        for number, (one, other) in enumerate(zip(given, right, strict=True))
+        if any(not torch.equal(one[name], other[name]) for name in one)
+    ]
+
+
+def test_one_bit_of_a_gradient_is_wrong_once(tmp_path: Path) -> None:
+    """Of the weight that is named, in the pass that is named, and of nothing else."""
+    right, given = passes("", tmp_path), passes("flip:1@5:1:2", tmp_path)
+    unequal = [(n, name) for n, one in enumerate(given) for name in one if not torch.equal(one[name], right[n][name])]
+    assert unequal == [(11, "blocks.2.down.weight")]
+    bits = given[11]["blocks.2.down.weight"].view(torch.int32) ^ right[11]["blocks.2.down.weight"].view(torch.int32)
+    assert bits.flatten().tolist() == [1 << 13] + [0] * (bits.numel() - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "at"),
+    [
+        ("forward:1@5:0:1", 1, [10]),
+        ("backward:1@5:1:1", 1, [11]),
+        ("sticky:1@5:1", 1, [11, 12, 13]),
+        ("liars:1@5:1", 1, [11, 12, 13]),
+        ("liars:1@5:1", 2, [10, 11, 12, 13]),
+        ("liars:1@5:1", 3, []),
+        ("flip:1@5:1", 0, []),
+    ],
+)
+def test_who_computes_wrongly_and_when(text: str, rank: int, at: list[int], tmp_path: Path) -> None:
+    """Once, or from then on; two liars, and nobody else."""
+    assert [number for number, _ in wrong(text, tmp_path, rank=rank)] == at
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_whoever_leads_may_be_meant(leads: bool, tmp_path: Path) -> None:
+    """Whatever its rank."""
+    assert Fault.parse("sticky:leader@5:1", tmp_path).of == LEADER
+    assert bool(wrong("sticky:leader@5:1", tmp_path, rank=3, leads=leads)) is leads
+
+
+def test_it_happens_once_in_the_life_of_a_job(tmp_path: Path) -> None:
+    """The generation that follows finds the mark."""
+    assert wrong("flip:1@5:1", tmp_path)
+    assert not wrong("flip:1@5:1", tmp_path)
+
+
+@pytest.mark.parametrize("text", ["flip", "nothing:1@5", "flip:1@5:x", "flip:last@5"])
+def test_what_is_no_fault_is_refused(text: str, tmp_path: Path) -> None:
+    """With the words for those that are."""
+    with pytest.raises(ValueError, match="expected KIND:RANK@STEP"):
+        Fault.parse(text, tmp_path)
