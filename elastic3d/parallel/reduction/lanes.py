@@ -15,6 +15,7 @@ import torch.distributed as dist
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.dtypes import dtype_mark
+from elastic3d.parallel.reduction.transit import Transit
 from elastic3d.planner.memory import BUCKET
 from elastic3d.port import UNRECORDED, Progress
 
@@ -44,10 +45,21 @@ class Lane:
         return self._out[: numel * dtype.itemsize].view(dtype)
 
     def exchange(
-        self, out: torch.Tensor, splits: Sequence[int], mine: int, group: dist.ProcessGroup, arrived: Arrived
+        self,
+        out: torch.Tensor,
+        splits: Sequence[int],
+        mine: int,
+        group: dist.ProcessGroup,
+        arrived: Arrived,
+        transit: Transit | None = None,
     ) -> None:
-        """Send splits[i] numbers to rank i, and have `arrived` called with the `mine` numbers that each rank sends."""
+        """Send splits[i] numbers to rank i, and have `arrived` called with the `mine` numbers that each rank sends.
+
+        transit: what looks at them as they leave and as they arrive.
+        """
         item, ranks = out.dtype.itemsize, group.size()
+        if transit is not None:
+            arrived = _seen(transit, transit.sends(out, splits), arrived)
         self._in = _at_least(self._in, ranks * mine * item, out.device)
         pieces = self._in[: ranks * mine * item]
         # The same on all ranks, unlike what each receives.
@@ -80,6 +92,8 @@ class Lanes:
 
     bound = BUCKET
     """Bytes of what may be sent at once."""
+    transit: Transit | None = None
+    """What looks at all that is sent, None in most steps."""
 
     def __init__(self, progress: Progress = UNRECORDED, axis: Axis = Axis.DP) -> None:
         self.progress = progress
@@ -97,6 +111,14 @@ class Lanes:
         """Wait for everything under way."""
         for _ in range(DEPTH):
             self.next()
+
+
+def _seen(transit: Transit, number: int, arrived: Arrived) -> Arrived:
+    def seen(pieces: torch.Tensor) -> None:
+        transit.arrived(number, pieces.reshape(-1), [pieces.shape[1]] * len(pieces))
+        arrived(pieces)
+
+    return seen
 
 
 def _at_least(buffer: torch.Tensor, size: int, device: torch.device) -> torch.Tensor:

@@ -248,7 +248,7 @@ SLOW = (
 def audited() -> Scene:
     """One step in 25 is audited; d has reported nothing for a while; c is slow."""
     scene = training()
-    coverage = AuditCoverage(every=25, pieces=0.25, nodes=2)
+    coverage = AuditCoverage(every=25, pieces=0.25, nodes=2, sums=0.05)
     for each, clean in ((A, 1225), (B, 1225), (C, 1225), (D, 1150)):
         watch = HealthFigures(
             idle=3.0, busy=30.0, audit=0.01, coverage=coverage, clean=clean, slow_from=1.15, slow=SLOW, at_rest=0.005
