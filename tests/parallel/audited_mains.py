@@ -64,7 +64,7 @@ def train(
             wrong.at(batch.step)
         run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
     # With this budget each step is audited.
-    assert run._auditor is None or run._auditor.clean == STEPS - 1
+    assert run._health.clean in (None, STEPS - 1)
     return run.digest()
 
 
@@ -80,7 +80,7 @@ def train_cut(run: Run, *, flips: Sequence[Flip] = (), micro_batches: int = 4) -
         for wrong in made:
             wrong.at(batch.step)
         run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
-    assert run._auditor is None or run._auditor.clean == STEPS - 1
+    assert run._health.clean in (None, STEPS - 1)
     return run.digest()
 
 
