@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "log",
         "output",
         "pace",
+        "rollback",
         "quantities",
         "tagged",
         "threads",

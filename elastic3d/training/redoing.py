@@ -234,7 +234,7 @@ class Redoing:
                 f"step {batch.step}: weights are not finite before it, on {', '.join(nodes)}, so that no micro-batch "
                 f"can be. {_OLDER}"
             )
-        if empty_before(order, batch.step) >= MOST_EMPTY:
+        if empty_before(order, batch.step, known=self._batches.untried) >= MOST_EMPTY:
             raise NotFinite(
                 f"step {batch.step}: no micro-batch has come out finite for more than {MOST_EMPTY} steps in a row, "
                 f"though the weights are: this is not single samples. {_OLDER}"
