@@ -254,7 +254,9 @@ class HealthFigures:
     what they see in the generation that trains, None where none does. clean: the newest step that they vouch for, -1
     where nothing is audited. at_rest: share of the time for looking at state at rest, 0.0 where neither that nor votes
     and updates are checked. slow_from: from which factor on a node is slow, 0.0 where nobody measures; slow: the slow
-    nodes, as far as this one has seen enough steps.
+    nodes, as far as this one has seen enough steps. left_out: micro-batches that the run has left out so far; skipped:
+    its updates that were skipped, since they were not finite; spike: the newest step in which its loss had jumped up,
+    -1 for none.
     """
 
     idle: float
@@ -266,6 +268,9 @@ class HealthFigures:
     at_rest: float = 0.0
     slow_from: float = 0.0
     slow: tuple[SlowFigures, ...] = ()
+    left_out: int = 0
+    skipped: int = 0
+    spike: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 from elastic3d import output, threads
 from elastic3d.clock import SYSTEM
 from elastic3d.distrust import Distrust
+from elastic3d.health.trouble import KNOWN
 from elastic3d.log import LIMIT, EventLog, Level
 from elastic3d.membership import events as m
 from elastic3d.membership.stalls import Stall, Verdict, VerdictKind, suspected
@@ -235,7 +236,7 @@ class Journal:
                         level, "loss.spiked", step=record.step, loss=record.loss, usual=record.usual, detail=detail
                     )
                 if excluded:
-                    known = "" if record.why_excluded else "the run knew of it before"
+                    known = "" if record.why_excluded else KNOWN
                     log.emit_at(
                         Level.DEBUG if known else None,
                         "batch.excluded",
