@@ -27,6 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "etcd_keys",
         "log",
         "output",
+        "owners",
         "pace",
         "rollback",
         "quantities",

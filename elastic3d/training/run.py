@@ -241,7 +241,7 @@ class Run:
             place, layout = self._mesh.place, self._layout
             mine = stages_of_rank(layout, place.pp)
             inputs, targets = 0 in mine, layout.stages - 1 in mine
-            share = replace(share, dp=layout.dp, index=place.dp, inputs=inputs, targets=targets)
+            share = replace(share, dp=layout.dp, index=place.dp, shares=layout.shares, inputs=inputs, targets=targets)
         self._batches = Batches(
             dataset,
             global_batch=global_batch,
