@@ -26,7 +26,7 @@ KIND, in the forward pass of micro-batch MB (0 by default) of the step after STE
     nandevice   every gradient of a block's weight is not a number, from then on
     rest        one bit of its first parameter changes in memory
     nan         the samples of micro-batch MB of the step bring a loss that is not a number, whoever computes it
-    spike       those of four steps from this one on bring ten times the loss
+    spike       those of three steps from this one on bring ten times the loss, by which it shows
     slow        its blocks take FACTOR times as long, from then on: slow:RANK@STEP:FACTOR
     sluggish    its data set takes FACTOR seconds for a sample, from then on: sluggish:RANK@STEP:FACTOR
 
@@ -462,7 +462,7 @@ class FaultyFiles(SourceFiles):
 NAN, HIGH = -1, -2
 """Targets that no byte is: of samples that bring no number, and of those that bring a high loss."""
 
-LONG_HIGH, TIMES = 4, 10.0
+LONG_HIGH, TIMES = 3, 10.0
 """Steps for which the loss is high, and how many times as high it is."""
 
 

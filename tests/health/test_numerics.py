@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic3d.data import Order
-from elastic3d.health.numerics import FEWEST, KEPT, Losses, empty_before, is_high, left_out_from, leaves_of, members
+from elastic3d.health.numerics import FEWEST, KEPT, Losses, empty_before, is_high, leaves_of, left_out_from, members
 from elastic3d.rollback import exhausted
 from elastic3d.values import from_json, to_json
 
