@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "output",
         "owners",
         "pace",
+        "rollback",
         "quantities",
         "tagged",
         "threads",
