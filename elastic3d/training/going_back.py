@@ -44,10 +44,8 @@ class GoingBack:
         rollbacks: those of the run so far. clean: the newest step that audits vouch for, None where there are none.
         """
         given, step = self.assignment, self.batches.step
-        if given.spike != Spike.ROLLBACK:
+        if given.spike != Spike.ROLLBACK or not given.audit_acts:
             return ""
-        if not given.audit_acts:
-            return "act='log' has it only reported"
         if exhausted((one.spike for one in rollbacks), step):
             before = ", ".join(str(one.spike) for one in rollbacks[-MOST:])
             return (
