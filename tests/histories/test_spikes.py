@@ -72,3 +72,6 @@ def test_the_run_goes_back_and_leaves_them_out(job_etcd: EtcdServer, tmp_path: P
         assert proved.exit_code == 0, proved.output
         account = json.loads(proved.output)
         assert (account["consumed"], account["excluded"]) == (BATCH * (STEPS - BACK), BATCH * BACK)
+    explained = CliRunner().invoke(application(), ["explain", str(back[0]["generation"]), "--events", str(events)])
+    for part in ("the loss jumped up", f"positions {HOLE[0]} to {HOLE[1] - 1}", "was formed with 2 nodes"):
+        assert part in explained.output, explained.output
