@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from elastic3d.distrust import Distrust
 from elastic3d.errors import LayoutError
 from elastic3d.pace import Pace
+from elastic3d.shortfall import MemoryBound
 
 T = TypeVar("T")
 
@@ -366,7 +367,8 @@ class Generation:
     stand still. `spent` is how much of the budget of re-formings is used, which decreases with time.
     `storm` counts generations in a row that a loss ended soon. `reached` is a step that was safe in memory, 0 while
     none was: not the newest one, but never below the first. `distrusted` are rules for states it may not go on from,
-    `paces` what was known of machines that are slow, or were.
+    `paces` what was known of machines that are slow, or were. `memory` is what was learned where memory ran out, None
+    where it never did.
     """
 
     number: int
@@ -387,6 +389,7 @@ class Generation:
     reached: int = 0
     distrusted: tuple[Distrust, ...] = ()
     paces: tuple[Pace, ...] = ()
+    memory: MemoryBound | None = None
 
     @property
     def world(self) -> int:

@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "output",
         "pace",
         "quantities",
+        "shortfall",
         "tagged",
         "threads",
         "torch_support",
