@@ -7,8 +7,9 @@ BIN := $(VENV)/bin
 TO_RUN := $(VENV)/.ready-to-run
 TO_DEVELOP := $(VENV)/.ready-to-develop
 # Tests wait more than they compute: one more of them at a time than there are cores. Those of a file share what they
-# set up, and run one after another.
-PYTEST := $(BIN)/python -m pytest --durations=20 --numprocesses=$(shell echo $$(($$(nproc) + 1))) --dist=loadfile
+# set up, and run one after another; the files that take longest begin first.
+PYTEST := $(BIN)/python -m pytest --durations=20 --numprocesses=$(shell echo $$(($$(nproc) + 1))) --dist=loadfile \
+	--no-loadscope-reorder
 
 # Where nothing may be written beside sources, every process would compile anew what it imports: seconds for torch alone.
 export PYTHONDONTWRITEBYTECODE :=

@@ -1,7 +1,7 @@
 """Jobs in which nothing fails though it looks like it: nobody may be named, nothing be done, and no bit differ.
 
 Each job carries several controls one after another, for some minutes; the undisturbed job that it is compared with
-takes seconds. Together they are what health.md calls the controls, those of single slow nodes aside.
+takes seconds. Those of single slow nodes are not among them.
 """
 
 from __future__ import annotations

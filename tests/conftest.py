@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -55,6 +55,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"{item.nodeid}: give its parameters ids that are the same in every process")
+    items.sort(key=longest_first(items))
+
+
+def longest_first(items: Sequence[pytest.Item]) -> Callable[[pytest.Item], tuple[float, int]]:
+    """Return a key that has the files whose tests may take longest begin first, so that no process ends long after
+    the others; those of a file stay together, as they stand in it."""
+    longest: dict[Path, float] = {}
+    count: dict[Path, int] = {}
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        longest[item.path] = max(longest.get(item.path, 0.0), float(mark.args[0]) if mark is not None else 0.0)
+        count[item.path] = count.get(item.path, 0) + 1
+    return lambda item: (-longest[item.path], -count[item.path])
 
 
 @pytest.fixture(scope="session")

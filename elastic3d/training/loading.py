@@ -16,7 +16,6 @@ from elastic3d.data import Batches, Cursor
 from elastic3d.data.ledger import Ledger
 from elastic3d.devices import ComputeDevice
 from elastic3d.errors import StateUnfit
-from elastic3d.health.numerics import Losses
 from elastic3d.log import process_log
 from elastic3d.parallel import facts as written
 from elastic3d.parallel.numerics.scale import LossScale
@@ -24,7 +23,7 @@ from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import create_optimizer_state, held_by_model, held_by_optimizer
 from elastic3d.snapshots.lending import BorrowedMemory
 from elastic3d.training import restoring, starting, state_facts
-from elastic3d.training.state_facts import AskedState, Nondeterminism, StateFacts
+from elastic3d.training.state_facts import AskedState, HealthFacts, StateFacts
 
 
 def load(
@@ -120,10 +119,7 @@ def facts(
     *,
     asked: AskedState | None,
     begun_from: str,
-    clean: int | None,
-    losses: Losses | None,
-    clean_nodes: dict[str, int] | None,
-    nondeterminism: Nondeterminism | None,
+    health: HealthFacts,
 ) -> StateFacts:
     """Return the state that is not tensors, equal on all ranks."""
     cursor = batches.cursor
@@ -138,8 +134,8 @@ def facts(
         loss_scale=None if scale.fixed else scale,
         asked=asked,
         begun_from=begun_from,
-        clean=clean,
-        losses=losses,
-        clean_nodes=clean_nodes,
-        nondeterminism=nondeterminism,
+        clean=health.clean,
+        losses=health.losses,
+        clean_nodes=health.clean_nodes,
+        nondeterminism=health.nondeterminism,
     )

@@ -15,7 +15,7 @@ another rank is lost, or this one has to leave, the port ends the process: `main
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -23,14 +23,12 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from elastic3d.clock import SYSTEM, Clock, processor_seconds
+from elastic3d.clock import SYSTEM, Clock
 from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.devices.contract import deterministic
 from elastic3d.errors import UsageError
-from elastic3d.health import vetted
-from elastic3d.health.numerics import Losses, NonFinite, Spike
 from elastic3d.health.phases import Phase
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
@@ -50,20 +48,19 @@ from elastic3d.parallel.state import tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
-from elastic3d.port import LocalState, Port, StateRestored, StepRecord
+from elastic3d.port import LocalState, Port, StateRestored
 from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
-from elastic3d.training import auditing, checking, identity, loading, parts, redoing, restoring, state_facts
-from elastic3d.training.auditing import Auditor, Convicted
-from elastic3d.training.checking import Checks
+from elastic3d.training import identity, loading, parts, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.collecting import FewerCollections
 from elastic3d.training.loss import Loss
 from elastic3d.training.parts import Parts
 from elastic3d.training.peers import Peers
-from elastic3d.training.redoing import Redoing
-from elastic3d.training.state_facts import AskedState, Nondeterminism
+from elastic3d.training.run_health import RunHealth
+from elastic3d.training.state_facts import AskedState
 from elastic3d.training.state_loading import StateLoader
+from elastic3d.training.step_record import StepTimer
 from elastic3d.training.step_vote import vote
 from elastic3d.values import Layout
 
@@ -85,22 +82,14 @@ class Run:
         self._batches: Batches | None = None
         self._ledger: Ledger = ()
         self._scale = LossScale.of(Precision.FP32)
-        self._since = self._processor = 0.0
+        self._step_timer = StepTimer(port.assignment, clock)
         self._timer = CheckpointTimer(port.assignment, clock)
         self._interval = Interval(port.assignment.snapshot_every)
         self._stored_step = 0
         self._asked: AskedState | None = None
         self._outside: Outside | None = None
         self._peers = Peers(port, clock, lambda: self._batches is None or self.steps >= self._batches.goal)
-        self._auditor: Auditor | None = None
-        self._checks: Checks | None = None
-        self._numerics = NonFinite(port.assignment.numerics)
-        self._redoing: Redoing | None = None
-        self._losses = Losses() if port.assignment.spike != Spike.OFF else None
-        # The newest step that audits vouch for, by the state that this generation began with.
-        self._clean: int | None = None
-        self._clean_nodes: dict[str, int] | None = None
-        self._nondeterminism: Nondeterminism | None = None
+        self._health = RunHealth(port, clock)
         torch.set_num_threads(self._assignment.threads)
         deterministic()
         self._parts = Parts(clock)
@@ -294,8 +283,7 @@ class Run:
             identity.check_planned(assembly.profile_digest(batches), self._assignment)
         with self._peers.followed():
             assembly.prepare(batches)
-            self._auditor, coverage = auditing.begin(assembly, batches, port=self._port, clock=self._clock)
-            self._redoing = redoing.begin(assembly, batches, self._numerics, port=self._port)
+            self._health.begin(assembly, batches)
             self._parts.end(parts.PREPARING)
             go = self._peers.go or self._port.await_go()
             self._parts.end(parts.AWAITING)
@@ -312,27 +300,9 @@ class Run:
         )
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
-        if self._losses is not None and loaded.losses is not None:
-            self._losses = loaded.losses
-        self._clean = auditing.clean_at(loaded.clean, batches.step, self._assignment)
-        if self._clean is not None:
-            self._clean_nodes = vetted.begun(loaded.clean_nodes, self._assignment.nodes, batches.step) or None
-        self._nondeterminism = loaded.nondeterminism
-        if self._auditor is not None:
-            with self._peers.followed():
-                self._auditor.resume(self._clean, self._clean_nodes, self._nondeterminism)
-            coverage = self._auditor.coverage
         assembly.experts.settle(optimizer)
         with self._peers.followed():
-            self._checks = checking.begin(
-                assembly.mesh,
-                assembly.model,
-                optimizer,
-                seed=batches.order.seed,
-                start=batches.step,
-                port=self._port,
-                clock=self._clock,
-            )
+            self._health.resume(loaded.health, assembly, optimizer, batches)
         self._parts.end(parts.LOADING)
         self._port.restored(
             StateRestored(
@@ -342,7 +312,7 @@ class Run:
                 detail="; ".join(filter(None, [decision.detail, *loaded.changes])),
                 damaged=decision.damaged,
                 parts=self._parts.ended(),
-                audits=coverage,
+                audits=self._health.coverage,
             )
         )
         self._timer.count_from(batches.step)
@@ -352,7 +322,7 @@ class Run:
         if decision.source != restoring.NONE:
             self._snapshot(checkpoint=False, wait=False)
         self._collections.end()
-        self._since, self._processor = self._clock.monotonic(), processor_seconds()
+        self._step_timer.begin()
 
     def backward(self, model: nn.Module, batch: Batch, loss_fn: UserLoss) -> Loss:
         """Run this rank's micro-batches of a step forward and back.
@@ -365,15 +335,13 @@ class Run:
         if model is not self._model:
             raise UsageError("run.backward needs the model that run.shard returned")
         assert self._outside is not None
-        if self._checks is not None:
-            self._checks.passes_begin()
+        self._health.passes_begin()
         objected = objective(loss_fn, self._scale.scale)
         self._progress.phase(Phase.FORWARD)
         self._progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
-        with self._peers.followed(), self._outside.inside(), self._convicting():
-            passes = self._auditor or assembly.passes
-            made = {} if batch.empty else passes.run(batch, objected)
-            loss = Loss(made, batch, passed=objected if self._redoing is not None else None)
+        with self._peers.followed(), self._outside.inside(), self._health.convicting():
+            made = self._health.run(assembly, batch, objected)
+        loss = Loss(made, batch, passed=objected if self._health.looks_at_micro_batches else None)
         self._progress.in_script()
         return loss
 
@@ -394,15 +362,13 @@ class Run:
         for, while neither the optimizer nor the schedule moves, and `loss.skipped` is true. The process ends after this
         step if all ranks have been asked to leave.
         """
-        if skip_nonfinite and self._redoing is not None:
-            raise UsageError(
-                f'run.step(skip_nonfinite=True) skips the whole update, and Health(numerics="{self._numerics}") does '
-                "otherwise: leave one of them out"
-            )
+        if skip_nonfinite:
+            self._health.check_skip()
         assembly, batches = self._made(), self._ready(optimizer, schedule)
+        assert self._outside is not None
         done = batches.step + 1
         due = self._timer.due(done)
-        skip = skip_nonfinite or not self._scale.fixed or self._numerics is not NonFinite.OFF
+        skip = skip_nonfinite or not self._scale.fixed or self._health.skips
         self._progress.phase(Phase.REDUCE)
         with self._peers.followed():
 
@@ -411,39 +377,33 @@ class Run:
                     assembly,
                     loss,
                     self._port,
-                    checks=self._checks,
+                    checks=self._health.checks,
                     step=done,
                     checkpoint=due,
                     clip=clip is not None,
                     skip=skip,
                 )
 
-            outcome, why = ballot(), ""
-            if self._redoing is not None:
-                outcome, why = self._settled(outcome, loss, ballot)
+            outcome = ballot()
+            with self._outside.inside(), self._health.convicting():
+                outcome, why = self._health.settle(outcome, loss, ballot, scale=self._scale, step=batches.step)
         change = update(outcome, clip=clip, scale=self._scale.scale, skip=skip)
         self._scale = self._scale.after(finite=change.finite)
         scale_gradients(assembly.model, outcome, change)
         self._progress.phase(Phase.COPY)
         self._port.finish_copy()
-        if self._checks is not None:
-            with self._peers.followed(), self._convicting():
-                self._checks.voted(outcome, batches.step)
-                self._checks.before_update(batches.step, skipped=change.skipped)
+        with self._peers.followed(), self._health.convicting():
+            self._health.before_update(outcome, batches.step, skipped=change.skipped)
         self._progress.phase(Phase.UPDATE)
-        if not change.skipped:
-            with self._peers.followed():
+        with self._peers.followed():
+            if not change.skipped:
                 local_step.step(optimizer)
-        if self._checks is not None:
-            with self._peers.followed():
-                self._checks.updated(outcome, change)
+            self._health.updated(outcome, change)
         if not change.skipped and schedule is not None:
             schedule.step()
         optimizer.zero_grad(set_to_none=True)
         loss.settle(outcome.loss, skipped=change.skipped)
-        usual = None
-        if self._losses is not None:
-            self._losses, usual = self._losses.after(outcome.loss)
+        usual = self._health.usual_loss(outcome.loss)
         self._ledger = add(
             self._ledger,
             generation=self.generation,
@@ -461,20 +421,23 @@ class Run:
         self._progress.phase(Phase.LEAVE if outcome.leave else Phase.COPY)
         if outcome.leave or outcome.checkpoint or self._interval.due(done):
             self._snapshot(checkpoint=outcome.checkpoint, wait=outcome.leave)
-        self._commit(batches, outcome, change.norm, excluded=loss.batch.excluded, why=why, usual=usual)
+        self._port.committed(
+            self._step_timer.record(
+                batches,
+                outcome,
+                loss,
+                norm=change.norm,
+                interval=self._interval,
+                why=why,
+                usual=usual,
+                clean=self._health.clean,
+            )
+        )
         if outcome.leave:
             self._peers.stop_looking()
             self._port.leave(done)
         self._progress.step(done)
         self._progress.in_script()
-
-    def _settled(self, outcome: Outcome, loss: Loss, again: Callable[[], Outcome]) -> tuple[Outcome, str]:
-        """Return the outcome with which a step is made that may not be finite, and why some of it is left out."""
-        assert self._redoing is not None
-        assert self._outside is not None
-        clean = self._auditor.clean if self._auditor is not None else self.steps
-        with self._outside.inside(), self._convicting():
-            return self._redoing.settle(outcome, loss, again, scaled=not self._scale.fixed, clean=clean)
 
     @contextmanager
     def pause(self, why: str, longest: float | str) -> Iterator[None]:
@@ -530,14 +493,6 @@ class Run:
         """End the process because a collective failed; UnmatchedCollective if `main` has returned on a rank."""
         self._peers.lost(error)
 
-    @contextmanager
-    def _convicting(self) -> Iterator[None]:
-        """Have the port end the process where a rank is convicted in the block."""
-        try:
-            yield
-        except Convicted as convicted:
-            self._port.convicted(convicted.report)
-
     def _expects_state(self) -> bool:
         """Return whether there is most likely a state to go on from; what `restore` finds decides."""
         if self._assignment.expects_state or self._assignment.restore not in restoring.MOVING:
@@ -573,45 +528,8 @@ class Run:
             self._scale,
             asked=self._asked,
             begun_from="" if restore in restoring.MOVING else restore,
-            clean=self._clean if self._auditor is None else self._auditor.clean,
-            losses=self._losses,
-            clean_nodes=self._clean_nodes if self._auditor is None else self._auditor.clean_nodes,
-            nondeterminism=self._nondeterminism if self._auditor is None else self._auditor.nondeterminism,
+            health=self._health.facts,
         )
         state = LocalState(step=self.steps, tiles=tiles, facts=state_facts.to_plain(facts))
         self._interval.taken(self.steps)
         self._port.snapshot(state, checkpoint=checkpoint, wait=wait)
-
-    def _commit(
-        self,
-        batches: Batches,
-        outcome: Outcome,
-        norm: float | None,
-        *,
-        excluded: Sequence[int],
-        why: str,
-        usual: float | None,
-    ) -> None:
-        now, processor = self._clock.monotonic(), processor_seconds()
-        record = StepRecord(
-            generation=self.generation,
-            step=batches.step,
-            loss=outcome.loss,
-            gradient_norm=norm,
-            seconds=now - self._since,
-            safe_step=outcome.safe_step,
-            etcd_away_everywhere=outcome.etcd_away,
-            samples=batches.order.positions(batches.step - 1),
-            sample_sum=outcome.sample_sum,
-            until=batches.goal,
-            snapshot_every=self._interval.every,
-            snapshot_rank=outcome.snapshot_rank if outcome.snapshot_needs > 1 else -1,
-            processor=processor - self._processor,
-            excluded=batches.order.positions_of(batches.step - 1, excluded),
-            why_excluded=why or ("the run knew of it before" if excluded else ""),
-            usual=usual,
-            sheets=outcome.sheets if self._assignment.slot == 0 else (),
-            clean=-1 if self._auditor is None else self._auditor.clean,
-        )
-        self._since, self._processor = now, processor
-        self._port.committed(record)

@@ -58,7 +58,21 @@ class Nondeterminism:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateFacts:
+class HealthFacts:
+    """How far the run's numbers can be relied on, equal on all ranks."""
+
+    clean: int | None = None
+    """The newest step that audits vouch for; None where nothing is audited, and in states of older versions."""
+    losses: Losses | None = None
+    """The latest losses; None where nobody compares them, and in states of older versions."""
+    clean_nodes: dict[str, int] | None = None
+    """The newest step that audits vouch for by node that was active; None likewise."""
+    nondeterminism: Nondeterminism | None = None
+    """Why audits are off for this run, None if they need not be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFacts(HealthFacts):
     """The state that is no tensor, equal on all ranks."""
 
     step: int
@@ -81,14 +95,6 @@ class StateFacts:
     """What the script asked for; None in states of older versions, which do not say."""
     begun_from: str = ""
     """The checkpoint that `restore=` named and the run went back to, "" for none."""
-    clean: int | None = None
-    """The newest step that audits vouch for; None where nothing is audited, and in states of older versions."""
-    losses: Losses | None = None
-    """The latest losses; None where nobody compares them, and in states of older versions."""
-    clean_nodes: dict[str, int] | None = None
-    """The same by node that was active; None likewise."""
-    nondeterminism: Nondeterminism | None = None
-    """Why audits are off for this run, None if they need not be."""
 
 
 def to_plain(facts: StateFacts) -> dict[str, Any]:

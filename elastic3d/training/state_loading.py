@@ -12,13 +12,12 @@ import torch
 from checkpointing.errors import MissingTile
 from elastic3d.data import Batches
 from elastic3d.data.ledger import Ledger
-from elastic3d.health.numerics import Losses
 from elastic3d.log import process_log
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.port import Assignment, Go
 from elastic3d.training import identity, loading, restoring, starting, state_facts
-from elastic3d.training.state_facts import AskedState, Nondeterminism, StateFacts
+from elastic3d.training.state_facts import AskedState, HealthFacts, StateFacts
 from elastic3d.training.tiers import announced_read
 
 
@@ -31,14 +30,8 @@ class LoadedState:
     scale: LossScale
     changes: tuple[str, ...]
     """In words, where the script differs from the one that saved the state."""
-    clean: int | None
-    """The newest step that audits vouch for; None if the state does not say, or no run has made it."""
-    losses: Losses | None
-    """The latest losses; None likewise."""
-    clean_nodes: dict[str, int] | None
-    """The same by node that was active when it was made; None likewise."""
-    nondeterminism: Nondeterminism | None
-    """Why audits are off for this run, None if they need not be."""
+    health: HealthFacts
+    """How far the state can be relied on, as it says itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +102,7 @@ class StateLoader:
                     ledger=ledger,
                     scale=scale,
                     changes=changes,
-                    clean=None if facts is None else facts.clean,
-                    losses=None if facts is None else facts.losses,
-                    nondeterminism=None if facts is None else facts.nondeterminism,
-                    clean_nodes=None if facts is None else facts.clean_nodes,
+                    health=HealthFacts() if facts is None else facts,
                 )
             process_log().emit(
                 "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")

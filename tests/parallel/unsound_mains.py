@@ -105,7 +105,7 @@ def train(
         account=consumed,
         holes=batches.order.holes,
         skipped=tuple(skipped),
-        losses=run._losses.losses if run._losses is not None else (),
+        losses=run._health.facts.losses.losses if run._health.facts.losses is not None else (),
     )
 
 

@@ -1,0 +1,63 @@
+"""What is said of a step that was made: the vote's outcome, and how long it took."""
+
+from __future__ import annotations
+
+from elastic3d.clock import Clock, processor_seconds
+from elastic3d.data import Batches
+from elastic3d.parallel.vote import Outcome
+from elastic3d.port import Assignment, StepRecord
+from elastic3d.snapshots.interval import Interval
+from elastic3d.training.loss import Loss
+
+
+class StepTimer:
+    """Counts each step's seconds, of the clock and of the processor, from the step before."""
+
+    def __init__(self, assignment: Assignment, clock: Clock) -> None:
+        self._assignment, self._clock = assignment, clock
+        self._since = self._processor = 0.0
+
+    def begin(self) -> None:
+        """Count from now."""
+        self._since, self._processor = self._clock.monotonic(), processor_seconds()
+
+    def record(
+        self,
+        batches: Batches,
+        outcome: Outcome,
+        loss: Loss,
+        *,
+        norm: float | None,
+        interval: Interval,
+        why: str,
+        usual: float | None,
+        clean: int | None,
+    ) -> StepRecord:
+        """Return the record of the step that `batches` has just counted, and count the next one from now.
+
+        norm: of the gradient, before clipping. why: some micro-batches were left out, "" if that was not found in this
+        step. usual: the loss that is, if this one begins a spike. clean: the newest step that audits vouch for.
+        """
+        since, processor = self._since, self._processor
+        self.begin()
+        made, excluded = batches.step - 1, loss.batch.excluded
+        return StepRecord(
+            generation=self._assignment.generation,
+            step=batches.step,
+            loss=outcome.loss,
+            gradient_norm=norm,
+            seconds=self._since - since,
+            safe_step=outcome.safe_step,
+            etcd_away_everywhere=outcome.etcd_away,
+            samples=batches.order.positions(made),
+            sample_sum=outcome.sample_sum,
+            until=batches.goal,
+            snapshot_every=interval.every,
+            snapshot_rank=outcome.snapshot_rank if outcome.snapshot_needs > 1 else -1,
+            processor=self._processor - processor,
+            excluded=batches.order.positions_of(made, excluded),
+            why_excluded=why or ("the run knew of it before" if excluded else ""),
+            usual=usual,
+            sheets=outcome.sheets if self._assignment.slot == 0 else (),
+            clean=-1 if clean is None else clean,
+        )
