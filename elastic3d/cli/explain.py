@@ -1,4 +1,4 @@
-"""`elastic3d explain`: why a generation stood still, or was slow, from etcd or from the files that its nodes left."""
+"""`elastic3d explain`: why a generation stood still, was slow or ran out of memory, from etcd or from nodes' files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def explain_job(
     options: JobOptions,
     generation: Annotated[
         int,
-        typer.Argument(min=0, metavar="[N]", help="The generation. Default: the newest that stood still."),
+        typer.Argument(min=0, metavar="[N]", help="The generation. Default: the newest of which anything was found."),
     ] = 0,
     events: Annotated[
         str,
@@ -36,7 +36,7 @@ def explain_job(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Explain why a job stood still, or was slow: who held it up, the evidence, what was done, and what to do now.
+    """Explain why a job stood still, was slow or ran out of memory: who it was, why, what was done, and what to do.
 
     etcd has what was found about the last 200 generations. The folder of `elastic3d.run(events=...)` has the evidence
     too: stacks, /proc, and what each rank was at. Exit codes: 0, 2 for a wrong call, 3 if there is no such job, 1 if
@@ -93,10 +93,10 @@ def _from_files(folder: Path, generation: int) -> Explanation | None:
     if not folder.is_dir():
         raise UsageError(f"--events {str(folder)!r}: there is no such folder")
     bundles = {path.parent: _read(path) for path in sorted((folder / FOLDER).glob(f"*/{VERDICT}"))}
-    verdict = _chosen([*bundles.values(), *_rebalanced(folder)], generation)
+    verdict = _chosen([*bundles.values(), *_rebalanced(folder), *_short(folder)], generation)
     if verdict is None:
         return None
-    if verdict.kind is VerdictKind.SLOW:
+    if verdict.kind is not VerdictKind.STUCK:
         return explain(verdict, formed=_formed(folder))
     mine = next(bundle for bundle, held in bundles.items() if held == verdict)
     stalls: dict[str, tuple[RankStall, ...]] = {}
@@ -130,6 +130,22 @@ def _rebalanced(folder: Path) -> Iterator[Verdict]:
                 before=line["before"],
                 after=line["after"],
                 rungs=tuple(line["rungs"]),
+            )
+
+
+def _short(folder: Path) -> Iterator[Verdict]:
+    """Yield where memory ran out, as the leaders' events tell."""
+    for line in _lines(folder):
+        if line.get("event") == "memory.short":
+            yield Verdict(
+                kind=VerdictKind.MEMORY,
+                fault=line["rung"],
+                key=str(line["generation"]),
+                step=line["step"],
+                detail=line["detail"],
+                culprits=tuple(line["nodes"]),
+                ranks=tuple(line["ranks"]),
+                act=line["act"],
             )
 
 
