@@ -217,7 +217,7 @@ def _reform(
         formed,
         attempt=leader_state.next_attempt(),
         cause=why.cause,
-        detail=(f"{short.detail}. {why.detail}" if short is not None else why.detail)[:2000],
+        detail=(f"{short.detail}\n{why.detail}" if short is not None else why.detail)[:2000],
         tries=tries,
         raised=_raised(view, roster, tries) if own else (),
         hung=hung if own else 0,

@@ -63,19 +63,15 @@ def held() -> int:
 
 
 def main(run: elastic3d.Run) -> None:
-    model = run.shard(Model, blocks="blocks", seed=3, recompute=os.environ.get("RECOMPUTE", "none"))
+    model = run.shard(Model, blocks="blocks", seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = [(torch.randn(TOKENS, 8, generator=torch.Generator().manual_seed(i)), torch.zeros(4)) for i in range(16)]
     batches = run.batches(data, global_batch=8, micro_batch=2, seed=5)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     if ROOM:
         resource.setrlimit(resource.RLIMIT_DATA, (held() + ROOM, resource.RLIM_INFINITY))
-    before = held()
     for batch in batches.until(step=STEPS):
         run.step(optimizer, loss=run.backward(model, batch, lambda y, t: (y.mean(1) - t).square().mean()), clip=0.5)
-        if os.environ.get("SAY"):
-            peak = re.search(r"VmPeak:\s+(\d+)", Path("/proc/self/status").read_text())[1]
-            print("DATA", run.rank, run.layout, (held() - before) >> 20, int(peak) >> 10, flush=True)
     digest = run.digest()
     if run.rank == 0:
         (OUT / "digest").write_text(digest)
