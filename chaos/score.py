@@ -28,6 +28,7 @@ from chaos.processes import leashed
 from chaos.scripts import SECOND, mark_of
 from elastic3d.health.hearing import Finding
 from elastic3d.health.stuck import Fault
+from elastic3d.owners import Owners
 from elastic3d.values import Layout
 
 TRAIN_FAULTY = Path(__file__).parent / "scripts" / "train_faulty.py"
@@ -284,7 +285,8 @@ def _audited(kind: str, step: int, layout: Layout) -> int:
     from elastic3d.health import audit
 
     plan = audit.plan(layout, budget=1.0, blocks=_BLOCKS, counts=[count], nodes=range(layout.world))
-    audited = audit.audit_at(plan, step, seed=_SEED, dp=layout.dp, micro_batches=count)
+    owners = Owners(dp=layout.dp, shares=layout.shares)
+    audited = audit.audit_at(plan, step, seed=_SEED, owners=owners, micro_batches=count)
     assert audited is not None
     return count // layout.dp if kind == "auditor" else audited.turns[0]
 

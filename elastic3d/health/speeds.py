@@ -13,12 +13,14 @@ time for the same work does not mislead: log(busy / rounds) of a rank is log w o
 - What all places have in common (longer samples, a busy machine) is nobody's: where there is nobody to be compared
   with, the low median over all places of what came to w since is taken off.
 
-The noise of a place is that of its own ranks from window to window. That between places says nothing: stages are cut
-unevenly, and a head's time varies where a block's does not.
+A node's noise is how its lateness differs from one window to the next. What all ranks do alike, as on a machine that is
+busy at times, is not in it, nor what differs between places: stages are cut unevenly, and a head's time varies where a
+block's does not.
 
-A node is slow when that shows in three of four windows of at least `SPAN` seconds, and well again when it is gone for
-twice as long. One step of any length is one window. Besides computing, a rank may hold all others up with its data
-loader or with its update and snapshots; what the script does between steps on some ranks only is the script's own.
+A node is slow when that shows in three of four windows of at least `SPAN` seconds, and their median exceeds its noise.
+It is well again when it is gone for twice as long. One step of any length is one window. Besides computing, a rank may
+hold all others up with its data loader or with its update and snapshots; what the script does between steps on some
+ranks only is the script's own.
 
 Every node's keeper runs this on the same rows and comes to the same finding. What it knows of earlier generations, one
 that joins does not know; it finds the same as soon as it has seen enough.
@@ -32,7 +34,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
-from statistics import median, median_low
+from statistics import mean, median, median_high, median_low
 
 from elastic3d.health import blame, sheet
 from elastic3d.health.sheet import StepSheet, sheet_of
@@ -51,14 +53,20 @@ WINDOW = 1.0
 """Least seconds of a window; it has whole rows."""
 
 SIGNIFICANT = 5.0
-"""How many times the noise of its place a node's lateness has to exceed."""
+"""By how many times its own standard error the median of a node's lateness has to exceed that of one that is well."""
 
 LEAST_NOISE = 0.005
 WELL = 1.07
 """Below this factor a node is well again, or half way to `slow` if that is lower."""
 
 AGREE, SLACK = 0.03, 0.02
-"""All ranks' times must add up to the same, to this share or to so many seconds a row; else a window says nothing."""
+"""All ranks' times must add up to the same, to this share or to so many seconds a window; else it says nothing.
+
+A step ends on each rank at a time of its own, so that what one lacks in a row, because it was late in its last step, it
+has in the next one: a window is continued until they agree."""
+
+LONGEST = 4.0
+"""How many times as long as others may be a window is given up in which ranks' times do not agree."""
 
 ALONE = 3
 """Windows of a generation from which a place that a single node holds is known."""
@@ -124,14 +132,6 @@ class SpeedWindow:
     sheets: tuple[StepSheet, ...]
 
 
-@dataclass(slots=True)
-class _Track:
-    """One node and one kind: whether and how far it was late in the last windows. late: logs."""
-
-    late: deque[float]
-    shows: deque[bool]
-
-
 class Speeds:
     """Takes the rows of all steps; `slow` is from which factor on a node is."""
 
@@ -154,7 +154,7 @@ class Speeds:
         self._rows: dict[int, StepSheet | None] = {}
         self._open: list[tuple[int, tuple[StepSheet, ...]]] = []
         self._windows: deque[SpeedWindow] = deque(maxlen=KEPT)
-        self._tracks: dict[tuple[str, SlowKind], _Track] = {}
+        self._tracks: dict[tuple[str, SlowKind], deque[float]] = {}
         self._works: dict[object, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
         self._usual: dict[object, float] = {}
         self._told: dict[str, SlowNode] | None = None
@@ -168,35 +168,34 @@ class Speeds:
         heard = [self._rows.get(rank) for rank in range(world)]
         self._rows = {}
         sheets = tuple(one for one in heard if one is not None)
-        if len(sheets) < world or not _agree(sheets):
+        if len(sheets) < world:
             self._open = []
             return None
         self._open.append((step - sheet.EVERY, sheets))
-        seconds = sheet.EVERY * sum(median(one.total for one in row) for _, row in self._open)
+        by_rank = list(zip(*(sheets for _, sheets in self._open), strict=True))
+        totals = [sheet.EVERY * sum(one.total for one in own) for own in by_rank]
+        seconds, row = median(totals), sheet.EVERY * median(one.total for one in sheets)
         if seconds < WINDOW:
             return None
-        means = tuple(_mean(ranks) for ranks in zip(*(row for _, row in self._open), strict=True))
+        if not _agree(totals):
+            self._open = self._open if seconds < LONGEST * max(WINDOW, row) else []
+            return None
         first, last = self._open[0][0] - sheet.EVERY + 1, self._open[-1][0]
         self._open = []
-        self._windows.append(SpeedWindow(first=first, last=last, seconds=seconds, sheets=means))
+        self._windows.append(SpeedWindow(first=first, last=last, seconds=seconds, sheets=tuple(map(_mean, by_rank))))
         return self._judge(step)
 
     # One window.
 
     def _judge(self, step: int) -> SpeedFinding | None:
         late = {SlowKind.COMPUTE: self._computing(), SlowKind.DATA: self._loading(), SlowKind.HOST: self._own()}
-        noise = self._noise()
         for kind, ranks in late.items():
             for id in dict.fromkeys(self._nodes):
-                own = [rank for rank in ranks if self._nodes[rank] == id]
-                if not own:
+                own = [lateness for rank, lateness in ranks.items() if self._nodes[rank] == id]
+                if own:
+                    self._tracks.setdefault((id, kind), deque(maxlen=KEPT)).append(max(own))
+                else:
                     self._tracks.pop((id, kind), None)
-                    continue
-                worst = max(own, key=lambda rank: ranks[rank])
-                least = max(self._enter, SIGNIFICANT * noise[worst]) if kind is SlowKind.COMPUTE else self._enter
-                track = self._tracks.setdefault((id, kind), _Track(deque(maxlen=KEPT), deque(maxlen=KEPT)))
-                track.late.append(ranks[worst])
-                track.shows.append(ranks[worst] >= least)
         return self._finding(step, late)
 
     def _computing(self) -> dict[int, float]:
@@ -210,7 +209,7 @@ class Speeds:
             slowest = _by_node(ranks, self._nodes, took)
             now[place] = median_low(slowest.values())
             if len(slowest) > 1:
-                late |= {rank: took[rank] - now[place] for rank in ranks}
+                late |= {rank: took[rank] - _of_others(self._nodes[rank], slowest) for rank in ranks}
             else:
                 alone.append(place)
             self._works[place].append(now[place])
@@ -251,24 +250,10 @@ class Speeds:
         for ranks in groups:
             slowest = _by_node(ranks, self._nodes, took)
             if len(slowest) > 1:
-                usual = median_low(slowest.values())
-                late |= {r: -math.log(max(0.01, 1 - max(0.0, took[r] - usual) / total)) for r in ranks}
+                for rank in ranks:
+                    longer = took[rank] - _of_others(self._nodes[rank], slowest)
+                    late[rank] = -math.log(max(0.01, 1 - longer / total))
         return late
-
-    def _noise(self) -> dict[int, float]:
-        """Return the noise of each rank's place, as the standard deviation of logs."""
-        noise: dict[int, float] = {}
-        for ranks in self._places().values():
-            own = self._spread(ranks)
-            noise |= dict.fromkeys(ranks, max(LEAST_NOISE, own))
-        return noise
-
-    def _spread(self, ranks: Sequence[int]) -> float:
-        # Of differences from one window to the next: a node that becomes slow makes one of them large.
-        recent = list(self._windows)[-RECENT:]
-        took = [[math.log(one.sheets[rank].busy / one.sheets[rank].rounds) for one in recent] for rank in ranks]
-        steps = [abs(after - before) for one in took for before, after in pairwise(one)]
-        return 1.4826 * median(steps) / math.sqrt(2) if steps else math.inf
 
     # All windows.
 
@@ -276,7 +261,12 @@ class Speeds:
         entered, left = [], []
         few, many = self._last(SPAN, LEAST), self._last(2 * SPAN, 2 * LEAST)
         for id in dict.fromkeys(self._nodes):
-            shown = [node for kind in SlowKind if (node := self._shown(id, kind, few, late[kind])) is not None]
+            shown = [
+                node
+                for kind in SlowKind
+                for windows in (few, many)
+                if (node := self._shown(id, kind, windows, late[kind])) is not None
+            ]
             now = max(shown, key=lambda node: node.rho, default=None)
             before = self.slow.get(id)
             if now is not None:
@@ -298,11 +288,12 @@ class Speeds:
         return any(abs(math.log(node.rho / before[id])) > math.log(CHANGE) for id, node in self.slow.items())
 
     def _shown(self, id: str, kind: SlowKind, windows: int, late: Mapping[int, float]) -> SlowNode | None:
-        track = self._tracks.get((id, kind))
-        if not windows or track is None or len(track.late) < windows or not track.shows[-1]:
+        track = self._tracks.get((id, kind), ())
+        last = list(track)[-windows:]
+        shows = [one >= self._enter for one in last]
+        if not windows or len(track) < windows or not shows[-1] or sum(shows) < SHARE * windows:
             return None
-        shows, last = list(track.shows)[-windows:], list(track.late)[-windows:]
-        if sum(shows) < SHARE * windows:
+        if median(last) - self._well < SIGNIFICANT * self._error(list(track)[-RECENT:], windows):
             return None
         rho = math.exp(median(last))
         began = len(shows) - next((n for n, one in enumerate(reversed(shows)) if not one), len(shows))
@@ -310,11 +301,19 @@ class Speeds:
         ranks = tuple(rank for rank, one in late.items() if self._nodes[rank] == id and one >= self._enter)
         return SlowNode(id=id, rho=rho, kind=kind, since=since, ranks=ranks, windows=sum(shows), of=windows)
 
+    def _error(self, recent: Sequence[float], windows: int) -> float:
+        """Return the standard error of a median of so many windows."""
+        # Of differences from one window to the next: a node that becomes slow makes one of them large.
+        steps = sorted(abs(after - before) for before, after in pairwise(recent))[:-1]
+        # The mean of a normal variable's differences is 2 / sqrt(pi) times its standard deviation.
+        noise = math.sqrt(math.pi) / 2 * mean(steps) * (1 + 1 / len(steps)) if steps else math.inf
+        return max(LEAST_NOISE, noise) * math.sqrt(math.pi / 2 / windows)
+
     def _is_well(self, id: str, kind: SlowKind, windows: int) -> bool:
-        track = self._tracks.get((id, kind))
-        if not windows or track is None or len(track.late) < windows:
+        track = self._tracks.get((id, kind), ())
+        last = list(track)[-windows:]
+        if not windows or len(track) < windows:
             return False
-        last = list(track.late)[-windows:]
         return last[-1] < self._well and sum(one < self._well for one in last) >= SHARE * windows
 
     def _last(self, seconds: float, least: int) -> int:
@@ -378,6 +377,11 @@ class Speeds:
         return (place, layout.pp, layout.tp, layout.schedule, layout.virtual, layout.cuts)
 
 
+def _of_others(node: str, slowest: Mapping[str, float]) -> float:
+    """Return what the work takes other nodes than this one: more than half of the fewest that are well suffice."""
+    return median_high(took for id, took in slowest.items() if id != node)
+
+
 def _by_node(ranks: Iterable[int], nodes: Sequence[str], took: Sequence[float]) -> dict[str, float]:
     slowest: dict[str, float] = {}
     for rank in ranks:
@@ -385,9 +389,8 @@ def _by_node(ranks: Iterable[int], nodes: Sequence[str], took: Sequence[float]) 
     return slowest
 
 
-def _agree(sheets: Sequence[StepSheet]) -> bool:
-    most, least = max(one.total for one in sheets), min(one.total for one in sheets)
-    return most - least <= max(AGREE * most, SLACK / sheet.EVERY)
+def _agree(totals: Sequence[float]) -> bool:
+    return max(totals) - min(totals) <= max(AGREE * max(totals), SLACK)
 
 
 def _mean(sheets: Sequence[StepSheet]) -> StepSheet:

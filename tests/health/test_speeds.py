@@ -267,14 +267,55 @@ def test_the_noise_of_one_place_hides_no_slow_node_of_another() -> None:
 def test_the_noise_of_all_places_together_would_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted bug: the spread is that of all places, which are cut unevenly."""
 
-    def found() -> set[str]:
-        job = Job(layout=layout(2, 2), work=(3.0, 1.0), slow={"n1": 1.3})
-        job.run(90)
-        return job.ever
+    def job() -> Job:
+        return Job(layout=layout(2, 2), work=(3.0, 1.0), slow={"n1": 1.3})
 
-    assert found() == {"n1"}
-    monkeypatch.setattr(Speeds, "_spread", lambda self, ranks: _over_all(self))
-    assert not found()
+    right, wrong = job(), job()
+    right.run(90)
+    assert right.ever == {"n1"}
+    monkeypatch.setattr(Speeds, "_error", lambda self, recent, windows: _over_all(self))
+    wrong.run(90)
+    assert not wrong.ever
+
+
+def test_a_step_that_one_rank_ends_late_is_made_up_for_in_the_next_row() -> None:
+    """Rows end at each rank's own time: what one has too much, the next row has too little, in most of them."""
+    job = Job(layout=layout(1, 3), work=(1.0,), slow={"n1": 1.3})
+    whole, late = job.row, [0.0]
+
+    def ragged(longer: float = 1.0) -> list[StepSheet]:
+        first, *others = whole(longer)
+        before, late[0] = late[0], job.draw.choice([0.0, 0.0, 0.1]) * first.total
+        return [replace(first, copy=first.copy + late[0], wait_pp=first.wait_pp - before), *others]
+
+    job.row = ragged  # type: ignore[method-assign]
+    job.run(60)
+    assert job.ever == {"n1"}
+
+
+def test_noise_that_all_ranks_share_hides_no_slow_node() -> None:
+    """A busy machine has all of them compute for half as long again in some rows."""
+    job = Job(layout=layout(1, 3), work=(1.0,), slow={"n1": 1.3}, noise=lambda pp: 0.05)
+    for _ in range(60):
+        job.run(1, longer=job.draw.uniform(1.0, 1.6))
+    assert job.ever == {"n1"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_busy_host_hides_no_slow_node(seed: int) -> None:
+    """As measured on two processors with a load of five: rows of one rank differ by a tenth, as the others' do."""
+    job = Job(layout=layout(1, 3), work=(1.0,), unit=0.006, slow={"n1": 1.3}, noise=lambda pp: 0.07, seed=seed)
+    job.run(60)
+    assert job.ever == {"n1"}
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+@pytest.mark.parametrize("dp", [2, 3])
+def test_on_a_busy_host_nobody_is_slow(factor: float, dp: int) -> None:
+    """For ten minutes, with as much noise, nor one that takes a tenth longer."""
+    job = Job(layout=layout(1, dp), work=(1.0,), slow={"n1": factor}, noise=lambda pp: 0.1)
+    job.run(600)
+    assert not job.ever
 
 
 def _over_all(speeds: Speeds) -> float:

@@ -135,6 +135,7 @@ def formed_of(
             view.generation.reached if view.generation else 0, roster.reports.safe() if roster is not None else 0
         ),
         distrusted=view.distrusted,
+        rollbacks=view.rollbacks,
         paces=tuple(known(situation).values()),
         memory=replace(bound, recompute=plan.recompute or "none") if plan is not None and bound is not None else None,
     )
