@@ -105,8 +105,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # From the leader: nothing moves, no node is at fault, and nothing is done about it.
         "training.stalled": _warning("fault", "step", "confidence", "detail", "waits"),
         # From the leader: what was done because `nodes` are slow, or, if the list is empty, are well again. `remedy` is
-        # "swap", "recut", "back" or, which is only reported, "evict". `act`: a generation was formed for it, at a
-        # boundary between two steps. `before`, `after`: predicted seconds of a step. `rungs`: all that could be done.
+        # "swap", "recut", "shares", "back" or, which is only reported, "evict". `act`: a generation was formed for it,
+        # at a boundary between two steps. `before`, `after`: predicted seconds of a step. `rungs`: all that could be
+        # done.
         "layout.rebalanced": _info("remedy", "step", "nodes", "ranks", "act", "before", "after", "rungs", "detail"),
         # From the leader: memory ran out on `ranks` of `nodes`, and the next generation needs less, by `rung`: "leaner
         # schedule", a higher ZeRO stage, "recompute full", "more stages"; "none" where the script leaves nothing open,

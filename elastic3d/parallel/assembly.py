@@ -194,9 +194,9 @@ class Assembly:
         if batches.order.holes and (why := self.unexcluded()):
             raise UsageError(f"run.batches: exclude= leaves micro-batches out of their steps, but {why}")
         for count in batches.order.counts:
-            spread = self.plan.experts is not None
-            if unfit := unshared(layout, reduction=self.plan.reduction, experts=spread, leaves=count // leaf):
-                raise LayoutError(f"{layout}: {unfit}")
+            unfit = unshared(layout, self.plan.reduction, self.plan.experts is not None, count // leaf)
+            if layout.shares and unfit is not None:
+                raise LayoutError(f"{layout}: shares {unfit}")
             schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count, leaf=leaf)
             self.experts.check_step(layout, count, leaf)
         reductions = [self._reduction(part, units) for part, units in zip(self.parts, self.units, strict=True)]
