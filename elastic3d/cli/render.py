@@ -89,7 +89,9 @@ def _generation(sealed: GenerationStatus, *, prepared: bool) -> Text:
         text.append(f"{sealed.layout}, ")
     if sealed.memory is not None:
         again = "" if sealed.memory.recompute == "none" else f"recompute {sealed.memory.recompute}, "
-        text.append(f"{again}at most {sealed.memory.most / 2**20:.0f} MiB a rank since memory ran out, ")
+        most = sealed.memory.most
+        within = f"{most / 2**30:.1f} GiB" if most >= 2**30 else f"{most / 2**20:.0f} MiB"
+        text.append(f"{again}at most {within} a rank since memory ran out, ")
     ranks = f"{_count(sealed.world, 'rank')} on " if sealed.world else ""
     text.append(ranks + _count(len(sealed.nodes), "node"))
     if sealed.spares:
