@@ -25,8 +25,10 @@ from chaos.hung_files import HungFiles
 from chaos.oracle import compare, judge
 from chaos.play import Etcd, Outcome, Setting, play
 from chaos.processes import leashed
+from chaos.scenario import Slow, When, node_name
 from chaos.scripts import SECOND, mark_of
 from elastic3d.health.hearing import Finding
+from elastic3d.health.speeds import SlowKind
 from elastic3d.health.stuck import Fault
 from elastic3d.values import Layout
 
@@ -56,7 +58,9 @@ class Kind:
     hogs: processes per processor that compute beside the job. together: some ranks have to do the same, as dp columns
     do. between_two: no more than two may, since in a larger group nothing says which of its connections is at fault.
     lies: a device computes wrongly; the job is audited in each step, and `steps` more may be made until it is found.
-    hung: files that never answer have to be there. alone: no other fault happens in its job.
+    hung: files that never answer have to be there. alone: no other fault happens in its job. lasts: it goes on in a job
+    that makes `LONG` steps of many computations, so that what is slow can be found. factor: how many times as long a
+    node's blocks take; share: of a processor that its trainers may use.
     """
 
     faults: tuple[str, ...] = ()
@@ -69,6 +73,9 @@ class Kind:
     steps: int = 0
     hung: bool = False
     alone: bool = False
+    lasts: bool = False
+    factor: float = 0.0
+    share: float = 0.0
 
     @property
     def control(self) -> bool:
@@ -101,14 +108,23 @@ KINDS: Mapping[str, Kind] = {
     "leader": Kind(faults=(Finding.PERSISTENT,), bar=5.0, lies=True, steps=1),
     "liars": Kind(faults=(Finding.PERSISTENT,), bar=5.0, culprit=Culprit.LIARS, lies=True, steps=1),
     "rest": Kind(faults=(ALTERED,), bar=5.0, alone=True),
+    "slow": Kind(faults=(SlowKind.COMPUTE,), bar=60.0, lasts=True, factor=1.3),
+    "quota": Kind(faults=(SlowKind.COMPUTE,), bar=40.0, lasts=True, share=0.4),
     "stall": Kind(),
     "oversubscribed": Kind(hogs=3),
+    "tenth": Kind(lasts=True, factor=1.1),
+    "busy": Kind(lasts=True, hogs=3),
 }
-_CURES = ("stuck", "lying")
+_CURES = ("stuck", "lying", "balance")
 _LIES = {"auditor": "flip", "leader": "sticky"}
 """Under what name the script knows a kind that is the same lie at another place."""
 
 _GLOBAL, _MICRO, _BLOCKS, _SEED = 16, 2, 5, 17
+SETTLED, LONG, WORK = 48, 240, 16
+"""Steps after which what lasts begins, those of such a job, and products of matrices that each of its blocks computes.
+
+They make half a minute on two processors, of steps of a seventh of a second, where nothing is slow."""
+
 WITNESSES = Layout(pp=1, dp=4)
 """Who lies is found where three others do the same: two that agree, and a second liar."""
 
@@ -128,7 +144,10 @@ class Trial:
     @property
     def fault(self) -> str:
         """The fault as the script's option, "" for none."""
-        if self.kind == "oversubscribed":
+        kind = KINDS[self.kind]
+        if kind.factor:
+            return f"slow:{self.rank}@{self.step}:{kind.factor}"
+        if kind.hogs or kind.share:
             return ""
         rank = "leader" if self.kind == "leader" else self.rank
         return f"{_LIES.get(self.kind, self.kind)}:{rank}@{self.step}:{self.micro_batch}"
@@ -268,6 +287,7 @@ def trials(kinds: Sequence[str], count: int, seed: int, *, steps: int, most: int
             layouts = [one for one in layouts if not row.between_two or one.dp <= 2]
             layout = WITNESSES if KINDS[kind].lies else draw.choice(layouts)
             rank, step = draw.randrange(layout.world), draw.randrange(4, max(5, steps // 2))
+            step = SETTLED if row.lasts else step
             yield Trial(
                 kind=kind,
                 rank=rank,
@@ -293,6 +313,7 @@ def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
     """Return the job of a trial, or with None the same one to which nothing happens."""
     fault = trial.fault if trial is not None else ""
     lies = trial is not None and KINDS[trial.kind].lies
+    lasts = trial is not None and KINDS[trial.kind].lasts
     return Setting(
         nodes=layout.world,
         steps=steps,
@@ -304,7 +325,12 @@ def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
         context=32,
         global_batch=_GLOBAL,
         micro_batch=_MICRO,
-        options=("--checkpoint-every=5", *([f"--fault={fault}"] if fault else []), *(["--audit=100%"] if lies else [])),
+        options=(
+            "--checkpoint-every=5",
+            *([f"--fault={fault}"] if fault else []),
+            *(["--audit=100%"] if lies else []),
+            *([f"--work={WORK}"] if lasts else []),
+        ),
         script=TRAIN_FAULTY,
     )
 
@@ -315,6 +341,8 @@ def play_trial(trial: Trial, quiet: Outcome, *, etcd: Etcd, workdir: Path, steps
     Unable where this machine lacks what it needs.
     """
     kind, made = KINDS[trial.kind], setting(trial, trial.layout, steps)
+    node = node_name(trial.rank // made.slots)
+    faults = [Slow(node=node, share=kind.share, when=When(step=trial.step))] if kind.share else []
     with ExitStack() as stack:
         stack.enter_context(hogs(kind.hogs))
         if kind.hung:
@@ -323,7 +351,7 @@ def play_trial(trial: Trial, quiet: Outcome, *, etcd: Etcd, workdir: Path, steps
             except OSError as error:
                 raise Unable(f"no FUSE file system can be mounted here: {error}") from error
             made = replace(made, options=(*made.options, f"--hung={files.folder}"))
-        outcome = play(made, etcd=etcd, workdir=workdir, name=f"score-{trial.kind}")
+        outcome = play(made, faults, etcd=etcd, workdir=workdir, name=f"score-{trial.kind}")
     return read(trial, outcome, quiet, workdir)
 
 
@@ -340,7 +368,9 @@ def read(
 
     begin, end: between which times by the wall clock all that was said is about it, where its job has other trials.
     """
-    at = happened_at(workdir, trial.step)
+    at, node = happened_at(workdir, trial.step), _marked(workdir, mark_of(trial.step))
+    for done in outcome.injections:
+        at, node = done.at, done.node
     events = [event for event in Follower(workdir / "events").poll() if begin <= event.at < end]
     generations = [view for view in outcome.picture.generations if not view.sealed_at > at]
     said = tuple(_said(events, at))
@@ -348,7 +378,6 @@ def read(
     later = [step.at for step in outcome.picture.steps if step.at > named_at]
     causes = (*_CURES, "failure") if trial.kind == "rest" else _CURES
     cured = [v for v in outcome.picture.generations if v.cause in causes and begin <= v.sealed_at < end]
-    node = _marked(workdir, mark_of(trial.step))
     if not node and generations:
         node = generations[-1].nodes[trial.rank // outcome.setting.slots]
     differences = compare(outcome, quiet)
@@ -379,6 +408,17 @@ def _marked(workdir: Path, name: str) -> str:
 
 def _said(events: Sequence[Event], at: float) -> Iterator[Said]:
     for event in events:
+        if event.name == "node.slow":
+            yield Said(
+                fault=str(event.fields["kind"]),
+                nodes=tuple(event.fields["nodes"]),
+                ranks=tuple(event.fields["ranks"]),
+                act=True,
+                after=event.at - at,
+                detail=str(event.fields["detail"]),
+                step=int(event.fields["step"]),
+                generation=event.generation,
+            )
         stuck, altered = event.name in ("rank.stuck", "training.stalled"), event.name == "state.altered"
         if stuck or altered or event.name == "audit.failed":
             finding = ALTERED if altered else str(event.fields.get("finding") or "")
