@@ -403,6 +403,8 @@ class FaultyBlock(Block):
 
     def _timed(self, x: Tensor, fault: Fault | None) -> Tensor:
         """Compute, and tell a fault how long each way takes."""
+        # A tensor of its own: the hooks of one that is another block's output too run in that block's order.
+        x = x.view_as(x)
         begun = SYSTEM.monotonic()
         _work(self.work)
         y = super().forward(x)
