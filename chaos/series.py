@@ -136,7 +136,7 @@ def play_series(
     if not together(series.trials[0].kind):
         steps = LONG if KINDS[series.trials[0].kind].lasts else steps
         try:
-            return [play_trial(series.trials[0], quiet(steps), etcd=etcd, workdir=workdir, steps=steps)], []
+            return [play_trial(series.trials[0], lambda: quiet(steps), etcd=etcd, workdir=workdir, steps=steps)], []
         except Unable as error:
             return [skipped(series.trials[0], str(error))], []
     outcome = play(job(series, steps), etcd=etcd, workdir=workdir, name="score-series", clock=clock)

@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 
 from elastic3d.distrust import Distrust
 from elastic3d.errors import LayoutError
+from elastic3d.owners import Owners
 from elastic3d.pace import Pace
+from elastic3d.rollback import Rollback
 
 T = TypeVar("T")
 
@@ -63,6 +65,8 @@ class Layout:
     """Stages on each rank; 1 except for the schedules that have more."""
     cuts: tuple[int, ...] = ()
     """Number of the first block of each stage but the first, in order of stages; () for runs of equal length."""
+    shares: tuple[int, ...] = ()
+    """How many of every sum(shares) micro-batches each data-parallel rank computes, 1 or more; () for as many each."""
 
     def __post_init__(self) -> None:
         for axis in ("pp", "dp", "tp", "replicas"):
@@ -73,6 +77,28 @@ class Layout:
             raise LayoutError(f"layout: zero must be 1, 2 or 3, or 0 for free; it is {self.zero!r}")
         if self.replicas and self.dp % self.replicas:
             raise LayoutError(f"layout: {self.replicas} replicas cannot share dp={self.dp} evenly; let them divide it")
+        if self.shares:
+            self._check_shares()
+
+    def _check_shares(self) -> None:
+        wrong = [one for one in self.shares if not isinstance(one, int) or isinstance(one, bool) or one < 1]
+        if wrong:
+            raise LayoutError(f"layout: shares must be numbers of micro-batches, 1 or more; {wrong[0]!r} is not one")
+        if len(self.shares) != self.dp:
+            raise LayoutError(
+                f"layout: shares={'/'.join(map(str, self.shares))} are of {len(self.shares)} data-parallel ranks, and "
+                f"dp={self.dp}: give one for each, with dp={len(self.shares)}"
+            )
+        if self.pp > 1:
+            raise LayoutError(
+                f"layout: shares are for pp=1, and pp is {self.pp}: stages of unlike pipelines would wait for each "
+                "other's turns; cuts gives a slow node's stage fewer blocks"
+            )
+        if self.zero == 3:
+            raise LayoutError(
+                "layout: with ZeRO-3 all data-parallel ranks gather parameters together in every round, so that none "
+                "can have fewer than the others: use zero=2 with shares"
+            )
 
     @property
     def world(self) -> int:
@@ -95,13 +121,15 @@ class Layout:
             words.append(f"{self.schedule} x{self.virtual}" if self.virtual > 1 else str(self.schedule))
         if self.replicas > 1:
             words.append(f"{self.replicas} replicas")
+        if self.shares:
+            words.append(f"shares {'/'.join(map(str, self.shares))}")
         return ", ".join(words)
 
     @classmethod
     def parse(cls, text: str) -> Layout:
         """Return the layout that `pp=2,zero=3,schedule=zbv` asks for; fields left out are as in `Layout()`.
 
-        cuts are joined by `/`, as in cuts=3/5. LayoutError for anything else.
+        cuts and shares are joined by `/`, as in cuts=3/5. LayoutError for anything else.
         """
         fields: dict[str, Any] = {}
         for part in text.split(","):
@@ -112,8 +140,8 @@ class Layout:
             try:
                 if name == "schedule":
                     fields[name] = Schedule(value)
-                elif name == "cuts":
-                    fields[name] = tuple(int(cut) for cut in value.split("/"))
+                elif name in ("cuts", "shares"):
+                    fields[name] = tuple(int(one) for one in value.split("/"))
                 else:
                     fields[name] = int(value)
             except ValueError as error:
@@ -124,7 +152,7 @@ class Layout:
     def request(self) -> str:
         """Return the text that `parse` reads as this layout."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields["cuts"] = "/".join(map(str, self.cuts))
+        fields |= {name: "/".join(map(str, fields[name])) for name in ("cuts", "shares")}
         default = Layout()
         return ",".join(f"{n}={v}" for n, v in fields.items() if v not in ("", getattr(default, n))) or "zero=3"
 
@@ -141,9 +169,13 @@ class KeptActivations:
     again: float = 0.0
 
 
-def rounds(micro_batches: int, dp: int, leaf: int = 1) -> int:
-    """Return how many micro-batches each of `dp` ranks runs in a step, whole leaves of them; some may not count."""
-    return -(-micro_batches // (leaf * dp)) * leaf
+def rounds(micro_batches: int, dp: int, leaf: int = 1, shares: tuple[int, ...] = ()) -> int:
+    """Return how many micro-batches each of `dp` ranks runs in a step, whole leaves of them; some may not count.
+
+    shares: as in a layout; then the number of rounds that the step has, which some ranks sit out.
+    """
+    turns = Owners(dp=dp, shares=shares).turns(micro_batches // leaf) if shares else -(-micro_batches // (leaf * dp))
+    return turns * leaf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +230,7 @@ class ModelProfile:
     `run.shard`; the latter divides all numbers of micro-batches.
     audit: share of the computing that audits may take.
     script, schedule: digests of the script's own file, and of its optimizer and schedule; "" if not known.
+    health: options of `health=` that all nodes must share, as "name=value".
     """
 
     blocks: int
@@ -225,20 +258,21 @@ class ModelProfile:
     schedule: str = ""
     leaf: int = 1
     audit: float = 0.0
+    health: tuple[str, ...] = ()
 
     @property
     def leaves(self) -> int:
         """Return the smallest number of leaves of any step, each of `leaf` micro-batches of one rank."""
         return self.micro_batches // self.leaf
 
-    def rounds(self, dp: int) -> int:
-        """Return how many micro-batches each of `dp` ranks runs in such a step."""
-        return rounds(self.micro_batches, dp, self.leaf)
+    def rounds(self, dp: int, shares: tuple[int, ...] = ()) -> int:
+        """Return how many micro-batches each of `dp` ranks runs in such a step; with shares, the one with most."""
+        return rounds(self.micro_batches, dp, self.leaf, shares)
 
     @property
     def job(self) -> str:
         """Return what all nodes of a job have in common, its first word the digest of the model and the batches."""
-        return f"{self.digest} {self.script} {self.schedule}".rstrip()
+        return " ".join((self.digest, self.script, self.schedule, *self.health)).rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,6 +359,7 @@ class Cause(StrEnum):
     STUCK = "stuck"
     LYING = "lying"
     BALANCE = "balance"
+    SPIKE = "spike"
 
     @property
     def of_script(self) -> bool:
@@ -366,7 +401,7 @@ class Generation:
     stand still. `spent` is how much of the budget of re-formings is used, which decreases with time.
     `storm` counts generations in a row that a loss ended soon. `reached` is a step that was safe in memory, 0 while
     none was: not the newest one, but never below the first. `distrusted` are rules for states it may not go on from,
-    `paces` what was known of machines that are slow, or were.
+    `rollbacks` what it leaves out since the loss jumped up, `paces` what was known of machines that are slow, or were.
     """
 
     number: int
@@ -386,6 +421,7 @@ class Generation:
     storm: int = 0
     reached: int = 0
     distrusted: tuple[Distrust, ...] = ()
+    rollbacks: tuple[Rollback, ...] = ()
     paces: tuple[Pace, ...] = ()
 
     @property

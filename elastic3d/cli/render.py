@@ -146,6 +146,15 @@ def _watched(status: Status) -> list[Text]:
         parts.append(
             Text(f"  audits repeat {100 * coverage.pieces:.3g} % of {which}, {_clean(status, coverage.every)}")
         )
+    numbers = []
+    if health.left_out:
+        numbers.append(f"{health.left_out} micro-batch{'es' * (health.left_out > 1)} left out")
+    if health.skipped:
+        numbers.append(f"{_count(health.skipped, 'update')} skipped")
+    if health.spike >= 0:
+        numbers.append(f"the loss last jumped up in step {health.spike}")
+    if numbers:
+        parts.append(Text(f"  {', '.join(numbers)}", style="yellow"))
     for slow in health.slow:
         said = f"node {clean(slow.node)} is slow since step {slow.since}: {slow.kind}, {slow.rho:.2f} times as long"
         parts.append(Text(f"  {said}, {slow.cost:.3g} s of each step", style="yellow"))

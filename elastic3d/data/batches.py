@@ -3,7 +3,8 @@
 The state of the data is only the step and, for a stream, its cursor. Micro-batch j of a step belongs to dp rank j % dp,
 in round j // dp; with leaves of g micro-batches it is leaf j // g whose rank and turn are found so. If dp does not
 divide their number the last round has places without a micro-batch. Their ranks run some other micro-batch for the sake
-of the collectives, marked `counts=False`, and the receiver drops its results.
+of the collectives, marked `counts=False`, and the receiver drops its results. Where dp ranks have unequal shares
+(`elastic3d.owners`), those without a micro-batch in a round run none.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from elastic3d.data.sizes import Growing
 from elastic3d.data.sources import Loaded, Numbered, Pair, SampleSource, Share, Streamed
 from elastic3d.data.streams import Cursor, check_stream
 from elastic3d.errors import UsageError
+from elastic3d.owners import SenderTurn
 from elastic3d.port import UNRECORDED, Progress
 
 
@@ -63,7 +65,8 @@ class Batch:
 
     count: number M of the step's micro-batches over all ranks. excluded: the numbers of those that are no part of the
     update, though they are run; excluded_samples, excluded_sum: loaded by those of them that are this rank's. summed:
-    whether the others are to be added up; False where all are only run to see what comes out.
+    whether the others are to be added up; False where all are only run to see what comes out. turns: which dp ranks
+    send gradients, leaf by leaf; () if all do each time.
     """
 
     step: int
@@ -75,6 +78,7 @@ class Batch:
     excluded_samples: int = 0
     excluded_sum: int = 0
     summed: bool = True
+    turns: tuple[SenderTurn, ...] = ()
 
     @property
     def counted(self) -> int:
@@ -101,7 +105,7 @@ WORDS = 200
 
 class Batches:
     """Iterate the steps of a run over a data set, map-style or a stream. `step` is the number of steps made, `goal` the
-    one up to which to iterate, 0 before that is known.
+    one up to which to iterate, 0 before that is known. `untried` are holes that were known before their steps.
 
     The next step is loaded while the present one trains: in a thread, or by `workers` DataLoader processes (one, for a
     stream). They are forked from the trainer when the iteration starts and belong to its process group, so whatever
@@ -136,6 +140,7 @@ class Batches:
             changes=tuple(changes),
             holes=given(exclude),
         )
+        self.untried = self.order.holes
         self._numbered = numbered
         self._dataset = dataset
         self.take(share or Share())
@@ -186,6 +191,12 @@ class Batches:
         if not late:
             return ""
         return f"exclude= names positions that were consumed before step {step}, and stay so: {list(late)}"
+
+    def leave_out(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Exclude positions that nobody has tried in this history of the run; whole steps, before any is made."""
+        holes = joined(ranges)
+        self.order = self.order.excluding(holes)
+        self.untried = joined((*self.untried, *holes))
 
     def exclude(self, step: int, numbers: Iterable[int]) -> Holes:
         """Exclude some micro-batches of a step that is not made yet; return their positions.
@@ -295,10 +306,16 @@ class Batches:
         for round_, index in enumerate(self.share.micro_batches(step, count)):
             part = self._part(index, index % count, loaded.pairs[round_] if self.share.loads else None)
             micro_batches.append(replace(part, counts=False) if index in excluded else part)
-        made = tuple(micro_batches)
-        return self._accounted(
-            Batch(step=step, count=count, micro_batches=made, samples=0, sample_sum=0, excluded=excluded)
+        batch = Batch(
+            step=step,
+            count=count,
+            micro_batches=tuple(micro_batches),
+            samples=0,
+            sample_sum=0,
+            excluded=excluded,
+            turns=self.share.turns(step, count),
         )
+        return self._accounted(batch)
 
     def _accounted(self, batch: Batch) -> Batch:
         """Return a batch with the numbers and sums of the samples that were loaded for it here."""

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from elastic3d.data.making import Draws, Keyed, collate, naming
 from elastic3d.data.positions import Order
 from elastic3d.data.streams import Cursor, StreamReader
+from elastic3d.owners import Owners, SenderTurn
 from elastic3d.values import rounds
 
 Pair = tuple[Any, Any]
@@ -28,15 +29,16 @@ def nothing_more(step: int, micro_batches: int) -> Sequence[int]:
 class Share:
     """The part of each step's micro-batches that one rank computes.
 
-    dp, index: of the data-parallel axis. leaf: how many micro-batches in a row one rank computes. inputs, targets:
-    whether this rank's pipeline stage needs them at all. extra: of (step, M), the numbers under which this rank runs
-    micro-batches once more after its own, which do not count: each is at least M times the rounds of any step, and
-    equal modulo M to the micro-batch that it repeats. heard: of the same, micro-batches that any rank may have to run
-    again within the step: those of a stream are kept, since it is read once.
+    dp, index: of the data-parallel axis. shares: of its ranks, as in a layout. leaf: how many micro-batches in a row
+    one rank computes. inputs, targets: whether this rank's pipeline stage needs them at all. extra: of (step, M), the
+    numbers under which this rank runs micro-batches once more after its own, which do not count: each is at least M
+    times the rounds of any step, and equal modulo M to the micro-batch that it repeats. heard: of the same,
+    micro-batches that any rank may have to run again within the step: those of a stream are kept, as it is read once.
     """
 
     dp: int = 1
     index: int = 0
+    shares: tuple[int, ...] = ()
     leaf: int = 1
     inputs: bool = True
     targets: bool = True
@@ -48,16 +50,35 @@ class Share:
         """Whether this rank needs samples."""
         return self.inputs or self.targets
 
+    @property
+    def owners(self) -> Owners:
+        """Which rank of the axis computes which leaf."""
+        return Owners(dp=self.dp, shares=self.shares)
+
+    def leaves(self, micro_batches: int) -> list[int]:
+        """Return the leaves that this rank runs in a step, those that repeat others aside.
+
+        With equal shares every rank runs one in each turn: those that the step does not have only fill its last turn.
+        """
+        own = self.owners.leaves_of(self.index, rounds(micro_batches, self.dp, self.leaf, self.shares) // self.leaf)
+        return [leaf for leaf in own if leaf < micro_batches // self.leaf] if self.shares else own
+
     def rounds(self, micro_batches: int) -> int:
-        """Return how many micro-batches each dp rank runs in a step, those that repeat others aside."""
-        return rounds(micro_batches, self.dp, self.leaf)
+        """Return how many micro-batches this rank runs in a step, those that repeat others aside."""
+        return len(self.leaves(micro_batches)) * self.leaf
 
     def micro_batches(self, step: int, micro_batches: int) -> list[int]:
         """Return the numbers of this rank's micro-batches by round; M and more mark places that do not count."""
-        turns = self.rounds(micro_batches) // self.leaf
-        leaves = [turn * self.dp + self.index for turn in range(turns)]
-        own = [leaf * self.leaf + number for leaf in leaves for number in range(self.leaf)]
+        own = [leaf * self.leaf + number for leaf in self.leaves(micro_batches) for number in range(self.leaf)]
         return own + list(self.extra(step, micro_batches))
+
+    def turns(self, step: int, micro_batches: int) -> tuple[SenderTurn, ...]:
+        """Return which ranks of the axis send gradients in each turn of a step; () if all do in every one."""
+        if not self.shares:
+            return ()
+        leaves, more = micro_batches // self.leaf, len(self.extra(step, micro_batches)) // self.leaf
+        repeated = (SenderTurn.of_all(turn, self.dp, first=leaves) for turn in range(more))
+        return (*self.owners.steps_turns(leaves), *repeated)
 
     def wanted(self, step: int, micro_batches: int) -> list[int]:
         """Return the micro-batch whose samples each round loads; one that does not count takes another's."""

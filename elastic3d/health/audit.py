@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from elastic3d.coverage import AuditCoverage
 from elastic3d.data.batches import PASSED_OVER
 from elastic3d.data.permutation import key
+from elastic3d.owners import Owners
 from elastic3d.planner import place_of
 from elastic3d.planner.extra_rounds import extra_rounds, fewest, interval
 from elastic3d.values import Layout, rounds
@@ -52,16 +53,17 @@ class Audit:
     turns: tuple[int, ...]
     """For each leaf that is replayed, the turn of the step in which it was computed."""
 
-    def replays(self, column: int, dp: int, leaves: int) -> list[int]:
+    def replays(self, column: int, owners: Owners, leaves: int) -> list[int]:
         """Return the leaves that a column replays after its own, of `leaves` that the step has.
 
-        In a turn that not all columns have a leaf of their own in, the audited column's of turn 0 is taken.
+        In a turn that the audited column sits out, its last one before it is taken, and in the step's last turn, if it
+        has no leaf there, that of turn 0.
         """
-        return self.audited((column + self.shift) % dp, dp, leaves)
+        return self.audited((column + self.shift) % owners.dp, owners, leaves)
 
-    def audited(self, column: int, dp: int, leaves: int) -> list[int]:
+    def audited(self, column: int, owners: Owners, leaves: int) -> list[int]:
         """Return the leaves of a column that another one replays."""
-        numbers = [turn * dp + column for turn in self.turns]
+        numbers = [owners.newest(column, turn) for turn in self.turns]
         return [number if number < leaves else column for number in numbers]
 
 
@@ -84,7 +86,7 @@ def plan(
     hearing = hearing_rounds(layout, blocks=blocks, leaf=leaf)
     if extra is None or hearing is None:
         return AuditPlan(every=0, extra=0, shifts=(), why=f"the schedule of {layout} takes no rounds beyond its own")
-    every = interval(extra, budget, min(rounds(count, layout.dp, leaf) for count in counts))
+    every = interval(extra, budget, min(rounds(count, layout.dp, leaf, layout.shares) for count in counts))
     return AuditPlan(every=every, extra=extra, shifts=shifts(layout, nodes), leaf=leaf, hearing=hearing)
 
 
@@ -126,7 +128,7 @@ def shifts(layout: Layout, nodes: Sequence[int]) -> tuple[int, ...]:
     return tuple(shift for shift, count in apart.items() if count == best)
 
 
-def audit_at(plan: AuditPlan, step: int, *, seed: int, dp: int, micro_batches: int) -> Audit | None:
+def audit_at(plan: AuditPlan, step: int, *, seed: int, owners: Owners, micro_batches: int) -> Audit | None:
     """Return the audit of a step, None if it has none.
 
     Exactly one of each `every` steps in a row is audited, at a place drawn anew for each run of them: nothing that
@@ -137,29 +139,29 @@ def audit_at(plan: AuditPlan, step: int, *, seed: int, dp: int, micro_batches: i
     window, place = divmod(step, plan.every)
     if int(key("audit", seed, window)) % plan.every != place:
         return None
-    turns = rounds(micro_batches, dp, plan.leaf) // plan.leaf
+    turns = owners.turns(micro_batches // plan.leaf)
     drawn = [int(key("audited round", seed, step, number)) % turns for number in range(plan.extra // plan.leaf)]
     shift = plan.shifts[int(key("audit shift", seed, step)) % len(plan.shifts)]
     return Audit(step=step, shift=shift, turns=tuple(drawn))
 
 
-def heard(plan: AuditPlan, step: int, *, seed: int, dp: int, micro_batches: int) -> list[int]:
+def heard(plan: AuditPlan, step: int, *, seed: int, owners: Owners, micro_batches: int) -> list[int]:
     """Return the micro-batches over which a hearing may be held in a step: those that two columns run; none on most."""
-    audit = audit_at(plan, step, seed=seed, dp=dp, micro_batches=micro_batches)
+    audit = audit_at(plan, step, seed=seed, owners=owners, micro_batches=micro_batches)
     if audit is None:
         return []
-    leaves = {leaf for column in range(dp) for leaf in audit.audited(column, dp, micro_batches // plan.leaf)}
+    leaves = {leaf for column in range(owners.dp) for leaf in audit.audited(column, owners, micro_batches // plan.leaf)}
     return [leaf * plan.leaf + number for leaf in sorted(leaves) for number in range(plan.leaf)]
 
 
-def replayed(plan: AuditPlan, step: int, *, seed: int, dp: int, column: int, micro_batches: int) -> list[int]:
+def replayed(plan: AuditPlan, step: int, *, seed: int, owners: Owners, column: int, micro_batches: int) -> list[int]:
     """Return the numbers under which a column runs other columns' micro-batches after its own; none on most steps.
 
     Micro-batch j of M is replayed under the number M * PASSED_OVER + j.
     """
-    audit = audit_at(plan, step, seed=seed, dp=dp, micro_batches=micro_batches)
+    audit = audit_at(plan, step, seed=seed, owners=owners, micro_batches=micro_batches)
     if audit is None:
         return []
-    leaves = audit.replays(column, dp, micro_batches // plan.leaf)
+    leaves = audit.replays(column, owners, micro_batches // plan.leaf)
     numbers = [leaf * plan.leaf + number for leaf in leaves for number in range(plan.leaf)]
     return [micro_batches * PASSED_OVER + number for number in numbers]

@@ -80,7 +80,7 @@ def _span(
     only: one column's ranks, the others are left out.
     """
     columns: dict[tuple[int, int], dict[int, StageCost]] = {}
-    rounds = 1
+    rounds: dict[tuple[int, int], int] = {}
     for rank, sheet in enumerate(sheets):
         if only is not None and rank not in only:
             continue
@@ -90,13 +90,14 @@ def _span(
         cost = StageCost(
             forward=sheet.forward / each, input=(sheet.backward + sheet.weights) / each - weight, weight=weight
         )
-        columns.setdefault((place.dp, place.tp), {})[place.pp] = cost
-        rounds = max(rounds, round(sheet.rounds / layout.virtual))
-    laid = min(rounds, TURNS * layout.pp)
+        column = place.dp, place.tp
+        columns.setdefault(column, {})[place.pp] = cost
+        rounds[column] = max(rounds.get(column, 1), round(sheet.rounds / layout.virtual))
     spans = []
-    for costs in columns.values():
+    for column, costs in columns.items():
+        laid = min(rounds[column], TURNS * layout.pp)
         ranks = play(layout, laid, [costs[rank_of_stage(layout, stage)] for stage in range(layout.stages)])
         # What is not laid out is as long as the slowest rank's passes.
-        rest = (rounds - laid) * layout.virtual * max(cost.whole for cost in costs.values())
+        rest = (rounds[column] - laid) * layout.virtual * max(cost.whole for cost in costs.values())
         spans.append(max(works[-1].end for works in ranks) + rest)
     return max(spans)

@@ -49,7 +49,7 @@ class SilentRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a generation stood still; with a `schema`, what `elastic3d explain --json` prints."""
+    """Why a generation stood still, or what was wrong; with a `schema`, what `elastic3d explain --json` prints."""
 
     generation: int
     """Its number."""
@@ -82,7 +82,7 @@ class Explanation:
     evidence: tuple[str, ...] = ()
     """Folders of evidence."""
     kind: str = "stuck"
-    """What kind of trouble it was: "stuck" or "slow"."""
+    """What kind of trouble it was: "stuck", "slow", "numbers", "lying", "exam" (of newcomers) or "state" (at rest)."""
     rungs: tuple[str, ...] = ()
     """What could be done about slow nodes, and what each would gain and cost."""
 
@@ -136,13 +136,13 @@ def page(explanation: Explanation) -> str:
     lines += ["", f"Who        {who}{ranks}; {what}; confidence {e.confidence:.0%}"]
     for title, texts in (("Why", e.reasons), ("Done", (e.done,)), ("Do now", e.todo), ("Evidence", e.evidence)):
         shown = [text for text in texts if text]
-        lines += [f"{title if not at else '':10s} {text}" for at, text in enumerate(_cut(shown))]
+        lines += [f"{title if not at else '':10s} {text}" for at, text in enumerate(cut(shown))]
     if e.silent:
         lines += ["", "Ranks as they were:"]
-        lines += [f"  {text}" for text in _cut([_row(rank) for rank in _first(e)])]
+        lines += [f"  {text}" for text in cut([_row(rank) for rank in _first(e)])]
     if e.waits:
         lines += ["", "Who waited for whom:"]
-        lines += [f"  {text}" for text in _cut(list(e.waits))]
+        lines += [f"  {text}" for text in cut(list(e.waits))]
     return "\n".join(lines)
 
 
@@ -156,11 +156,12 @@ def _slow_page(e: Explanation) -> str:
     lines += [f"{'Do now' if not at else '':10s} {text}" for at, text in enumerate(e.todo)]
     if e.rungs:
         lines += ["", "What could be done:"]
-        lines += [f"  {text}" for text in _cut(list(e.rungs))]
+        lines += [f"  {text}" for text in cut(list(e.rungs))]
     return "\n".join(lines)
 
 
-def _cut(texts: list[str]) -> list[str]:
+def cut(texts: list[str]) -> list[str]:
+    """Return the first lines of a list, and how many more there are."""
     return [*texts[:SHOWN], f"... and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else texts
 
 

@@ -40,6 +40,7 @@ from elastic3d.membership.key_events import (
 from elastic3d.membership.records import Notice, SavedStep
 from elastic3d.membership.slowness import Slowness
 from elastic3d.membership.stalls import Stall
+from elastic3d.rollback import Rollback
 
 __all__ = [
     "Broken",
@@ -211,12 +212,14 @@ class TrainerLostPeer:
     """A trainer of this node lost a peer and stopped, which is no failure of its own; somebody else knows why.
 
     detail: the collective's error. clean: the newest step that audits vouch for, if a device of another node was
-    convicted and that is why; -1 otherwise.
+    convicted and that is why; -1 otherwise. rollback: or the loss jumped up, and the run goes back for it; `clean` is
+    the newest step then whose state it may go back to.
     """
 
     key: str
     detail: str = ""
     clean: int = -1
+    rollback: Rollback | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,12 +42,13 @@ from elastic3d.coverage import AuditCoverage
 from elastic3d.errors import ConfigurationError
 from elastic3d.membership import changes, encoding
 from elastic3d.membership.slowness import SpeedReport
+from elastic3d.rollback import Rollback
 from elastic3d.values import Cause, DeviceFacts, Generation, ModelProfile, Node, from_json, to_json
 
-SCHEMA = 6
+SCHEMA = 7
 """Schema 1 had no changes: every generation and proposal was written whole. Up to 2 reports had other names. In 4
 a generation may have come to be because ranks stood still. In 5 it may say from which states nobody goes on, in 6 for
-which slow machines it was formed."""
+which slow machines it was formed, in 7 what is left out since its loss jumped up."""
 
 _RENAMED = {"fault": "failed", "interrupted": "peer_lost"}
 """Fields of reports by the names that schema 2 has for them."""
@@ -108,7 +109,8 @@ class Report:
     returned on all its slots. failed: a trainer failed, and not by an error of the script. error: the script raised.
     lying: it failed because a device of this node computes wrongly, by the word of ranks on other nodes.
     clean: its trainers ended because a device of any node was convicted, and audits vouch for steps up to this one; -1
-    for no conviction.
+    for no conviction. rollback: they ended because the loss jumped up, and what is left out for it; `clean` says then
+    from which state the run goes on.
     final: trying again cannot mend that error. out_of_memory: that error was that memory ran out. peer_lost: a trainer
     lost a peer and stopped, which is no failure of its own. detail: what failed, raised or was lost, in words. silent:
     ids of the neighbours on the ring it does not hear. unreachable: ids of nodes it could not connect to while its
@@ -131,6 +133,7 @@ class Report:
     out_of_memory: bool = False
     lying: str = ""
     clean: int = -1
+    rollback: Rollback | None = None
     step: int = 0
     silent: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
@@ -251,7 +254,9 @@ class HealthFigures:
     what they see in the generation that trains, None where none does. clean: the newest step that they vouch for, -1
     where nothing is audited. at_rest: share of the time for looking at state at rest, 0.0 where neither that nor votes
     and updates are checked. slow_from: from which factor on a node is slow, 0.0 where nobody measures; slow: the slow
-    nodes, as far as this one has seen enough steps.
+    nodes, as far as this one has seen enough steps. left_out: micro-batches that the run has left out so far; skipped:
+    its updates that were skipped, since they were not finite; spike: the newest step in which its loss had jumped up,
+    -1 for none.
     """
 
     idle: float
@@ -263,6 +268,9 @@ class HealthFigures:
     at_rest: float = 0.0
     slow_from: float = 0.0
     slow: tuple[SlowFigures, ...] = ()
+    left_out: int = 0
+    skipped: int = 0
+    spike: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
-from elastic3d.errors import UsageError
+from elastic3d.errors import LayoutError, UsageError
 from elastic3d.parallel import initial
 from elastic3d.parallel.deferred import Deferred, of_modules, of_whole
 from elastic3d.parallel.experts import spread as experts
@@ -53,6 +53,7 @@ from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Paper
 from elastic3d.parallel.witness import Witness, all_finite
 from elastic3d.planner import schedules
+from elastic3d.planner.legality import unshared
 from elastic3d.values import ModelProfile, ProvenChain
 
 
@@ -184,6 +185,9 @@ class Assembly:
         if batches.order.holes and (why := self.unexcluded()):
             raise UsageError(f"run.batches: exclude= leaves micro-batches out of their steps, but {why}")
         for count in batches.order.counts:
+            unfit = unshared(layout, self.plan.reduction, self.plan.experts is not None, count // leaf)
+            if layout.shares and unfit is not None:
+                raise LayoutError(f"{layout}: shares {unfit}")
             schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count, leaf=leaf)
             self.experts.check_step(layout, count, leaf)
         reductions = [self._reduction(part, units) for part, units in zip(self.parts, self.units, strict=True)]

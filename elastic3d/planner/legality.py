@@ -26,9 +26,25 @@ def unfit(layout: Layout, profile: ModelProfile) -> str | None:
         )
     if profile.compress == "powersgd" and layout.dp > 1 and layout.replicas == 1:
         return f'dp={layout.dp} has one replica, and compress="powersgd" compresses what replicas exchange'
+    if layout.shares and (why := unshared(layout, profile.reduction, bool(profile.experts), profile.leaves)):
+        return f"shares={'/'.join(map(str, layout.shares))} {why}"
     counts = profile.counts or (profile.micro_batches,)
     problems = (problem(layout, blocks=profile.blocks, micro_batches=count, leaf=profile.leaf) for count in counts)
     return next(filter(None, problems), None) or _experts(layout, profile, counts)
+
+
+def unshared(layout: Layout, reduction: str, experts: bool, leaves: int) -> str | None:
+    """Return why data-parallel ranks cannot have unequal shares of a step's leaves, after "shares"; None if they can.
+
+    leaves: the smallest number that a step has.
+    """
+    if reduction != "ordered":
+        return 'need reduction="ordered": the backend\'s own has every rank send in every round'
+    if experts:
+        return "do not go with experts=, which all data-parallel ranks compute together in every round"
+    if leaves < layout.dp:
+        return f"need a leaf for each of dp={layout.dp} ranks in every step, and some have {leaves}"
+    return None
 
 
 def _experts(layout: Layout, profile: ModelProfile, counts: tuple[int, ...]) -> str | None:

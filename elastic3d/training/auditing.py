@@ -145,14 +145,14 @@ class Auditor:
         if not self._examined and self.nondeterminism is None:
             self._examine(batch, loss_fn)
         self._examined = True
-        dp, seed = self._mesh.layout.dp, self._batches.order.seed
-        audited = audit.audit_at(self._plan, batch.step, seed=seed, dp=dp, micro_batches=batch.count)
+        share, seed = self._batches.share, self._batches.order.seed
+        audited = audit.audit_at(self._plan, batch.step, seed=seed, owners=share.owners, micro_batches=batch.count)
         if audited is None:
             return self._assembly.passes.run(batch, loss_fn)
         if self.nondeterminism is not None:
             # What others repeat was loaded already where it was seen in this generation.
-            own = self._batches.share.rounds(batch.count)
-            return self._assembly.passes.run(replace(batch, micro_batches=batch.micro_batches[:own]), loss_fn)
+            own, turns = batch.micro_batches[: share.rounds(batch.count)], share.turns(batch.step, batch.count)
+            return self._assembly.passes.run(replace(batch, micro_batches=own, turns=turns), loss_fn)
         redone = False
         while True:
             losses, dispute = self._audited(audited, batch, loss_fn)
@@ -232,13 +232,14 @@ class Auditor:
 
     def _audited(self, audited: Audit, batch: Batch, loss_fn: LossFunction) -> tuple[Losses, Dispute | None]:
         """Run the passes, and return what all ranks together disagree on first."""
-        dp, column = self._mesh.layout.dp, self._mesh.place.dp
+        owners, column = self._batches.share.owners, self._mesh.place.dp
         leaf, leaves = self._plan.leaf, batch.count // self._plan.leaf
-        own = audited.audited(column, dp, leaves)
-        others = audited.replays(column, dp, leaves)
+        own = audited.audited(column, owners, leaves)
+        others = audited.replays(column, owners, leaves)
         turns = (len(batch.micro_batches) - self._plan.extra) // leaf
         # (turn of this rank's passes, leaf that was computed in it)
-        heard = [(one // dp, one) for one in own] + [(turns + number, one) for number, one in enumerate(others)]
+        heard = [(owners.owner(one).number, one) for one in own]
+        heard += [(turns + number, one) for number, one in enumerate(others)]
         witness = self._watched([turn for turn, _ in heard])
         losses = self._passes(batch, loss_fn, witness)
         chains = {one: witness.said[turn] for turn, one in heard}
@@ -408,12 +409,14 @@ def begin(
         port.audited(AuditReport(kind=Audited.OFF, detail=why))
         return None, AuditCoverage(off=why)
 
+    owners = batches.share.owners
+
     def extra(step: int, micro_batches: int) -> Sequence[int]:
         column = mesh.place.dp
-        return audit.replayed(plan, step, seed=order.seed, dp=layout.dp, column=column, micro_batches=micro_batches)
+        return audit.replayed(plan, step, seed=order.seed, owners=owners, column=column, micro_batches=micro_batches)
 
     def heard(step: int, micro_batches: int) -> Sequence[int]:
-        return audit.heard(plan, step, seed=order.seed, dp=layout.dp, micro_batches=micro_batches)
+        return audit.heard(plan, step, seed=order.seed, owners=owners, micro_batches=micro_batches)
 
     batches.take(replace(batches.share, extra=extra, heard=heard))
     seen = audit.coverage(plan, layout, counts=order.counts, nodes=nodes)

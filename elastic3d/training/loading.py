@@ -134,8 +134,5 @@ def facts(
         loss_scale=None if scale.fixed else scale,
         asked=asked,
         begun_from=begun_from,
-        clean=health.clean,
-        losses=health.losses,
-        clean_nodes=health.clean_nodes,
-        nondeterminism=health.nondeterminism,
+        **state_facts.fields_of(health),
     )

@@ -72,7 +72,7 @@ class Redoing:
     def settle(
         self, outcome: Outcome, loss: Loss, vote: Callable[[], Outcome], *, scaled: bool, clean: int
     ) -> tuple[Outcome, str]:
-        """Return the outcome with which the step is made, and why micro-batches were excluded, "" if none were.
+        """Return the outcome with which the step is made, and which samples were excluded and why, "" if none were.
 
         A collective where the step is not finite, and nothing elsewhere. `loss` takes the results of the new passes.
         vote: votes on the step once more. scaled: the compute dtype may overflow without anybody's fault, which only
@@ -99,7 +99,7 @@ class Redoing:
                 raise NotFinite(f"{self._named(batch, leaves)}: {why}. {_STOP}")
             self._batches.exclude(batch.step, members(leaves, self._leaf))
         loss.remade(*self._again(self._batches.counted_anew(batch), passed))
-        return vote(), why if leaves else ""
+        return vote(), f"{self._named(batch, leaves)}: {why}" if leaves else ""
 
     def _again(
         self, batch: Batch, passed: LossFunction, *, watched: bool = False
@@ -134,12 +134,14 @@ class Redoing:
 
     def _unsound(self, said: Sequence[dict[int, Said]], *, scaled: bool) -> tuple[int, ...]:
         """Return the leaves of the step that are not finite, by what all ranks said of theirs."""
-        dp, excluded = self._mesh.layout.dp, leaves_of(self._batches.order.excluded(self._batches.step), self._leaf)
+        share, excluded = self._batches.share, leaves_of(self._batches.order.excluded(self._batches.step), self._leaf)
         count = self._batches.order.micro_batches_at(self._batches.step) // self._leaf
         leaves = set()
         for rank, turns in enumerate(said):
+            own = replace(share, index=self._column(rank)).leaves(count * self._leaf)
             for turn, chain in turns.items():
-                leaf = turn * dp + place_of(rank, self._mesh.layout).dp
+                # Whatever comes after its own belongs to others, or fills.
+                leaf = own[turn] if turn < len(own) else count
                 bad = [link for link, sound in chain.items() if not sound and (not scaled or self._is_loss(link))]
                 if bad and leaf < count and leaf not in excluded:
                     leaves.add(leaf)
@@ -161,8 +163,9 @@ class Redoing:
             return leaves, f"it came to the same when it was computed again ({self._why_not})"
         dp = self._mesh.layout.dp
         for leaf in leaves[:HEARD]:
-            own = [self._column(rank) == leaf % dp for rank in range(len(said))]
-            first = [chains.get(leaf // dp, {}) if one else {} for one, chains in zip(own, said, strict=True)]
+            owner = self._batches.share.owners.owner(leaf)
+            own = [self._column(rank) == owner.column for rank in range(len(said))]
+            first = [chains.get(owner.number, {}) if one else {} for one, chains in zip(own, said, strict=True)]
             hearing, where = self._hear(leaf, first, batch, passed)
             if hearing.finding in (Finding.NOT_FINITE, Finding.AGREED):
                 continue
@@ -214,8 +217,7 @@ class Redoing:
 
     def _once(self, batch: Batch, leaves: tuple[int, ...]) -> None:
         """Report that the same passes came to finite numbers when they were made again."""
-        dp = self._mesh.layout.dp
-        columns = {leaf % dp for leaf in leaves}
+        columns = {self._batches.share.owners.owner(leaf).column for leaf in leaves}
         ranks = [rank for rank in range(self._mesh.layout.world) if self._column(rank) in columns]
         where = f"of micro-batches {list(members(leaves, self._leaf))}" if leaves else "of a gradient"
         detail = f"the numbers {where} were not finite, and are where the same passes were made again"
@@ -234,7 +236,7 @@ class Redoing:
                 f"step {batch.step}: weights are not finite before it, on {', '.join(nodes)}, so that no micro-batch "
                 f"can be. {_OLDER}"
             )
-        if empty_before(order, batch.step) >= MOST_EMPTY:
+        if empty_before(order, batch.step, known=self._batches.untried) >= MOST_EMPTY:
             raise NotFinite(
                 f"step {batch.step}: no micro-batch has come out finite for more than {MOST_EMPTY} steps in a row, "
                 f"though the weights are: this is not single samples. {_OLDER}"

@@ -54,6 +54,7 @@ from elastic3d.snapshots.interval import Interval
 from elastic3d.training import identity, loading, parts, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.collecting import FewerCollections
+from elastic3d.training.going_back import GoingBack
 from elastic3d.training.loss import Loss
 from elastic3d.training.parts import Parts
 from elastic3d.training.peers import Peers
@@ -240,7 +241,7 @@ class Run:
             place, layout = self._mesh.place, self._layout
             mine = stages_of_rank(layout, place.pp)
             inputs, targets = 0 in mine, layout.stages - 1 in mine
-            share = replace(share, dp=layout.dp, index=place.dp, inputs=inputs, targets=targets)
+            share = replace(share, dp=layout.dp, index=place.dp, shares=layout.shares, inputs=inputs, targets=targets)
         self._batches = Batches(
             dataset,
             global_batch=global_batch,
@@ -302,7 +303,15 @@ class Run:
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
         assembly.experts.settle(optimizer)
         with self._peers.followed():
-            self._health.resume(loaded.health, assembly, optimizer, batches)
+            going_back = GoingBack(
+                assignment=self._assignment,
+                tiers=self._tiers,
+                assembly=assembly,
+                batches=batches,
+                go=go,
+                progress=self._progress,
+            )
+            self._health.resume(loaded.health, assembly, optimizer, batches, going_back)
         self._parts.end(parts.LOADING)
         self._port.restored(
             StateRestored(
@@ -387,6 +396,7 @@ class Run:
             outcome = ballot()
             with self._outside.inside(), self._health.convicting():
                 outcome, why = self._health.settle(outcome, loss, ballot, scale=self._scale, step=batches.step)
+                spiked = self._health.look_at_loss(outcome.loss, batches.step)
         change = update(outcome, clip=clip, scale=self._scale.scale, skip=skip)
         self._scale = self._scale.after(finite=change.finite)
         scale_gradients(assembly.model, outcome, change)
@@ -403,7 +413,7 @@ class Run:
             schedule.step()
         optimizer.zero_grad(set_to_none=True)
         loss.settle(outcome.loss, skipped=change.skipped)
-        usual = self._health.usual_loss(outcome.loss)
+        self._health.skipped(change)
         self._ledger = add(
             self._ledger,
             generation=self.generation,
@@ -429,7 +439,9 @@ class Run:
                 norm=change.norm,
                 interval=self._interval,
                 why=why,
-                usual=usual,
+                spiked=spiked,
+                health=self._health.facts,
+                ledger=self._ledger,
                 clean=self._health.clean,
             )
         )

@@ -11,7 +11,20 @@ import pytest
 
 from chaos.follow import Injection, Picture
 from chaos.play import Outcome
-from chaos.score import KINDS, SETTLED, Result, Said, Trial, card, quantile, read, setting, trials
+from chaos.score import (
+    KINDS,
+    NOT_FINITE,
+    SETTLED,
+    SPIKED,
+    Result,
+    Said,
+    Trial,
+    card,
+    quantile,
+    read,
+    setting,
+    trials,
+)
 from chaos.scripts.train_faulty import LEADER
 from chaos.scripts.train_faulty import Fault as ScriptFault
 from elastic3d.health.hearing import Finding
@@ -79,8 +92,14 @@ def heard(kind: str, *given: Said, rank: int = 1, liar: str = "") -> Result:
     )
 
 
-def said(fault: str, *ranks: int, nodes: tuple[str, ...] = (), step: int = 6) -> Said:
-    return Said(fault=fault, nodes=nodes, ranks=ranks, act=True, after=3.0, detail="", step=step)
+def said(
+    fault: str,
+    *ranks: int,
+    nodes: tuple[str, ...] = (),
+    step: int = 6,
+    samples: tuple[tuple[int, int], ...] = (),
+) -> Said:
+    return Said(fault=fault, nodes=nodes, ranks=ranks, act=True, after=3.0, detail="", step=step, samples=samples)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +118,13 @@ def said(fault: str, *ranks: int, nodes: tuple[str, ...] = (), step: int = 6) ->
         (heard("sticky", said(Finding.PERSISTENT, 1, nodes=("node1",)), said(Finding.TRANSIENT, nodes=("a",))), False),
         (heard("liars", said(Finding.PERSISTENT, 1, 2, nodes=("node1", "node2")), liar="node2"), True),
         (heard("liars", said(Finding.PERSISTENT, 1, 2, nodes=("node1", "node2")), liar="node3"), False),
+        (heard("nandevice", said(Finding.PERSISTENT, 1, nodes=("node1",))), True),
+        (heard("nandevice", said(NOT_FINITE, samples=((96, 98),))), False),
+        (heard("nan", said(NOT_FINITE, samples=((96, 98),))), True),
+        (heard("nan", said(NOT_FINITE, samples=((96, 100),))), False),
+        (heard("nan", said(Finding.PERSISTENT, 1, nodes=("node1",))), False),
+        (heard("spike", said(SPIKED, samples=((-16, 144),))), True),
+        (heard("spike", said(SPIKED, samples=((0, 144),))), False),
     ],
 )
 def test_whom_a_verdict_may_name(result: Result, right: bool) -> None:

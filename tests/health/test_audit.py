@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from elastic3d.data.batches import PASSED_OVER
 from elastic3d.health.audit import AuditPlan, audit_at, coverage, plan, replayed, shifts
+from elastic3d.owners import Owners
 from elastic3d.planner.extra_rounds import extra_rounds
 from elastic3d.values import Layout, Schedule
 
@@ -34,7 +35,7 @@ def test_what_keeps_a_run_from_being_audited_is_said() -> None:
     pair = Layout(pp=1, dp=2)
     off = plan(pair, budget=0.0, blocks=8, counts=[16], nodes=[0, 1])
     assert off.why == "audits are off"
-    assert audit_at(off, 3, seed=1, dp=2, micro_batches=16) is None
+    assert audit_at(off, 3, seed=1, owners=Owners(dp=2), micro_batches=16) is None
 
 
 def test_a_schedule_in_turns_takes_as_many_rounds_as_fill_them() -> None:
@@ -67,10 +68,10 @@ def test_one_step_of_each_window_is_audited(
     """And in it each column replays a micro-batch that really counts, and that it did not run itself."""
     made = AuditPlan(every=every, extra=extra, shifts=tuple(range(1, dp)))
     steps = range(window * every, (window + 1) * every)
-    audits = [audit_at(made, step, seed=seed, dp=dp, micro_batches=micro_batches) for step in steps]
+    audits = [audit_at(made, step, seed=seed, owners=Owners(dp=dp), micro_batches=micro_batches) for step in steps]
     (one,) = [audit for audit in audits if audit is not None]
     for column in range(dp):
-        replayed = one.replays(column, dp, micro_batches)
+        replayed = one.replays(column, Owners(dp=dp), micro_batches)
         assert len(replayed) == extra
         for number in replayed:
             assert 0 <= number < micro_batches
@@ -78,12 +79,35 @@ def test_one_step_of_each_window_is_audited(
             assert (micro_batches * PASSED_OVER + number) % micro_batches == number
 
 
+@given(
+    shares=st.lists(st.integers(1, 5), min_size=2, max_size=5).map(tuple),
+    more=st.integers(0, 12),
+    step=st.integers(0, 1000),
+)
+def test_with_unequal_shares_each_column_replays_what_another_one_ran(
+    shares: tuple[int, ...], more: int, step: int
+) -> None:
+    """Also where the audited column sits out the turn that was drawn."""
+    made, owners = (
+        AuditPlan(every=1, extra=2, shifts=tuple(range(1, len(shares)))),
+        Owners(dp=len(shares), shares=shares),
+    )
+    one = audit_at(made, step, seed=1, owners=owners, micro_batches=len(shares) + more)
+    assert one is not None
+    for column in range(len(shares)):
+        replayed = one.replays(column, owners, len(shares) + more)
+        assert all(0 <= leaf < len(shares) + more for leaf in replayed)
+        audited = (column + one.shift) % len(shares)
+        assert {owners.owner(leaf).column for leaf in replayed} == {audited} != {column}
+        assert replayed == one.audited(audited, owners, len(shares) + more)
+
+
 def test_over_time_every_column_is_audited_by_every_other() -> None:
     """Two that agree on a wrong result by chance do not stay a pair."""
     made = AuditPlan(every=5, extra=1, shifts=(1, 2, 3))
     pairs: Counter[tuple[int, int]] = Counter()
     for step in range(1000):
-        one = audit_at(made, step, seed=7, dp=4, micro_batches=16)
+        one = audit_at(made, step, seed=7, owners=Owners(dp=4), micro_batches=16)
         if one is not None:
             pairs.update((column, (column + one.shift) % 4) for column in range(4))
     assert set(pairs) == {(a, b) for a in range(4) for b in range(4) if a != b}
@@ -93,15 +117,15 @@ def test_over_time_every_column_is_audited_by_every_other() -> None:
 def test_every_round_is_replayed_sooner_or_later() -> None:
     """A fault in one round only is no place to hide."""
     made = AuditPlan(every=2, extra=1, shifts=(1,))
-    audits = [audit_at(made, step, seed=3, dp=2, micro_batches=8) for step in range(200)]
+    audits = [audit_at(made, step, seed=3, owners=Owners(dp=2), micro_batches=8) for step in range(200)]
     assert {round_ for one in audits if one is not None for round_ in one.turns} == {0, 1, 2, 3}
 
 
 def test_a_change_of_layout_changes_no_other_layouts_audits() -> None:
     """What is audited follows from seed, step and layout alone: a node that has just joined knows it too."""
     made = AuditPlan(every=10, extra=1, shifts=(1, 2))
-    first = [audit_at(made, step, seed=5, dp=3, micro_batches=12) for step in range(50)]
-    assert first == [audit_at(made, step, seed=5, dp=3, micro_batches=12) for step in range(50)]
+    first = [audit_at(made, step, seed=5, owners=Owners(dp=3), micro_batches=12) for step in range(50)]
+    assert first == [audit_at(made, step, seed=5, owners=Owners(dp=3), micro_batches=12) for step in range(50)]
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -118,7 +142,7 @@ def test_whole_leaves_are_replayed(dp: int, leaf: int, micro_batches: int) -> No
     made = plan(layout, budget=1.0, blocks=4, counts=[micro_batches], nodes=nodes_of(layout, 1), leaf=leaf)
     assert (made.extra % leaf, made.hearing % leaf, made.leaf) == (0, 0, leaf)
     for step, column in itertools.product(range(20), range(dp)):
-        numbers = replayed(made, step, seed=2, dp=dp, column=column, micro_batches=micro_batches)
+        numbers = replayed(made, step, seed=2, owners=Owners(dp=dp), column=column, micro_batches=micro_batches)
         likes = [number - micro_batches * PASSED_OVER for number in numbers]
         assert len(likes) == made.extra
         for first in range(0, len(likes), leaf):

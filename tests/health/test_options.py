@@ -31,7 +31,9 @@ def test_the_short_words_mean_what_they_say() -> None:
         {"evidence": "some"},
         {"numerics": "nan"},
         {"numerics": True},
-        {"spike": "rollback"},
+        {"spike": "skip"},
+        {"rollback_steps": 2},
+        {"rollback_steps": "100"},
     ],
 )
 def test_values_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) -> None:

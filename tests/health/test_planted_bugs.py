@@ -12,6 +12,7 @@ from elastic3d.health import audit, digest, hearing
 from elastic3d.health.audit import audit_at, plan
 from elastic3d.health.digest import Words, digest_of
 from elastic3d.health.hearing import Statement, hear
+from elastic3d.owners import Owners
 from elastic3d.values import Layout
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -35,7 +36,7 @@ def audited(nodes: Sequence[int], liar: int) -> list[str]:
     said = [digest_of(swapped() if node == liar else RIGHT) for node in nodes]
     wrong, seen = [], False
     for step in range(STEPS):
-        one = audit_at(made, step, seed=3, dp=dp, micro_batches=2 * dp)
+        one = audit_at(made, step, seed=3, owners=Owners(dp=dp), micro_batches=2 * dp)
         if one is None:
             continue
         for column in range(dp):

@@ -44,7 +44,7 @@ def test_who_is_slow_is_named(kind: str, layout: Layout, job_etcd: EtcdServer, q
     """Its node and no other, and what is slow about it; in a control nobody."""
     trial = Trial(kind=kind, rank=1, step=SETTLED, micro_batch=0, layout=layout)
     undisturbed = quiet(setting(None, PAIR, LONG))
-    result = play_trial(trial, undisturbed, etcd=job_etcd, workdir=tmp_path, steps=LONG)
+    result = play_trial(trial, lambda: undisturbed, etcd=job_etcd, workdir=tmp_path, steps=LONG)
     assert result.broken == ()
     assert result.same_bits
     if KINDS[kind].control:

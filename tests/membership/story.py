@@ -23,6 +23,7 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > final b | memory b             the script raises an error that is final | that memory ran out
     > lost b                         its trainers lose a peer, and stop
     > lost b 30                      they stop for a conviction: audits vouch for steps up to 30
+    > spikes b 30                    they stop since the loss jumped up: the run goes back to step 30 or before
     > unprepared b                   the user's code raises while it prepares for a proposal
     > stuck b                        b's trainers stand still, and all others wait for them: every node says so
     > hangs b                        the same, and what stands still is the script's own code
@@ -67,6 +68,7 @@ from elastic3d.membership.records import SIGNAL, Drain, MemberRecord, Notice, Qu
 from elastic3d.membership.slowness import Slowness
 from elastic3d.membership.transactions import Transaction, events_of, lease_of, own_lease, transaction
 from elastic3d.planner import Plan, plan
+from elastic3d.rollback import Rollback
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
 from tests.membership.keys import Changed, Keys
 
@@ -145,8 +147,9 @@ class Story:
                 mine, self.profile = self.profile, replace(PROFILE, digest="another")
                 self.start(words[0])
                 self.profile = mine
-            case "script":
-                mine, self.profile = self.profile, replace(PROFILE, script="another")
+            case "script" | "health":
+                other = {"script": "another"} if verb == "script" else {"health": ("numerics=skip",)}
+                mine, self.profile = self.profile, replace(PROFILE, **other)
                 self.start(words[0])
                 self.profile = mine
             case "garbage":
@@ -192,12 +195,16 @@ class Story:
                     more = {"final": verb == "final", "out_of_memory": verb == "memory", "lying": verb == "lies"}
                     more["clean"] = clean
                     self.to(name, replace(failed, **more))
-            case "lost":
+            case "lost" | "spikes":
                 words, clean = self.vouched(words)
                 for name in words:
-                    key = self.cores[name].running.key
-                    self.trainers[name][key] = "dead"
-                    self.to(name, e.TrainerLostPeer(key=key, clean=clean))
+                    running = self.cores[name].running
+                    self.trainers[name][running.key] = "dead"
+                    back = Rollback(before=running.number + 1, step=clean, spike=self.steps, first=10 * clean, stop=400)
+                    lost = e.TrainerLostPeer(key=running.key, clean=clean)
+                    if verb == "spikes":
+                        lost = replace(lost, detail="the loss jumped up", rollback=back)
+                    self.to(name, lost)
             case "stuck" | "hangs" | "stalled":
                 for name, core in list(self.cores.items()):
                     if core.running is not None:

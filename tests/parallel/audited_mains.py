@@ -46,6 +46,7 @@ def train(
     micro_batches: int = 8,
     stream: bool = False,
     multiplies_wrongly: int = -1,
+    steps: int = STEPS,
 ) -> str:
     """Train the small model, with some blocks that are wrong; return the digest.
 
@@ -59,12 +60,12 @@ def train(
     batches = run.batches(data, global_batch=2 * micro_batches, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     made = [_Wrong(flip, model) for flip in flips if flip.rank == run.rank]
-    for batch in batches.until(step=STEPS):
+    for batch in batches.until(step=steps):
         for wrong in made:
             wrong.at(batch.step)
         run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
     # With this budget each step is audited.
-    assert run._health.clean in (None, STEPS - 1)
+    assert run._health.clean in (None, steps - 1)
     return run.digest()
 
 

@@ -66,6 +66,17 @@ def test_audits_change_no_bit(layout: Layout, leaf: int) -> None:
     assert report.audits == []
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("layout", [THREE, Layout(pp=2, dp=2, zero=2), Layout(pp=1, dp=4, zero=1)], ids=str)
+def test_five_hundred_audits_name_nobody(layout: Layout) -> None:
+    """Each step is audited, on a machine whose processors are right: nothing is said, and no bit differs."""
+    reports = run_world(partial(mains.train, steps=500), Orders(layout=layout, audit=1.0), patience=1000)
+    report = finished(reports)
+    assert report.result == quiet(steps=500)
+    assert report.audits == []
+
+
 ACCIDENTS = {
     "on the way forward": Flip(rank=1, what="output", block=2),
     "on the way back": Flip(rank=1, what="input", block=2),

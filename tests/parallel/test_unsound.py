@@ -51,7 +51,7 @@ LAYOUTS = [
     pytest.param(Layout(pp=2, dp=1), 1, marks=pytest.mark.long),
     pytest.param(Layout(pp=2, dp=2, zero=3), 2, marks=pytest.mark.long),
     pytest.param(Layout(pp=1, dp=4, zero=3, replicas=2), 1, marks=pytest.mark.slow),
-    pytest.param(Layout(pp=2, dp=1, schedule=Schedule.ZERO_BUBBLE, virtual=2), 2, marks=pytest.mark.slow),
+    pytest.param(Layout(pp=2, dp=1, zero=2, schedule=Schedule.ZERO_BUBBLE, virtual=2), 2, marks=pytest.mark.slow),
 ]
 
 

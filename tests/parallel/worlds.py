@@ -232,8 +232,11 @@ class Files:
         return data
 
 
-def run_world(main: Callable[[Run], Any], orders: Orders) -> list[Report]:
-    """Run `main` on every rank of a world; return the hosts' reports. `main` and what it uses must be importable."""
+def run_world(main: Callable[[Run], Any], orders: Orders, *, patience: float = TIMEOUT) -> list[Report]:
+    """Run `main` on every rank of a world; return the hosts' reports. `main` and what it uses must be importable.
+
+    patience: seconds for which a rank may say nothing.
+    """
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -249,7 +252,7 @@ def run_world(main: Callable[[Run], Any], orders: Orders) -> list[Report]:
             rank.start()
             sender.close()
         try:
-            return [_receive(receiver) for receiver, _ in ends]
+            return [_receive(receiver, patience) for receiver, _ in ends]
         finally:
             for rank in ranks:
                 rank.join(timeout=5)
@@ -257,9 +260,9 @@ def run_world(main: Callable[[Run], Any], orders: Orders) -> list[Report]:
                 rank.join()
 
 
-def _receive(receiver: Any) -> Report:
+def _receive(receiver: Any, patience: float) -> Report:
     try:
-        if not receiver.poll(TIMEOUT):
+        if not receiver.poll(patience):
             return Report(rank=-1, ended="timed out")
         report: Report = pickle.loads(receiver.recv_bytes())
     except EOFError:

@@ -151,6 +151,9 @@ def _watched(pulses: list[Pulse]) -> HealthStatus | None:
         clean=min(one.clean for one in given),
         slow_from=watch.slow_from,
         slow=max((one.slow for one in given), key=len),
+        left_out=max(one.left_out for one in given),
+        skipped=max(one.skipped for one in given),
+        spike=max(one.spike for one in given),
         uncovered=uncovered(watch),
     )
 

@@ -200,6 +200,12 @@ class HealthStatus:
     """How many times as long as elsewhere the same work takes on a node that counts as slow; 0: nobody measures it."""
     slow: tuple[SlowFigures, ...]
     """Nodes that are slow."""
+    left_out: int
+    """Micro-batches that the run has left out so far."""
+    skipped: int
+    """Its updates that were skipped, since they were not finite."""
+    spike: int
+    """The newest step in which its loss had jumped up, -1 for none."""
     uncovered: tuple[str, ...]
     """What nobody looks for, in plain words."""
 

@@ -6,6 +6,7 @@ what it would have saved so far equals what it costs (`planner.remedy`). What ca
     swap    a spare takes the place of a slow node, which becomes one
     recut   the stage of a slow node gets fewer blocks, or it trades places with a node of a lighter stage; once it is
             well again, the same way back. Of no use where its data loader or its network is slow
+    shares  a slow node of a layout without stages gets fewer micro-batches of each step; once it is well, as many again
     evict   the others go on without it: only reported, since a node less is for a person to decide
 
 A membership that is about to change for another reason changes first: it is planned for the speeds that are known, as
@@ -181,7 +182,8 @@ def _remedies(
         plan = planned(nodes)
         if plan is not None and plan.seconds < best.seconds - SAME * before:
             best, order = plan, nodes
-    yield remedy(RungKind.RECUT, best, order)
+    # The planner has chosen among both; a layout has one or the other.
+    yield remedy(RungKind.SHARES if best.layout.shares else RungKind.RECUT, best, order)
     spares = [p.node for p in there.candidates if not view.active(p.node.id) and _fresh(p.node, paces)]
     slow = [node for node in current.nodes if node.place in slow_places(paces, current.nodes)]
     slow.sort(key=lambda node: -paces[node.place].rho)
@@ -271,6 +273,8 @@ def _what(kind: RungKind, *, back: bool) -> str:
             return "a spare takes its place"
         case RungKind.RECUT:
             return "its stage gets less to compute"
+        case RungKind.SHARES:
+            return "it gets fewer micro-batches of each step"
         case RungKind.EVICT:
             return "the others would be faster without it"
 

@@ -263,7 +263,9 @@ class Core:
                 worse = event.key in (self.report.error, self.report.failed)
                 detail = self.report.detail if worse else event.detail
                 clean = self.report.clean if worse else event.clean
-                self.report = replace(self.report, peer_lost=event.key, detail=detail, clean=clean)
+                self.report = replace(
+                    self.report, peer_lost=event.key, detail=detail, clean=clean, rollback=event.rollback
+                )
             case e.StepReported():
                 if self.running is not None:
                     self._reach.stepped(self.running, now)

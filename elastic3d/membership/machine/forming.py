@@ -118,6 +118,7 @@ def formed_of(situation: Situation, there: Crowd, nodes: tuple[Node, ...], layou
             view.generation.reached if view.generation else 0, roster.reports.safe() if roster is not None else 0
         ),
         distrusted=view.distrusted,
+        rollbacks=view.rollbacks,
         paces=tuple(known(situation).values()),
     )
 

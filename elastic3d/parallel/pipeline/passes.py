@@ -51,7 +51,7 @@ class Loop:
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
         """Run every micro-batch forward and back."""
         losses = {}
-        self._reduction.begin_step(batch.counted, batch.excluded)
+        self._reduction.begin_step(batch.counted, batch.excluded, batch.turns)
         for round_, part in enumerate(batch.micro_batches):
             self._randomness.at(batch.step, part.like)
             self._reduction.begin(round_, last=round_ == len(batch.micro_batches) - 1)
@@ -65,6 +65,7 @@ class Loop:
             self._progress.phase(Phase.BACKWARD)
             self._progress.tick(chunk=round_)
             scaled(loss, part, self._reduction, batch.divisor).backward()  # type: ignore[no-untyped-call]
+        self._reduction.end_passes()
         return losses
 
 

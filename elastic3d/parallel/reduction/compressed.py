@@ -27,6 +27,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
+from elastic3d.owners import SenderTurn
 from elastic3d.parallel.reduction.flat import Flat
 from elastic3d.parallel.reduction.fold import Add, Fold
 from elastic3d.parallel.reduction.lanes import Lanes
@@ -139,6 +140,7 @@ class Compressed:
     ) -> None:
         self._units, self._zero = units, zero
         self._lanes = Lanes(progress, Axis.DP if replica is None else Axis.SHARD)
+        self._ranks = shard.size() if shard else 1
         wire = WIRES.get(compress)
         flats = [flat for flat in flats_of(model, units) if flat.chunk]
         self._folds = [
@@ -148,14 +150,14 @@ class Compressed:
         if replica is not None:
             self._crossing = Rounded(replica, wire, progress) if wire else LowRank(replica, len(flats), progress)
 
-    def begin_step(self, micro_batches: int, excluded: Collection[int] = ()) -> None:
-        """Do nothing: the order of sums does not depend on their number, and none is ever excluded."""
+    def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
+        """Do nothing: the order of sums does not depend on their number, none is ever excluded, and all ranks send."""
 
     def begin(self, round_: int, *, last: bool) -> None:
         """Have this round's gradients sent, or left to add up."""
         reduces = last or self._zero != 1
         for fold in self._folds:
-            fold.begin(round_) if reduces else fold.rest()
+            fold.begin(round_, SenderTurn.of_all(round_, self._ranks)) if reduces else fold.rest()
         prepare(self._units, last=last, zero=self._zero, reduces=reduces)
 
     def hold(self) -> None:
@@ -168,6 +170,9 @@ class Compressed:
         """Send, or leave to add up, what the pass over the weights has left."""
         self.begin(round_, last=last)
         reduce_now(self._units)
+
+    def end_passes(self) -> None:
+        """Do nothing: all ranks send in every round."""
 
     def finish(self) -> None:
         """Bring the replicas' sums together and make them the gradients."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from elastic3d.owners import SenderTurn
 from elastic3d.parallel.reduction.flat import Flat, intercept
 from elastic3d.parallel.reduction.ordered import forget, prepare
 from elastic3d.parallel.reduction.units import flats_of, reduce_now
@@ -34,8 +35,8 @@ class Fast:
             # Without it (before torch 2.13) ranks that use different parameters reduce unlike pieces.
             units[-1].set_reduce_scatter_unused_params(True)
 
-    def begin_step(self, micro_batches: int, excluded: Collection[int] = ()) -> None:
-        """Do nothing: the order of sums does not depend on their number, and none is ever excluded."""
+    def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
+        """Do nothing: the order of sums does not depend on their number, none is ever excluded, and all ranks send."""
 
     def begin(self, round_: int, *, last: bool) -> None:
         """Turn FSDP's reduction on where this round has one."""
@@ -51,6 +52,9 @@ class Fast:
         """Reduce, where this round has a reduction, what the pass over the weights has left."""
         self.begin(round_, last=last)
         reduce_now(self._units)
+
+    def end_passes(self) -> None:
+        """Do nothing: all ranks send in every round."""
 
     def finish(self) -> None:
         """Do nothing: FSDP has put the sums into the gradients."""

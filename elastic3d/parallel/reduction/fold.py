@@ -19,8 +19,9 @@ import torch.distributed as dist
 from elastic3d.errors import ModelError
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
+from elastic3d.owners import SenderTurn
 from elastic3d.parallel.reduction.flat import Flat, intercept
-from elastic3d.parallel.reduction.lanes import Lanes
+from elastic3d.parallel.reduction.lanes import Lane, Lanes
 
 Add = Callable[[torch.Tensor, torch.Tensor, bool], None]
 """Adds rows to a sum in their order, as `elastic3d.devices.ComputeDevice.add_rows`."""
@@ -47,8 +48,9 @@ class Fold:
     holes: pieces below that number which do not count either, and are dropped likewise.
 
     wire: returns the dtype that pieces are sent in, known from the first forward pass on; by default that of the sum.
-    rounds: it need not hold them exactly. Piece i of round r is number r * ranks + i; those from `pieces` on only fill
-    the last round, and are dropped: multiplied by zero, a NaN would stay. watch: looks at gradients before they are
+    rounds: it need not hold them exactly. Pieces are numbered in the order of rounds, and in a round in that of its
+    senders, which are mostly all ranks; those from `pieces` on only fill the last round, and are dropped: multiplied by
+    zero, a NaN would stay. watch: looks at gradients before they are
     sent, None in most steps.
 
     FSDP ends a unit's backward pass once for each run of its module. Which run is the last it does not say, and ranks
@@ -78,19 +80,33 @@ class Fold:
         self._stretches: list[_Stretch] = []
         self._sum = torch.empty(0)
         self._whole = torch.empty(0)
+        self._turn = SenderTurn(first=0, senders=())
         self._round, self._open, self._sent = 0, False, False
+        self.sent_at = 0
         intercept(flat.group, self._backward_ended)
 
-    def begin(self, round_: int) -> None:
-        """Expect the pieces of one round; rounds of a step come in order."""
-        self._round, self._open, self._sent = round_, True, False
+    def begin(self, round_: int, turn: SenderTurn) -> None:
+        """Expect the pieces of a turn, which is this rank's so many-th; turns of a step come in order."""
+        self._round, self._turn, self._open, self._sent = round_, turn, True, False
 
-    def note(self, round_: int | None) -> None:
-        """Have it noted which parameters get a gradient in a round, unless its piece does not count; None for no round.
+    def note(self, turn: SenderTurn | None) -> None:
+        """Have it noted which parameters get a gradient in a turn, unless its piece does not count; None for no turn.
 
-        That matters where there are holes: what only fills up a round may be like one of them.
+        That matters where there are holes: what only fills up a turn may be like one of them.
         """
-        self.flat.notes = not self.holes or (round_ is not None and self._counts(round_ * self._ranks + self._rank))
+        own = turn.first + turn.senders.index(self._rank) if turn is not None else -1
+        self.flat.notes = not self.holes or (own >= 0 and self._counts(own))
+
+    def attend(self, turn: SenderTurn) -> None:
+        """Take part in a turn in which this rank has no piece, after a first one in which it had."""
+        wire = self._wire(self.flat)
+        for stretch in self._stretches:
+            self._exchange(stretch, turn, torch.empty(0, dtype=wire, device=self.flat.device), self._lanes.next())
+
+    @property
+    def exchanges(self) -> int:
+        """How many there are in a turn; known after the first one."""
+        return len(self._stretches)
 
     def _counts(self, piece: int) -> bool:
         return piece not in self.holes and (self.pieces is None or piece < self.pieces)
@@ -127,7 +143,8 @@ class Fold:
             flat.look()
             return False
         self._open, self._sent = False, True
-        wire, round_ = self._wire(flat), self._round
+        wire, round_, turn = self._wire(flat), self._round, self._turn
+        self.sent_at = self._lanes.used
         if not self._stretches:
             width = self._lanes.bound // (flat.shards * wire.itemsize)
             self._stretches = stretches(flat.chunk, width=width, ways=self._ways, way=self._rank % self._ways)
@@ -140,20 +157,25 @@ class Fold:
             out = lane.outgoing(flat.shards * (stretch.stop - stretch.start), wire, flat.device)
             flat.fill(out, gradients, stretch.start, stretch.stop)
             if self._group is None:
-                self._arrived(stretch, round_, out.unsqueeze(0))
+                self._arrived(stretch, turn, out.unsqueeze(0))
             else:
-                lane.exchange(
-                    out,
-                    stretch.parts * flat.shards,
-                    stretch.mine,
-                    self._group,
-                    functools.partial(self._arrived, stretch, round_),
-                )
+                self._exchange(stretch, turn, out, lane)
         return True
 
-    def _arrived(self, stretch: _Stretch, round_: int, pieces: torch.Tensor) -> None:
-        """Add a round's pieces in the order of their ranks; the sum begins with the first piece, not with zero."""
-        first = round_ * self._ranks
+    def _exchange(self, stretch: _Stretch, turn: SenderTurn, out: torch.Tensor, lane: Lane) -> None:
+        assert self._group is not None
+        lane.exchange(
+            out,
+            stretch.parts * self.flat.shards,
+            stretch.mine,
+            self._group,
+            functools.partial(self._arrived, stretch, turn),
+            turn.senders,
+        )
+
+    def _arrived(self, stretch: _Stretch, turn: SenderTurn, pieces: torch.Tensor) -> None:
+        """Add a turn's pieces in the order of their ranks; the sum begins with the first piece, not with zero."""
+        first = turn.first
         if self.pieces is not None:
             pieces = pieces[: max(0, self.pieces - first)]
         if any(first <= hole < first + len(pieces) for hole in self.holes):

@@ -1,7 +1,8 @@
 """Memory through which gradients go from rank to rank: two pairs of buffers, whatever the number and size of units.
 
 While one unit's pieces are under way the next unit's are copied in, so that sending goes on beside the backward pass. A
-buffer grows to the largest unit and is kept, but to no more than a bound: larger units go in parts.
+buffer grows to the largest unit and is kept, but to no more than a bound: larger units go in parts. Where some ranks
+are to be ahead of others there are as many pairs as a turn has exchanges.
 """
 
 from __future__ import annotations
@@ -44,25 +45,38 @@ class Lane:
         return self._out[: numel * dtype.itemsize].view(dtype)
 
     def exchange(
-        self, out: torch.Tensor, splits: Sequence[int], mine: int, group: dist.ProcessGroup, arrived: Arrived
+        self,
+        out: torch.Tensor,
+        splits: Sequence[int],
+        mine: int,
+        group: dist.ProcessGroup,
+        arrived: Arrived,
+        senders: Sequence[int],
     ) -> None:
-        """Send splits[i] numbers to rank i, and have `arrived` called with the `mine` numbers that each rank sends."""
-        item, ranks = out.dtype.itemsize, group.size()
-        self._in = _at_least(self._in, ranks * mine * item, out.device)
-        pieces = self._in[: ranks * mine * item]
+        """Send splits[i] numbers to rank i, and have `arrived` called with the `mine` numbers that each sender sends.
+
+        A rank that is none of the senders sends nothing, whatever is in `out`: its splits are those of the others.
+        """
+        item, rank = out.dtype.itemsize, group.rank()
+        self._in = _at_least(self._in, len(senders) * mine * item, out.device)
+        pieces = self._in[: len(senders) * mine * item]
         # The same on all ranks, unlike what each receives.
-        mark = fingerprint(dtype_mark(out.dtype), out.numel())
+        mark = fingerprint(dtype_mark(out.dtype), sum(splits))
+        received = [0] * group.size()
+        for sender in senders:
+            received[sender] = mine * item
+        sends = rank in senders
         number = self._progress.post(self._axis, mark)
         # As bytes: they are moved, not computed with, and gloo does not know every dtype.
         work = dist.all_to_all_single(
             pieces,
-            out.view(torch.uint8),
-            [mine * item] * ranks,
-            [split * item for split in splits],
+            out.view(torch.uint8) if sends else out[:0].view(torch.uint8),
+            received,
+            [split * item if sends else 0 for split in splits],
             group=group,
             async_op=True,
         )
-        self._pending = (work, pieces.view(out.dtype).view(ranks, mine), arrived, number, mark)
+        self._pending = (work, pieces.view(out.dtype).view(len(senders), mine), arrived, number, mark)
 
     def settle(self) -> None:
         """Wait for what is under way and hand it over."""
@@ -82,20 +96,27 @@ class Lanes:
     """Bytes of what may be sent at once."""
 
     def __init__(self, progress: Progress = UNRECORDED, axis: Axis = Axis.DP) -> None:
-        self.progress = progress
+        self.progress, self._axis = progress, axis
         self._lanes = [Lane(progress, axis) for _ in range(DEPTH)]
+        self._next = 0
+        self.used = 0
+        """How many times a lane was given out."""
+
+    def deepen(self, depth: int) -> None:
+        """Have so many lanes at least; nothing may be under way."""
+        self._lanes += [Lane(self.progress, self._axis) for _ in range(depth - len(self._lanes))]
         self._next = 0
 
     def next(self) -> Lane:
         """Return the next lane, empty."""
         lane = self._lanes[self._next]
-        self._next = (self._next + 1) % DEPTH
+        self._next, self.used = (self._next + 1) % len(self._lanes), self.used + 1
         lane.settle()
         return lane
 
     def settle(self) -> None:
         """Wait for everything under way."""
-        for _ in range(DEPTH):
+        for _ in self._lanes:
             self.next()
 
 

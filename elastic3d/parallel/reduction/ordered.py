@@ -20,6 +20,12 @@ g * l on, belongs to dp rank l % dp, which adds it up in order, as autograd does
 sent and added like micro-batches above, once in g of them. Whole gradients live for a leaf, in the dtype of the sum,
 which is also what is sent: against bf16 pieces a leaf of 2 sends as much, and of g a g/2-th.
 
+Ranks may have unequal shares of the leaves (`elastic3d.owners`). One that has none in a turn sends nothing, but takes
+part in its exchanges for the sake of the sums that it owns: as soon as its pass before is made, so that others need not
+wait for the next one. Lanes are then as many as a turn has exchanges: a rank that has sent all of a turn goes on with
+its next pass while a slower one is still at that turn. Each step begins with a turn of all ranks, in which they
+learn in what order units are sent.
+
 With replicas (HSDP) the sum of a shard is spread over the replicas' holders of it: rounds cost what they cost without
 replicas, and one exchange at the step's end brings each holder all parts. With G bytes of gradients as they are sent
 (a unit's or all), d dp ranks in R replicas of S = d / R, each a node, and r rounds of leaves, each rank sends in a step
@@ -40,6 +46,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from elastic3d.owners import SenderTurn
 from elastic3d.parallel.reduction.flat import Flat
 from elastic3d.parallel.reduction.fold import Add, Fold
 from elastic3d.parallel.reduction.lanes import Lanes
@@ -72,12 +79,20 @@ class Ordered:
         progress: Progress = UNRECORDED,
     ) -> None:
         self._units, self._zero, self._leaf, self._lanes = units, zero, leaf, Lanes(progress)
+        self._rank, self._ranks = (group.rank(), group.size()) if group else (0, 1)
+        self._turns: Sequence[SenderTurn] = ()
+        self._own: list[int] = []
+        self._taken = 0
         wire = _summed if splits or leaf > 1 else _computed
         self._folds = [Fold(flat, self._lanes, group, add, ways=replicas, wire=wire) for flat in flats_of(model, units)]
 
-    def begin_step(self, micro_batches: int, excluded: Collection[int] = ()) -> None:
+    def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
         """Tell every fold which pieces count in the step; what is under way still belongs to the pass before."""
         self._lanes.settle()
+        self._turns, self._taken = turns, 0
+        self._own = [number for number, turn in enumerate(turns) if self._rank in turn.senders]
+        if turns:
+            self._lanes.deepen(sum(fold.exchanges for fold in self._folds))
         for fold in self._folds:
             fold.pieces = micro_batches // self._leaf
             fold.holes = frozenset(number // self._leaf for number in excluded)
@@ -100,10 +115,15 @@ class Ordered:
 
     def begin(self, round_: int, *, last: bool) -> None:
         """Tell every fold which piece comes next, or that a leaf is not complete with this round."""
-        turn, number = divmod(round_, self._leaf)
+        own, number = divmod(round_, self._leaf)
         complete = number == self._leaf - 1
+        if self._turns:
+            self._attend(self._own[own])
+            self._taken, turn = self._own[own] + 1, self._turns[self._own[own]]
+        else:
+            turn = SenderTurn.of_all(own, self._ranks)
         for fold in self._folds:
-            fold.begin(turn) if complete else fold.rest()
+            fold.begin(own, turn) if complete else fold.rest()
             fold.note(turn)
         prepare(self._units, last=last, zero=self._zero, reduces=complete)
 
@@ -118,6 +138,17 @@ class Ordered:
         """Send what the pass over the weights has left, if a leaf is complete with it."""
         self.begin(round_, last=last)
         reduce_now(self._units)
+
+    def end_passes(self) -> None:
+        """Take part in the turns after this rank's last one."""
+        self._attend(len(self._turns))
+
+    def _attend(self, stop: int) -> None:
+        """Take part in the turns before `stop` in which this rank has nothing to send."""
+        for number in range(self._taken, stop):
+            for fold in sorted(self._folds, key=lambda fold: fold.sent_at):
+                fold.attend(self._turns[number])
+        self._taken = max(self._taken, stop)
 
     def finish(self) -> None:
         """Make every fold's sum the gradients."""

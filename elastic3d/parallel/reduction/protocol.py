@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol
+
+from elastic3d.owners import SenderTurn
 
 
 class Reduction(Protocol):
@@ -11,10 +13,10 @@ class Reduction(Protocol):
 
     scales_fillers: bool
 
-    def begin_step(self, micro_batches: int, excluded: Collection[int] = ()) -> None:
+    def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
         """Prepare for a step of this many micro-batches over all replicas; those numbered beyond do not count.
 
-        excluded: numbers of others that do not count, whole leaves.
+        excluded: numbers of others that do not count, whole leaves. turns: which ranks send in each; () if all do.
         """
         ...
 
@@ -28,6 +30,10 @@ class Reduction(Protocol):
 
     def reduce(self, round_: int, *, last: bool) -> None:
         """Reduce the gradients of one round, which a pass over the weights alone has left behind."""
+        ...
+
+    def end_passes(self) -> None:
+        """Take part in what other ranks send after this rank's last pass of a step."""
         ...
 
     def finish(self) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
 
+from elastic3d.owners import SenderTurn
 from elastic3d.parallel.witness import Witness
 
 
@@ -32,7 +33,7 @@ class SingleReplica:
     def _apart(self) -> bool:
         return self._leaf > 1 or bool(self._holes) or bool(self._sums) or self._witness is not None
 
-    def begin_step(self, micro_batches: int, excluded: Collection[int] = ()) -> None:
+    def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
         """Note which leaves are dropped; the order of sums does not depend on the number of micro-batches."""
         self._holes = frozenset(number // self._leaf for number in excluded)
 
@@ -64,6 +65,9 @@ class SingleReplica:
         self._now(round_)
         if self._complete:
             self._put_aside()
+
+    def end_passes(self) -> None:
+        """Do nothing: there are no other ranks."""
 
     def finish(self) -> None:
         """Make the sum of all leaves the gradients."""

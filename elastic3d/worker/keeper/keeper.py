@@ -22,7 +22,7 @@ from elastic3d.etcd import EtcdClient
 from elastic3d.etcd_refs import EtcdRegister
 from elastic3d.health import deadlines, stuck
 from elastic3d.health.evidence import EvidenceWriter
-from elastic3d.health.options import Watching
+from elastic3d.health.options import Watching, shared
 from elastic3d.log import Level
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
@@ -182,7 +182,7 @@ class Keeper:
         policy = self._settings.policy
         record = MemberRecord(
             node=node,
-            profile=measured.profile,
+            profile=replace(measured.profile, health=shared(self._options.health)),
             device=measured.device,
             floor=floor,
             minimum=policy.minimum,

@@ -105,6 +105,7 @@ def assignment(
         audit_acts=options.health is not None and options.health.act,
         numerics=str(options.health.numerics) if options.health is not None else NonFinite.OFF,
         spike=str(options.health.spike) if options.health is not None else Spike.OFF,
+        rollback_steps=options.health.rollback_steps if options.health is not None else 0,
         newcomer=newcomer,
         nodes=tuple(node.name for node in generation.nodes) if generation is not None else (),
         expects_state=generation is not None and generation.reached > 0,

@@ -24,7 +24,7 @@ class ExitKind(StrEnum):
     PEER_LOST = "peer_lost"  # a collective failed: another rank is gone
     ERROR = "error"  # the script raised
     OUT_OF_MEMORY = "out_of_memory"  # the script raised that memory ran out
-    CONVICTED = "convicted"  # an audit found a rank that computes wrongly, this one or another: no update was made
+    CONVICTED = "convicted"  # a check found a rank that computes wrongly, or a loss that jumped up: no update was made
     STOPPED = "stopped"  # killed because the keeper asked for it
     CRASH = "crash"  # died by a signal nobody here asked for, or with an exit code that is not ours
     TEMPLATE = "template"  # its template died, and it died with it

@@ -251,7 +251,17 @@ def audited() -> Scene:
     coverage = AuditCoverage(every=25, pieces=0.25, nodes=2)
     for each, clean in ((A, 1225), (B, 1225), (C, 1225), (D, 1150)):
         watch = HealthFigures(
-            idle=3.0, busy=30.0, audit=0.01, coverage=coverage, clean=clean, slow_from=1.15, slow=SLOW, at_rest=0.005
+            idle=3.0,
+            busy=30.0,
+            audit=0.01,
+            coverage=coverage,
+            clean=clean,
+            slow_from=1.15,
+            slow=SLOW,
+            at_rest=0.005,
+            left_out=3,
+            skipped=1,
+            spike=1180,
         )
         scene.put(f"pulses/{each.id}", pulse(watch=watch, vetted_step=1190, vetted_age=24.0))
     return scene
