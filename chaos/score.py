@@ -25,8 +25,10 @@ from chaos.hung_files import HungFiles
 from chaos.oracle import compare, judge
 from chaos.play import Etcd, Outcome, Setting, play
 from chaos.processes import leashed
+from chaos.scenario import Slow, When, node_name
 from chaos.scripts import SECOND, mark_of
 from elastic3d.health.hearing import Finding
+from elastic3d.health.speeds import SlowKind
 from elastic3d.health.stuck import Fault
 from elastic3d.health.trouble import KNOWN
 from elastic3d.owners import Owners
@@ -61,7 +63,9 @@ class Kind:
     lies: a device computes wrongly; the job is audited in each step, and `steps` more may be made until it is found.
     hung: files that never answer have to be there. alone: no other fault happens in its job. options: of the script,
     besides the fault. from_step: the first step at which it can be seen. data: it is of samples, and the job has to end
-    with the bits of one that leaves them out from its beginning.
+    with the bits of one that leaves them out from its beginning. lasts: it goes on in a job of `LONG` steps, so that
+    what is slow can be found. factor: how many times as long a node's blocks take. share: of a processor that its
+    trainers may use.
     """
 
     faults: tuple[str, ...] = ()
@@ -77,6 +81,9 @@ class Kind:
     options: tuple[str, ...] = ()
     from_step: int = 4
     data: bool = False
+    lasts: bool = False
+    factor: float = 0.0
+    share: float = 0.0
 
     @property
     def control(self) -> bool:
@@ -94,6 +101,11 @@ SHOWS, BACK = 3, 10
 """In how many steps a spike shows, and how many steps the run goes back for it."""
 
 _AUDITED = ("--audit=100%",)
+SETTLED, LONG, WORK = 48, 240, 16
+"""Steps after which what lasts begins, those of such a job, and products of matrices that each of its blocks computes.
+
+They make half a minute on two processors, of steps of a seventh of a second, where nothing is slow."""
+_LONG = (f"--work={WORK}",)
 _ASTRAY = (Fault.LEFT, Fault.MISMATCH)
 KINDS: Mapping[str, Kind] = {
     "stop": Kind(faults=(Fault.STOPPED,), bar=5.0),
@@ -129,10 +141,14 @@ KINDS: Mapping[str, Kind] = {
         from_step=40,
     ),
     "rest": Kind(faults=(ALTERED,), bar=5.0, alone=True),
+    "slow": Kind(faults=(SlowKind.COMPUTE,), bar=60.0, lasts=True, options=_LONG, factor=1.3),
+    "quota": Kind(faults=(SlowKind.COMPUTE,), bar=40.0, lasts=True, options=_LONG, share=0.4),
     "stall": Kind(),
     "oversubscribed": Kind(hogs=3),
+    "tenth": Kind(lasts=True, options=_LONG, factor=1.1),
+    "busy": Kind(lasts=True, options=_LONG, hogs=3),
 }
-_CURES = ("stuck", "lying", "spike")
+_CURES = ("stuck", "lying", "spike", "balance")
 _LIES = {"auditor": "flip", "leader": "sticky"}
 """Under what name the script knows a kind that is the same lie at another place."""
 
@@ -156,7 +172,10 @@ class Trial:
     @property
     def fault(self) -> str:
         """The fault as the script's option, "" for none."""
-        if self.kind == "oversubscribed":
+        kind = KINDS[self.kind]
+        if kind.factor:
+            return f"slow:{self.rank}@{self.step}:{kind.factor}"
+        if kind.hogs or kind.share:
             return ""
         rank = "leader" if self.kind == "leader" else self.rank
         return f"{_LIES.get(self.kind, self.kind)}:{rank}@{self.step}:{self.micro_batch}"
@@ -313,6 +332,7 @@ def trials(kinds: Sequence[str], count: int, seed: int, *, steps: int, most: int
             layouts = [one for one in layouts if not row.between_two or one.dp <= 2]
             layout = WITNESSES if KINDS[kind].lies else draw.choice(layouts)
             rank, step = draw.randrange(layout.world), draw.randrange(row.from_step, max(row.from_step + 1, steps // 2))
+            step = SETTLED if row.lasts else step
             yield Trial(
                 kind=kind,
                 rank=rank,
@@ -369,6 +389,8 @@ def play_trial(trial: Trial, quiet: Callable[[], Outcome], *, etcd: Etcd, workdi
     where this machine lacks what it needs.
     """
     kind, made = KINDS[trial.kind], setting(trial, trial.layout, steps)
+    node = node_name(trial.rank // made.slots)
+    faults = [Slow(node=node, share=kind.share, when=When(step=trial.step))] if kind.share else []
     with ExitStack() as stack:
         stack.enter_context(hogs(kind.hogs))
         if kind.hung:
@@ -377,7 +399,7 @@ def play_trial(trial: Trial, quiet: Callable[[], Outcome], *, etcd: Etcd, workdi
             except OSError as error:
                 raise Unable(f"no FUSE file system can be mounted here: {error}") from error
             made = replace(made, options=(*made.options, f"--hung={files.folder}"))
-        outcome = play(made, etcd=etcd, workdir=workdir, name=f"score-{trial.kind}")
+        outcome = play(made, faults, etcd=etcd, workdir=workdir, name=f"score-{trial.kind}")
         if kind.data:
             calm = setting(None, Layout(pp=1, dp=2), made.steps)
             without = [f"--exclude={first}:{stop}" for first, stop in trial.samples]
@@ -401,7 +423,9 @@ def read(
 
     begin, end: between which times by the wall clock all that was said is about it, where its job has other trials.
     """
-    at = happened_at(workdir, trial.step)
+    at, node = happened_at(workdir, trial.step), _marked(workdir, mark_of(trial.step))
+    for done in outcome.injections:
+        at, node = done.at, done.node
     events = [event for event in Follower(workdir / "events").poll() if begin <= event.at < end]
     generations = [view for view in outcome.picture.generations if not view.sealed_at > at]
     said = tuple(_said(events, at))
@@ -409,7 +433,6 @@ def read(
     later = [step.at for step in outcome.picture.steps if step.at > named_at]
     causes = (*_CURES, "failure") if trial.kind == "rest" else _CURES
     cured = [v for v in outcome.picture.generations if v.cause in causes and begin <= v.sealed_at < end]
-    node = _marked(workdir, mark_of(trial.step))
     if not node and generations:
         node = generations[-1].nodes[trial.rank // outcome.setting.slots]
     differences = compare(outcome, quiet)
@@ -440,6 +463,17 @@ def _marked(workdir: Path, name: str) -> str:
 
 def _said(events: Sequence[Event], at: float) -> Iterator[Said]:
     for event in events:
+        if event.name == "node.slow":
+            yield Said(
+                fault=str(event.fields["kind"]),
+                nodes=tuple(event.fields["nodes"]),
+                ranks=tuple(event.fields["ranks"]),
+                act=True,
+                after=event.at - at,
+                detail=str(event.fields["detail"]),
+                step=int(event.fields["step"]),
+                generation=event.generation,
+            )
         stuck, altered = event.name in ("rank.stuck", "training.stalled"), event.name == "state.altered"
         if stuck or altered or event.name == "audit.failed":
             finding = ALTERED if altered else str(event.fields.get("finding") or "")

@@ -27,7 +27,7 @@ KIND, in the forward pass of micro-batch MB (0 by default) of the step after STE
     rest        one bit of its first parameter changes in memory
     nan         the samples of micro-batch MB of the step bring a loss that is not a number, whoever computes it
     spike       those of three steps from this one on bring ten times the loss, by which it shows
-    slow        its blocks take FACTOR times as long, from then on: slow:RANK@STEP:FACTOR
+    slow        its blocks take FACTOR times as long, both ways, from then on: slow:RANK@STEP:FACTOR
     sluggish    its data set takes FACTOR seconds for a sample, from then on: sluggish:RANK@STEP:FACTOR
 
 RANK may be `leader`: that of the node that leads the membership. BLOCK is the first of the rank's blocks, 0, by
@@ -158,9 +158,9 @@ class Fault:
             SYSTEM.sleep(self.factor)
 
     def computed(self, seconds: float) -> None:
-        """Note that a block's forward pass took so long; its backward pass is taken to be twice as long."""
+        """Note that a block's pass took so long; take as much longer as it shall."""
         if self.kind == "slow" and self.slowed:
-            SYSTEM.sleep(3 * (self.factor - 1) * seconds)
+            SYSTEM.sleep((self.factor - 1) * seconds)
 
     def _marked(self) -> bool:
         """Whether this node is slow since an earlier generation: its trainers have one parent."""
@@ -401,15 +401,20 @@ the first."""
 
 
 class FaultyBlock(Block):
-    """A block that may fail; its parameters are those of the demo's. first: it is this rank's first."""
+    """A block that may fail; its parameters are those of the demo's.
+
+    first: it is this rank's first. work: products of matrices that a forward pass computes besides; a backward pass
+    twice as many.
+    """
 
     first = False
+    work: ClassVar[int] = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """As the demo's, unless it is time."""
         fault = Fault.present_one
         if fault is None:
-            return super().forward(x)
+            return self._timed(x, None)
         if self.first:
             fault.forward()
         wrong, bit = fault.wrong(self), fault.bit
@@ -419,10 +424,41 @@ class FaultyBlock(Block):
             _change_next_gradient(self.down.weight, lambda gradient: flipped(gradient, bit))
         if wrong == "nan":
             _change_next_gradient(self.down.weight, lambda gradient: gradient * torch.nan)
-        begun = SYSTEM.monotonic()
-        y = super().forward(x)
-        fault.computed(SYSTEM.monotonic() - begun)
+        y = self._timed(x, fault)
         return y + (flipped(y.detach(), bit) - y.detach()) if wrong == "output" else y
+
+    def _timed(self, x: Tensor, fault: Fault | None) -> Tensor:
+        """Compute, and tell a fault how long each way takes."""
+        # A tensor of its own: the hooks of one that is another block's output too run in that block's order.
+        x = x.view_as(x)
+        begun = SYSTEM.monotonic()
+        _work(self.work)
+        y = super().forward(x)
+        if fault is not None:
+            fault.computed(SYSTEM.monotonic() - begun)
+        if y.requires_grad and x.requires_grad:
+            y.register_hook(lambda gradient: begin())  # type: ignore[no-untyped-call]
+            x.register_hook(lambda gradient: end())  # type: ignore[no-untyped-call]
+
+        def begin() -> None:
+            nonlocal begun
+            begun = SYSTEM.monotonic()
+            _work(2 * self.work)
+
+        def end() -> None:
+            if fault is not None:
+                fault.computed(SYSTEM.monotonic() - begun)
+
+        return y
+
+
+def _work(products: int) -> None:
+    """Compute for a while, to no end: passes then take longer than all else, and no bit is another."""
+    for _ in range(products):
+        torch.mm(_MATRIX, _MATRIX)
+
+
+_MATRIX = torch.full((128, 128), 0.5)
 
 
 def _change_next_gradient(weight: Tensor, change: Callable[[Tensor], Tensor]) -> None:
@@ -500,6 +536,7 @@ def main(run: elastic3d.Run) -> None:
     faults = [Fault.parse(text, options.out) for text in own.fault]
     fault = Fault.present_one = next(iter(faults), None)
     model = run.shard(lambda: build(options), blocks="blocks")
+    FaultyBlock.work = own.work
     blocks = [module for module in model.modules() if isinstance(module, FaultyBlock)]
     if blocks:
         blocks[0].first = True
@@ -543,6 +580,7 @@ def arguments() -> tuple[argparse.Namespace, argparse.Namespace]:
     parser.add_argument("--again", action="store_true", help="every fault happens in each generation")
     parser.add_argument("--health", choices=("on", "log", "off"), default="on")
     parser.add_argument("--audit", default="off", help="share of the computing that audits may take")
+    parser.add_argument("--work", type=int, default=0, help="products of matrices that each block computes besides")
     parser.add_argument("--numerics", default="off", help="what follows when a step is not finite")
     parser.add_argument("--rollback-steps", type=int, default=0, help="go back so many steps for a spike")
     parser.add_argument("--exclude", action="append", default=[], help="FIRST:STOP, positions that are left out")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from chaos.scripts import train_faulty
 from chaos.scripts.train_faulty import HIGH, LEADER, NAN, Fault, FaultyBlock, faulty_loss, marks_of
 from chaos.scripts.train_gpt import GPT, cross_entropy
 from elastic3d.data import Order
@@ -132,3 +133,37 @@ def test_samples_that_are_at_fault_are_so_wherever_they_are_computed(tmp_path: P
     assert faulty_loss(logits, bad).isnan()
     bad[1, 0] = HIGH
     assert faulty_loss(logits, bad) > 5 * well
+
+
+def test_a_slow_node_takes_as_many_times_as_long_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In proportion to what each block's own pass took, and with the same bits."""
+    clock = Worked()
+    right = passes("", tmp_path)
+    monkeypatch.setattr(train_faulty, "SYSTEM", clock)
+    monkeypatch.setattr(train_faulty, "_work", clock.pass_)
+    monkeypatch.setattr(FaultyBlock, "work", 1)
+    given = passes("slow:1@5:1.5", tmp_path)
+    assert all(torch.equal(one[name], other[name]) for one, other in zip(given, right, strict=True) for name in one)
+    # Two steps of two passes through three blocks.
+    assert clock.slept == [0.5, 0.5, 0.5, 1.0, 1.0, 1.0] * 4
+
+
+class Worked:
+    """A clock that passes by what blocks compute, and by sleeping."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+        self.now = 0.0
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.pass_(seconds)
+        if seconds:
+            self.slept.append(seconds)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    wall = monotonic
