@@ -109,6 +109,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # at a boundary between two steps. `before`, `after`: predicted seconds of a step. `rungs`: all that could be
         # done.
         "layout.rebalanced": _info("remedy", "step", "nodes", "ranks", "act", "before", "after", "rungs", "detail"),
+        # From the leader: memory ran out on `ranks` of `nodes`, and the next generation needs less, by `rung`: "leaner
+        # schedule", a higher ZeRO stage, "recompute full", "more stages"; "none" where the script leaves nothing open,
+        # said once. `act`: it is done, and not only reported.
+        "memory.short": _warning("rung", "ranks", "nodes", "step", "act", "detail"),
         # A caller was turned away at one of this node's ports: `port` is "links", "tiles-<slot>" or "table", `peer` its
         # address, `more` how many others were since the last such event. Or, with `port` "links": a neighbour's port at
         # `peer` refuses this node, and that is not a death, since no second node finds the same.
@@ -135,7 +139,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "trainer.started": _debug("pid"),
         # The script raised `error`. `final`: trying again cannot mend it.
         "script.raised": _error("error", "traceback", "final"),
-        # What the script raised says that memory ran out; `error` also names who held it, and what helps.
+        # What the script raised says that memory ran out; `error` also names who held it, and what helps. Or the kernel
+        # killed the trainer for that.
         "memory.exhausted": _error("error", "traceback", "final"),
         "trainer.exited": _debug("kind", "step", "error"),
         # `source` is "none", "memory" or "store"; `step` is the number of steps that led to the state. Events under

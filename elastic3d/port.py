@@ -50,6 +50,7 @@ class Assignment:
     newcomer: the node was not in the generation before, or has never agreed with others in an audit or an exam.
     nodes: names of the nodes of the generation; none while measuring, and outside a job.
     proven: what a measuring trainer of this node has proven of the model, so that it need not be proven again.
+    recompute: what blocks compute again at least, of `shortfall.RECOMPUTED`, whatever the script asks for.
     recorded: the descriptors of its progress record come with it. sheets: its steps are measured, with those of all
     other ranks.
     """
@@ -90,6 +91,7 @@ class Assignment:
     newcomer: bool = False
     nodes: tuple[str, ...] = ()
     proven: ProvenChain | None = None
+    recompute: str = "none"
     recorded: bool = False
     sheets: bool = False
 

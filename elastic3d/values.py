@@ -20,6 +20,7 @@ from elastic3d.errors import LayoutError
 from elastic3d.owners import Owners
 from elastic3d.pace import Pace
 from elastic3d.rollback import Rollback
+from elastic3d.shortfall import MemoryBound
 
 T = TypeVar("T")
 
@@ -401,6 +402,8 @@ class Generation:
     stand still. `spent` is how much of the budget of re-formings is used, which decreases with time.
     `storm` counts generations in a row that a loss ended soon. `reached` is a step that was safe in memory, 0 while
     none was: not the newest one, but never below the first. `distrusted` are rules for states it may not go on from,
+    `paces` what was known of machines that are slow, or were. `memory` is what was learned where memory ran out, None
+    where it never did.
     `rollbacks` what it leaves out since the loss jumped up, `paces` what was known of machines that are slow, or were.
     """
 
@@ -423,6 +426,7 @@ class Generation:
     distrusted: tuple[Distrust, ...] = ()
     rollbacks: tuple[Rollback, ...] = ()
     paces: tuple[Pace, ...] = ()
+    memory: MemoryBound | None = None
 
     @property
     def world(self) -> int:

@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "pace",
         "rollback",
         "quantities",
+        "shortfall",
         "tagged",
         "threads",
         "torch_support",

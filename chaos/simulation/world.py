@@ -22,7 +22,8 @@ from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Drain, MemberRecord, Notice, Quarantine, encode
 from elastic3d.membership.stalls import Judge
 from elastic3d.membership.transactions import BREVITY, Brevity, Transaction
-from elastic3d.planner import Plan, plan
+from elastic3d.planner import Plan, plan, plan_below
+from elastic3d.shortfall import MemoryBound
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
 
 REJOIN = 0.2
@@ -107,9 +108,19 @@ class World:
 
     # Members.
 
-    def planner(self, nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = ()) -> Plan:
+    def planner(
+        self,
+        nodes: int,
+        record: MemberRecord,
+        present: Layout | None,
+        speeds: Sequence[float] = (),
+        bound: MemoryBound | None = None,
+    ) -> Plan:
         """Plan as a keeper does."""
-        return plan(nodes, len(record.node.slots), self.setting.profile, Layout(), previous=present, speeds=speeds)
+        given = (nodes, len(record.node.slots), self.setting.profile, Layout())
+        if bound is None:
+            return plan(*given, previous=present, speeds=speeds)
+        return plan_below(bound, *given, previous=present, speeds=speeds)
 
     def start(self, host: int) -> Member | None:
         """Start a process on a host that has none."""

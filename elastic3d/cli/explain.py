@@ -40,10 +40,11 @@ def explain_job(
 ) -> None:
     """Explain what went wrong in a job: who is at fault and why, what was done, and what to do now.
 
-    Ranks that stood still or were slow, devices that compute wrongly, bits that changed in memory, samples that were
-    left out, a loss that jumped up. etcd has what was found about the last 200 generations, and of numbers and devices
-    only what ended one. The folder of `elastic3d.run(events=...)` has all of it, and the evidence: stacks, /proc, and
-    what each rank was at. Exit codes: 0, 2 for a wrong call, 3 if there is no such job, 1 if nothing was found.
+    Ranks that stood still, were slow or ran out of memory, devices that compute wrongly, bits that changed in memory,
+    samples that were left out, a loss that jumped up. etcd has what was found about the last 200 generations, and of
+    numbers and devices only what ended one. The folder of `elastic3d.run(events=...)` has all of it, and the evidence:
+    stacks, /proc, and what each rank was at. Exit codes: 0, 2 for a wrong call, 3 if there is no such job, 1 if
+    nothing was found.
 
     Examples:
 
@@ -120,9 +121,10 @@ def _from_files(folder: Path, generation: int) -> Explanation | None:
     if not folder.is_dir():
         raise UsageError(f"--events {str(folder)!r}: there is no such folder")
     bundles = {path.parent: _read(path) for path in sorted((folder / FOLDER).glob(f"*/{VERDICT}"))}
-    verdict = _chosen([*bundles.values(), *_rebalanced(folder)], generation)
+    verdict = _chosen([*bundles.values(), *_rebalanced(folder), *_short(folder)], generation)
     other = _newer(verdict, list(_troubles(folder)), generation, formed=_formed(folder))
-    if verdict is None or verdict.kind is VerdictKind.SLOW or (other is not None and other.kind in set(TroubleKind)):
+    unbundled = verdict is None or verdict.kind is not VerdictKind.STUCK
+    if verdict is None or unbundled or (other is not None and other.kind in set(TroubleKind)):
         return other
     mine = next(bundle for bundle, held in bundles.items() if held == verdict)
     stalls: dict[str, tuple[RankStall, ...]] = {}
@@ -156,6 +158,22 @@ def _rebalanced(folder: Path) -> Iterator[Verdict]:
                 before=line["before"],
                 after=line["after"],
                 rungs=tuple(line["rungs"]),
+            )
+
+
+def _short(folder: Path) -> Iterator[Verdict]:
+    """Yield where memory ran out, as the leaders' events tell."""
+    for line in _lines(folder):
+        if line.get("event") == "memory.short":
+            yield Verdict(
+                kind=VerdictKind.MEMORY,
+                fault=line["rung"],
+                key=str(line["generation"]),
+                step=line["step"],
+                detail=line["detail"],
+                culprits=tuple(line["nodes"]),
+                ranks=tuple(line["ranks"]),
+                act=line["act"],
             )
 
 

@@ -87,6 +87,11 @@ def _generation(sealed: GenerationStatus, *, prepared: bool) -> Text:
     text = Text.assemble((title, "bold" if not prepared else "yellow"), f" ({why})\n  ")
     if sealed.layout is not None:
         text.append(f"{sealed.layout}, ")
+    if sealed.memory is not None:
+        again = "" if sealed.memory.recompute == "none" else f"recompute {sealed.memory.recompute}, "
+        most = sealed.memory.most
+        within = f"{most / 2**30:.1f} GiB" if most >= 2**30 else f"{most / 2**20:.0f} MiB"
+        text.append(f"{again}at most {within} a rank since memory ran out, ")
     ranks = f"{_count(sealed.world, 'rank')} on " if sealed.world else ""
     text.append(ranks + _count(len(sealed.nodes), "node"))
     if sealed.spares:

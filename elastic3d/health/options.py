@@ -38,6 +38,17 @@ class Balancing(StrEnum):
     """It is reported, and nothing else."""
 
 
+class Exhaustion(StrEnum):
+    """What follows when memory runs out."""
+
+    OFF = "off"
+    """The same layout is tried again."""
+    LOG = "log"
+    """The same, and what would be done is reported."""
+    RECOMPUTE = "recompute"
+    """A layout that needs less, or more that is computed again in the backward pass."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
     """How ranks that stand still, are slow, or compute wrongly are found: `health=` of `elastic3d.run`.
@@ -77,6 +88,12 @@ class Health:
     default. "off" measures nothing."""
     evidence: int | str = "500MB"
     """What bundles of evidence may take in the folder `events=`, in bytes or as "500MB", the default."""
+    oom: str = "recompute"
+    """What follows when memory runs out on a rank: "recompute", the default, goes on in a layout that needs less, or
+    with blocks that are computed again in the backward pass, where the script leaves any of that open; no bit changes
+    by it, and the steps take longer. "log", and `act="log"`, only report what would be done; "off" does not even that.
+    A smaller micro_batch, which would change bits, is never chosen: it is part of what the run's samples and its state
+    are numbered by."""
     balance: str = "on"
     """What is done about slow nodes: "on", the default, lets a spare take a slow node's place, or gives its stage less
     to compute, once that pays; "log" only reports what would be done, and so does `act="log"`."""
@@ -99,6 +116,14 @@ class Health:
         audit_budget(self.audit)
         share(self.at_rest, "at_rest", "time")
         slow_factor(self.slow)
+        if self.oom == "micro_batch":
+            raise UsageError(
+                f"{_OF}(oom='micro_batch'): a run keeps its micro_batch, by which its samples, its random numbers and "
+                "its sums are numbered; another one gives other bits. Give 'recompute', or begin a new run with a "
+                "smaller micro_batch="
+            )
+        if self.oom not in set(Exhaustion):
+            raise UsageError(f"{_OF}(oom={self.oom!r}): give one of {', '.join(Exhaustion)}")
         if self.balance not in set(Balancing):
             raise UsageError(f"{_OF}(balance={self.balance!r}): give one of {', '.join(Balancing)}")
 
@@ -114,7 +139,8 @@ class Watching:
     computing that audits may take, 0.0 for none. at_rest: share of the time for looking at state at rest, 0.0 for no
     such checks. slow: from which factor on a node is, 0.0 for never. balance: whether anything is done about slow
     nodes, if verdicts are acted upon. restore: seconds for which a rank may be idle while it gets its state. numerics,
-    spike: what follows when a step is not finite, or its loss jumps up. rollback_steps: that a rollback goes back.
+    spike: what follows when a step is not finite, or its loss jumps up. rollback_steps: that a rollback goes back. oom:
+    what follows when memory runs out.
     """
 
     stuck: float = 3.0
@@ -128,6 +154,7 @@ class Watching:
     spike: Spike = Spike.LOG
     rollback_steps: int = ROLLBACK_STEPS
     balance: bool = True
+    oom: Exhaustion = Exhaustion.RECOMPUTE
 
 
 def watching(given: Health | str, *, patience: float = 0.0, device: str = "cpu") -> Watching | None:
@@ -157,6 +184,7 @@ def watching(given: Health | str, *, patience: float = 0.0, device: str = "cpu")
         rollback_steps=given.rollback_steps,
         slow=slow_factor(given.slow) if device == "cpu" else 0.0,
         balance=given.balance == Balancing.ON,
+        oom=Exhaustion(given.oom),
     )
 
 
@@ -175,6 +203,7 @@ def shared(watching: Watching | None) -> tuple[str, ...]:
         f"spike={watching.spike}",
         f"rollback_steps={watching.rollback_steps}",
         f"slow={'on' if watching.slow else 'off'}",
+        f"oom={watching.oom}",
     )
 
 

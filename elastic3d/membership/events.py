@@ -41,6 +41,7 @@ from elastic3d.membership.records import Notice, SavedStep
 from elastic3d.membership.slowness import Slowness
 from elastic3d.membership.stalls import Stall
 from elastic3d.rollback import Rollback
+from elastic3d.shortfall import Shortfall
 
 __all__ = [
     "Broken",
@@ -193,9 +194,9 @@ class MainFinished:
 class TrainerFailed:
     """A trainer of this node failed: the script raised (`error=True`), or it ended and nobody had asked it to.
 
-    final: trying again cannot mend it. out_of_memory: what was raised says that memory ran out. lying: it ended because
-    its device computes wrongly, by the word of ranks on other nodes. clean: then the newest step that audits vouch for,
-    -1 otherwise.
+    final: trying again cannot mend it. out_of_memory: what was raised says that memory ran out, or the kernel killed it
+    for that; short: what was missing. lying: it ended because its device computes wrongly, by the word of ranks on
+    other nodes. clean: then the newest step that audits vouch for, -1 otherwise.
     """
 
     key: str
@@ -203,6 +204,7 @@ class TrainerFailed:
     error: bool = False
     final: bool = False
     out_of_memory: bool = False
+    short: Shortfall | None = None
     lying: bool = False
     clean: int = -1
 

@@ -43,12 +43,14 @@ from elastic3d.errors import ConfigurationError
 from elastic3d.membership import changes, encoding
 from elastic3d.membership.slowness import SpeedReport
 from elastic3d.rollback import Rollback
+from elastic3d.shortfall import Shortfall
 from elastic3d.values import Cause, DeviceFacts, Generation, ModelProfile, Node, from_json, to_json
 
-SCHEMA = 7
-"""Schema 1 had no changes: every generation and proposal was written whole. Up to 2 reports had other names. In 4
-a generation may have come to be because ranks stood still. In 5 it may say from which states nobody goes on, in 6 for
-which slow machines it was formed, in 7 what is left out since its loss jumped up."""
+SCHEMA = 8
+"""Schema 1 had no changes: every generation and proposal was written whole. Up to 2 reports had other names. In 4 a
+generation may have come to be because ranks stood still. In 5 it may say from which states nobody goes on, in 6 for
+which slow machines it was formed, in 7 what is left out since its loss jumped up, in 8 what its ranks may need
+since memory ran out."""
 
 _RENAMED = {"fault": "failed", "interrupted": "peer_lost"}
 """Fields of reports by the names that schema 2 has for them."""
@@ -111,14 +113,15 @@ class Report:
     clean: its trainers ended because a device of any node was convicted, and audits vouch for steps up to this one; -1
     for no conviction. rollback: they ended because the loss jumped up, and what is left out for it; `clean` says then
     from which state the run goes on.
-    final: trying again cannot mend that error. out_of_memory: that error was that memory ran out. peer_lost: a trainer
-    lost a peer and stopped, which is no failure of its own. detail: what failed, raised or was lost, in words. silent:
-    ids of the neighbours on the ring it does not hear. unreachable: ids of nodes it could not connect to while its
-    trainers stood still (`machine/reach.py`). answered: the newest doubt about itself that it has seen. notice: why
-    this node has to leave soon. saved: the newest step whose tiles all its slots wrote to the store. step, safe: the
-    newest step committed, and the newest one that all ranks hold at home and at their buddies; 0 for none. unread: the
-    revision of the generation's record, if this member cannot read it and knows no generation. speeds: which nodes of
-    its generation are slow, from the node of rank 0.
+    final: trying again cannot mend that error. out_of_memory: that error was that memory ran out; short: what was
+    missing, None where nobody knows. peer_lost: a trainer lost a peer and stopped, which is no failure of its own.
+    detail: what failed, raised or was lost, in words. silent: ids of the neighbours on the ring it does not hear.
+    unreachable: ids of nodes it could not connect to while its trainers stood still (`machine/reach.py`). answered:
+    the newest doubt about itself that it has seen. notice: why this node has to leave soon. saved: the newest step
+    whose tiles all its slots wrote to the store. step, safe: the newest step committed, and the newest one that all
+    ranks hold at home and at their buddies; 0 for none. unread: the revision of the generation's record, if this
+    member cannot read it and knows no generation. speeds: which nodes of its generation are slow, from the node of
+    rank 0.
     """
 
     incarnation: str
@@ -131,6 +134,7 @@ class Report:
     detail: str = ""
     final: bool = False
     out_of_memory: bool = False
+    short: Shortfall | None = None
     lying: str = ""
     clean: int = -1
     rollback: Rollback | None = None

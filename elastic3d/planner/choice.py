@@ -44,12 +44,17 @@ class Plan:
 
     seconds: the predicted time of its step, kept: that of the previous layout. Both are 0.0 where no speeds were given,
     or nothing can be said, and in an arbitrary unit where no costs are known.
+    recompute: what blocks are to compute again, "" for what the script says; needed: bytes that the fullest rank is
+    predicted to need; fits: they are within the bound. The three are of `plan_below`.
     """
 
     layout: Layout
     nodes: int
     seconds: float = field(default=0.0, compare=False)
     kept: float = field(default=0.0, compare=False)
+    recompute: str = field(default="", compare=False)
+    needed: int = field(default=0, compare=False)
+    fits: bool = field(default=True, compare=False)
 
 
 def legal_layouts(world: int, profile: ModelProfile, request: Layout) -> list[Layout]:

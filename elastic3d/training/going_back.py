@@ -44,12 +44,12 @@ class GoingBack:
         rollbacks: those of the run so far. clean: the newest step that audits vouch for, None where there are none.
         """
         given, step = self.assignment, self.batches.step
-        if given.spike != Spike.ROLLBACK:
+        if given.spike != Spike.ROLLBACK or not given.audit_acts:
             return ""
-        if not given.audit_acts:
-            return "act='log' has it only reported"
-        if exhausted((one.spike for one in rollbacks), step):
-            before = ", ".join(str(one.spike) for one in rollbacks[-MOST:])
+        # Those that the job knows of count too, so that it ends even if what they leave out is forgotten each time.
+        known = sorted({*rollbacks, *self.go.rollbacks}, key=lambda one: (one.before, one.spike))
+        if exhausted((one.spike for one in known), step):
+            before = ", ".join(str(one.spike) for one in known[-MOST:])
             return (
                 f"only reported: the run went back {MOST} times within {WITHIN} steps already, for spikes in steps "
                 f"{before}. It is not single samples then: look at the learning rate, the data and the model"

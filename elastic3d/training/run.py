@@ -204,7 +204,11 @@ class Run:
             self._mesh = self._peers.join(self._assignment, self._layout)
             self._parts.end(parts.GROUPS)
             self._assembly = Assembly(
-                self._plan, self._mesh, expects_state=self._expects_state(), proven=self._assignment.proven
+                self._plan,
+                self._mesh,
+                expects_state=self._expects_state(),
+                proven=self._assignment.proven,
+                recompute=self._assignment.recompute,
             )
         self._model = self._assembly.model
         self._outside = Outside(self._model, self._layout, self._peers.ranks)

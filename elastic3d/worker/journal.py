@@ -67,9 +67,12 @@ class Journal:
                 self.emit("peer.reachable", peer=id.partition("@")[0])
 
     def concluded(self, verdict: Verdict) -> None:
-        """Write why nothing moves, or what was done about slow nodes, as this node found while it leads."""
+        """Write why nothing moves, or what was done about slow nodes or memory, as this node found while it leads."""
         if verdict.kind is VerdictKind.SLOW:
             self._rebalanced(verdict)
+            return
+        if verdict.kind is VerdictKind.MEMORY:
+            self._short(verdict)
             return
         about = {
             "fault": verdict.fault,
@@ -84,6 +87,18 @@ class Journal:
             self.emit("rank.stuck", ranks=list(verdict.ranks), nodes=names, act=verdict.act, **about)
         else:
             self.emit("training.stalled", **about)
+
+    def _short(self, verdict: Verdict) -> None:
+        self.emit(
+            "memory.short",
+            rung=verdict.fault,
+            ranks=list(verdict.ranks),
+            nodes=[id.partition("@")[0] for id in verdict.culprits],
+            step=verdict.step,
+            act=verdict.act,
+            detail=verdict.detail,
+            generation=int(verdict.key.partition(".")[0]),
+        )
 
     def _rebalanced(self, verdict: Verdict) -> None:
         self.emit(

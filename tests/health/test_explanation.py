@@ -153,3 +153,15 @@ def test_the_command_reads_etcd_too(verdict: Verdict) -> None:
         assert shown.exit_code == 0, shown.output
         assert "generation 5 was formed with 3 nodes, without n1" in shown.output
         assert run("9", "--endpoint", server.endpoint).exit_code == 1
+        with EtcdClient(server.endpoint) as client:
+            back = replace(after, number=6, cause=Cause.SPIKE, detail="the loss of step 120 is 9.5", left=())
+            client.put(root + keys.history(6, 0), encode(back))
+            lies = replace(after, number=7, cause=Cause.LYING, detail="n2: rank 2 computes wrongly: other bits")
+            client.put(root + keys.history(7, 0), encode(lies))
+        # What ended a generation stays there in one sentence.
+        shown = run("--endpoint", server.endpoint)
+        assert "Generation 6: a device computes wrongly" in shown.output
+        assert "node n2" in shown.output
+        shown = run("5", "--endpoint", server.endpoint)
+        assert "Generation 5: the loss jumped up" in shown.output
+        assert "the loss of step 120 is 9.5" in shown.output

@@ -5,6 +5,8 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > policy minimum=2 maximum=4     before the first start
     > layout pp=4                    the same
     > restart-mode                   the same: without elastic3d.run
+    > measured                       the same: it is known what each part of the model needs
+    > oom log                        the same: what would be done where memory runs out is only reported; or off
     > start a b c                    nodes come, in this order
     > stranger x                     a node comes that runs another model
     > script x                       a node comes that runs another script with the same model
@@ -21,6 +23,7 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > lies b                         a device of it computes wrongly, by the word of ranks on other nodes
     > lies b 30                      the same, and audits vouch for steps up to 30
     > final b | memory b             the script raises an error that is final | that memory ran out
+    > short b 80                     memory runs out on it: 80 MiB were missing, none or more are not known to be
     > lost b                         its trainers lose a peer, and stop
     > lost b 30                      they stop for a conviction: audits vouch for steps up to 30
     > spikes b 30                    they stop since the loss jumped up: the run goes back to step 30 or before
@@ -59,6 +62,7 @@ from dataclasses import replace
 from chaos.simulation.standstills import At, judge, stall
 from elastic3d.distrust import Distrust
 from elastic3d.etcd import Delete, Put
+from elastic3d.health.memory import MemoryLadder
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.core import Core
@@ -67,13 +71,15 @@ from elastic3d.membership.reading import gone, read
 from elastic3d.membership.records import SIGNAL, Drain, MemberRecord, Notice, Quarantine, SavedStep, encode
 from elastic3d.membership.slowness import Slowness
 from elastic3d.membership.transactions import Transaction, events_of, lease_of, own_lease, transaction
-from elastic3d.planner import Plan, plan
+from elastic3d.planner import Plan, plan, plan_below
 from elastic3d.rollback import Rollback
-from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
+from elastic3d.shortfall import MemoryBound, Shortfall
+from elastic3d.values import Generation, KeptActivations, Layout, ModelPart, ModelProfile, Node, Slot
 from tests.membership.keys import Changed, Keys
 
 PROFILE = ModelProfile(blocks=8, parameters=1000, micro_batches=8, micro_batch=2, digest="job")
 ROOT = "/job/"
+MIB = 1 << 20
 PULSE = 5.0
 """Seconds within which a member without a write learns whether etcd accepts writes."""
 
@@ -90,6 +96,7 @@ class Story:
         self.policy = Policy(minimum=1, maximum=8, first_gather=1.0)
         self.profile: ModelProfile | None = PROFILE
         self.layout = Layout()
+        self.ladder: MemoryLadder | None = MemoryLadder()
         self.cores: dict[str, Core] = {}
         self.names: dict[str, str] = {}
         self.keys = Keys()
@@ -138,6 +145,12 @@ class Story:
                 self.policy = replace(self.policy, **changes)
             case "layout":
                 self.layout = Layout(**{axis: int(size) for axis, size in (w.split("=") for w in words)})
+            case "measured":
+                kept = {"none": KeptActivations(whole=64 * MIB), "full": KeptActivations(whole=4 * MIB)}
+                block = ModelPart(parameters=1_000_000, kept=kept)
+                self.profile = replace(PROFILE, parameters=8_000_000, block=block)
+            case "oom":
+                self.ladder = None if words[0] == "off" else MemoryLadder(acts=words[0] != "log")
             case "restart-mode":
                 self.policy, self.profile = replace(self.policy, beside=False), None
             case "start":
@@ -195,6 +208,18 @@ class Story:
                     more = {"final": verb == "final", "out_of_memory": verb == "memory", "lying": verb == "lies"}
                     more["clean"] = clean
                     self.to(name, replace(failed, **more))
+            case "short":
+                name, missing = words[0], int(words[1]) * MIB if len(words) > 1 else 0
+                core = self.cores[name]
+                first = core.running.first_rank(core.record.node.name, core.record.node.incarnation)
+                short = Shortfall(rank=first, host=False, device="cuda", asked=missing, total=missing and 1024 * MIB)
+                self.trainers[name][core.running.key] = "dead"
+                self.to(
+                    name,
+                    e.TrainerFailed(
+                        key=core.running.key, detail="out of memory", error=True, out_of_memory=True, short=short
+                    ),
+                )
             case "lost" | "spikes":
                 words, clean = self.vouched(words)
                 for name in words:
@@ -307,7 +332,7 @@ class Story:
     def start(self, name: str) -> None:
         slots = (Slot(tile_port=1),)
         node = Node(name=name, incarnation=f"{name}{next(self.incarnations)}", address="h", slots=slots)
-        core = Core(MemberRecord(node=node, profile=self.profile), self.policy, self.plan, judge)
+        core = Core(MemberRecord(node=node, profile=self.profile), self.policy, self.plan, judge, self.ladder)
         self.cores[name], self.names[node.id], self.trainers[name] = core, name, {}
         self.lease[node.id] = next(self.leases)
         self.watched.pop(name, None)
@@ -323,8 +348,18 @@ class Story:
             self.cut.discard(name)
             self.list(name, gap=False)
 
-    def plan(self, nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = ()) -> Plan:
-        return plan(nodes, len(record.node.slots), PROFILE, self.layout, previous=present, speeds=speeds)
+    def plan(
+        self,
+        nodes: int,
+        record: MemberRecord,
+        present: Layout | None,
+        speeds: Sequence[float] = (),
+        bound: MemoryBound | None = None,
+    ) -> Plan:
+        given = (nodes, len(record.node.slots), record.profile or PROFILE, self.layout)
+        if bound is None:
+            return plan(*given, previous=present, speeds=speeds)
+        return plan_below(bound, *given, previous=present, speeds=speeds)
 
     def die(self, name: str, *, refused: bool) -> None:
         node = self.cores.pop(name).record.node
@@ -724,7 +759,8 @@ class Story:
         nodes = " ".join(node.name for node in generation.nodes)
         spares = f" spare {' '.join(node.name for node in generation.spares)}" if generation.spares else ""
         layout = f" as {generation.layout.pp}x{generation.layout.dp}" if generation.layout else ""
-        return f"{generation.number} ({generation.cause}): {nodes}{layout}{spares}"
+        more = f" recompute {generation.memory.recompute}" if generation.memory is not None else ""
+        return f"{generation.number} ({generation.cause}): {nodes}{layout}{more}{spares}"
 
 
 def _rules(rules: Sequence[Distrust]) -> str:

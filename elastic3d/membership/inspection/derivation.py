@@ -83,6 +83,7 @@ def _sealed(generation: Generation, run_keys: RunKeys, wall: float) -> Generatio
         nodes=tuple(node.name for node in generation.nodes),
         spares=tuple(node.name for node in generation.spares),
         mesh=_mesh(generation),
+        memory=generation.memory,
         age=max(0.0, wall - history.at) if history is not None and history.at else None,
         switching=proposal is not None and proposal.generation.key == generation.key and proposal.switch,
     )

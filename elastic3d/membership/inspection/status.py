@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from elastic3d.coverage import AuditCoverage
 from elastic3d.membership.records import Pulse, SlowFigures
+from elastic3d.shortfall import MemoryBound
 from elastic3d.values import Cause, DeviceFacts, Layout
 
 
@@ -121,6 +122,8 @@ class GenerationStatus:
     """Names of those that wait."""
     mesh: tuple[tuple[str, ...], ...] = ()
     """By pipeline stage and replica, the node that stands there; () without a layout."""
+    memory: MemoryBound | None = None
+    """What its ranks may need, and compute again for it, since memory ran out; None where it never did."""
     age: float | None = None
     """Seconds since it was sealed, by the leader's wall clock; None where that is not known."""
     switching: bool = False

@@ -111,9 +111,10 @@ def sealed_for(situation: Situation, seal: acts.Seal) -> acts.Seal:
 
 
 def decided(done: WriteDone) -> tuple[acts.Concluded, ...]:
-    """Return what to tell this leader's owner about slow nodes now that a write of its own was made."""
-    verdict = done.write.verdict if done.ok and isinstance(done.write, acts.Seal | acts.PutVerdict) else None
-    if verdict is None or verdict.kind is not VerdictKind.SLOW:
+    """Return what to tell this leader's owner about slow nodes, or memory, now that a write of its own was made."""
+    made = done.write if done.ok and isinstance(done.write, acts.Seal | acts.PutVerdict | acts.PutEnd) else None
+    verdict = made.verdict if made is not None else None
+    if verdict is None or verdict.kind not in (VerdictKind.SLOW, VerdictKind.MEMORY):
         return ()
     return (acts.Concluded(verdict=verdict, stalls={}),)
 
@@ -149,14 +150,14 @@ def _remedies(
     if present is None or any(node.id not in by_id for node in current.nodes):
         return
     me = view.me
-    ones = (1.0,) * len(current.nodes)
+    ones, bound = (1.0,) * len(current.nodes), forming.bound_of(situation)
 
     def planned(nodes: Sequence[Node]) -> Plan | None:
         try:
-            plan = planner(len(nodes), me, present, speeds_of(nodes, paces) or ones[: len(nodes)])
+            plan = planner(len(nodes), me, present, speeds_of(nodes, paces) or ones[: len(nodes)], bound)
         except LayoutError:
             return None
-        if plan.nodes != len(nodes) or plan.seconds <= 0.0:
+        if plan.nodes != len(nodes) or plan.seconds <= 0.0 or not plan.fits:
             return None
         return replace(plan, seconds=plan.seconds * delay_of(nodes, paces))
 
@@ -174,7 +175,7 @@ def _remedies(
         return Rung(kind=kind, before=before * scale, after=plan.seconds * scale, cost=cost, uses=uses, acts=acts)
 
     def remedy(kind: RungKind, plan: Plan, nodes: tuple[Node, ...]) -> Remedy:
-        formed = forming.formed_of(situation, there, nodes, plan.layout)
+        formed = forming.formed_of(situation, there, nodes, plan, bound)
         return Remedy(rung=rung(kind, plan), formed=formed)
 
     best, order = now, current.nodes

@@ -401,7 +401,11 @@ class Generations:
                     self._journal.emit("memory.exhausted", error=said.partition("\n\n")[0], **about)
                 else:
                     self._journal.emit("script.raised", error=said.partition("\n")[0], **about)
-                self._tell(m.TrainerFailed(key=key, detail=said, error=True, final=final, out_of_memory=short))
+                self._tell(
+                    m.TrainerFailed(
+                        key=key, detail=said, error=True, final=final, out_of_memory=short, short=event.short
+                    )
+                )
                 self.stop(key)
             case _:
                 detail = f"trainer of rank {rank} ended by {event.kind}: {event.detail or event.code}"

@@ -110,6 +110,7 @@ def assignment(
         nodes=tuple(node.name for node in generation.nodes) if generation is not None else (),
         expects_state=generation is not None and generation.reached > 0,
         proven=proven,
+        recompute=generation.memory.recompute if generation is not None and generation.memory is not None else "none",
         recorded=generation is not None and options.health is not None,
         sheets=generation is not None and generation.world > 1 and bool(options.health and options.health.slow),
         device_free=device.memory - device.reserve if device is not None else 0,

@@ -31,6 +31,7 @@ from elastic3d.membership.records import (
 )
 from elastic3d.membership.stalls import Verdict, VerdictKind
 from elastic3d.membership.transactions import lease_of, transaction
+from elastic3d.shortfall import MemoryBound
 from elastic3d.values import Cause, DeviceFacts, Generation, Layout, Node, Slot
 
 ROOT = "/elastic3d/gpt-1b/"
@@ -169,6 +170,13 @@ def training() -> Scene:
     for each, step in ((A, 1240), (B, 1238), (C, 1240), (D, 1239)):
         scene.put(f"pulses/{each.id}", pulse(step))
     return scene.put(f"pulses/{E.id}", pulse(-1, state="spare", snapshot_step=-1, checkpoint_step=-1, verified_step=-1))
+
+
+def short() -> Scene:
+    """Memory ran out in the generation before, and this one was formed to need less."""
+    bound = MemoryBound(most=61_000_000_000, recompute="full")
+    lean = replace(FOUR, cause=Cause.OUT_OF_MEMORY, detail="rank 1 on b ran out of its device's memory", memory=bound)
+    return registered(A, B, C, D).write(A, sealed(lean))
 
 
 def draining() -> Scene:
@@ -316,6 +324,7 @@ def many() -> Scene:
 SCENES: dict[str, Callable[[], Scene]] = {
     "forming": forming,
     "training": training,
+    "short": short,
     "draining": draining,
     "losses": losses,
     "stuck": stuck,
