@@ -46,8 +46,10 @@ class GoingBack:
         given, step = self.assignment, self.batches.step
         if given.spike != Spike.ROLLBACK or not given.audit_acts:
             return ""
-        if exhausted((one.spike for one in rollbacks), step):
-            before = ", ".join(str(one.spike) for one in rollbacks[-MOST:])
+        # Those that the job knows of count too, so that it ends even if what they leave out is forgotten each time.
+        known = sorted({*rollbacks, *self.go.rollbacks}, key=lambda one: (one.before, one.spike))
+        if exhausted((one.spike for one in known), step):
+            before = ", ".join(str(one.spike) for one in known[-MOST:])
             return (
                 f"only reported: the run went back {MOST} times within {WITHIN} steps already, for spikes in steps "
                 f"{before}. It is not single samples then: look at the learning rate, the data and the model"

@@ -209,7 +209,9 @@ class RunHealth:
             return None
         why = ""
         if self._going_back is not None:
-            clean = self._facts.clean if self._auditor is None else self._auditor.clean
+            # Where nobody audits now, what was vouched for long ago says nothing of how far to go back.
+            audits = self._auditor is not None and self._auditor.nondeterminism is None
+            clean = self.clean if audits else None
             why = self._going_back.consider(loss, usual, self._facts.rollbacks, clean)
         self._facts = replace(self._facts, losses=losses, spike=step)
         return Spiked(usual=usual, why_kept=why)

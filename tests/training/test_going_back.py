@@ -182,6 +182,16 @@ def test_a_young_run_goes_back_half_of_what_it_has_made(tmp_path: Path) -> None:
     assert last.digest == quiet(tmp_path / "quiet", [(report.rollback.first, report.rollback.stop)])
 
 
+def test_a_job_does_not_go_back_for_ever(tmp_path: Path) -> None:
+    """Nothing is passed over where nothing is kept, and the run begins anew: its record counts how often."""
+    go = Go(servers=())
+    for generation in range(1, 4):
+        report = goes_back(Keeping(None, generation, go=go, steps=100))
+        go = following(report, go)
+    ending = train(Keeping(None, 4, go=go, steps=100))
+    assert "went back 3 times" in next(one.why_kept for one in ending.port.records if one.usual is not None)
+
+
 def test_without_an_older_state_it_is_only_reported() -> None:
     """Going back to the beginning of a run that is not young would cost more than the spike."""
     ending = train(Keeping(None, 1))
