@@ -52,7 +52,8 @@ class Injection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One committed step. `loss` is `float.hex()` text; `samples` are positions of the run, half-open."""
+    """One committed step. `loss` is `float.hex()` text; `samples` are positions of the run, half-open; `excluded` those
+    of them that are no part of it."""
 
     number: int
     generation: int
@@ -61,6 +62,7 @@ class Step:
     seconds: float
     samples: tuple[int, int]
     sample_sum: int
+    excluded: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,8 @@ class Picture:
     """A job as its events show it.
 
     steps: the history that counts, in order; a step done again replaces its earlier self and all that came after.
-    conflicts: steps done more than once with another loss or other samples: broken promises. news: the last lines
+    conflicts: steps done more than once with another loss or other samples, though nothing of them was left out in
+    between: broken promises. news: the last lines
     worth a person's eye, oldest first.
     """
 
@@ -223,6 +226,7 @@ def _step(event: Event) -> Step:
         loss=str(event.fields["loss"]),
         seconds=float(event.fields["seconds"]),
         samples=(int(first), int(stop)),
+        excluded=tuple((int(first), int(stop)) for first, stop in event.fields.get("excluded") or ()),
         sample_sum=int(event.fields.get("sample_sum") or 0),
     )
 
@@ -237,10 +241,16 @@ def _lineage(committed: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[int, ..
             history = {number: old for number, old in history.items() if number < step.number}
             previous = step.generation
         earlier = seen.get(step.number)
-        if earlier is not None and (earlier.loss, earlier.samples, earlier.sample_sum) != (
-            step.loss,
-            step.samples,
-            step.sample_sum,
+        same = earlier is not None and earlier.excluded == step.excluded
+        if (
+            earlier is not None
+            and same
+            and (earlier.loss, earlier.samples, earlier.sample_sum)
+            != (
+                step.loss,
+                step.samples,
+                step.sample_sum,
+            )
         ):
             conflicts.add(step.number)
         seen[step.number] = history[step.number] = step

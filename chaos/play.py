@@ -30,13 +30,16 @@ from chaos.scenario import (
     Join,
     Kill,
     OfNode,
+    Part,
     Pause,
+    Slow,
     Stop,
     Terminate,
     bounds,
     node_name,
     resolve,
 )
+from chaos.throttle import Throttle
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.orders import order_drain
@@ -129,7 +132,7 @@ class Outcome:
 
     killed, dismissed: nodes ended by SIGKILL and by SIGTERM. undone: faults whose moment never came. failure: why it
     was given up, or "". logs: by node, the end of what an agent printed that ended as it should not have.
-    store: the URL of its checkpoints.
+    store: the URL of its checkpoints. injections: what was done, and when.
     """
 
     setting: Setting
@@ -144,6 +147,7 @@ class Outcome:
     failure: str = ""
     logs: Mapping[str, str] = field(default_factory=dict)
     store: str = ""
+    injections: tuple[Injection, ...] = ()
 
 
 Watcher = Callable[[Picture], None]
@@ -186,6 +190,7 @@ def play(
                 if not node.killed and (node.alive or node.process.returncode)
             },
             store=player.store,
+            injections=tuple(player.injections),
         )
 
 
@@ -208,8 +213,9 @@ class _Player:
         events.mkdir()
         self._follower = Follower(events)
         self._events: list[Event] = []
-        self._injections: list[Injection] = []
+        self.injections: list[Injection] = []
         self._later: list[tuple[float, Callable[[], None]]] = []
+        self._throttles: list[Throttle] = []
         self._shared_memory = shared_memory()
         self._joiners = [node_name(setting.nodes + i) for i in range(sum(isinstance(f, Join) for f in faults))]
         self._labels = {node_name(number): labels for number, labels in enumerate(setting.labels)}
@@ -246,7 +252,7 @@ class _Player:
             if new:
                 heard = self.clock.monotonic()
                 self._events += new
-                self.picture = picture(self._events, self._injections, started_at)
+                self.picture = picture(self._events, self.injections, started_at)
                 if self.watch is not None:
                     self.watch(self.picture)
             self._inject()
@@ -258,10 +264,12 @@ class _Player:
             self.clock.sleep(0.01)
 
     def undo(self) -> None:
-        """Carry out pending actions at once: no etcd stays stopped."""
+        """Carry out pending actions at once: no etcd stays stopped, and no node slow."""
         for _, action in self._later:
             action()
         self._later.clear()
+        for throttle in self._throttles:
+            throttle.close()
 
     def close(self) -> None:
         """End the metadata servers."""
@@ -358,6 +366,11 @@ class _Player:
                 pids = node.processes(fault.part)
                 send(pids, signal.SIGSTOP)
                 self._later.append((self.clock.monotonic() + fault.seconds, lambda: send(pids, signal.SIGCONT)))
+            case Slow():
+                self._note("throttle", name)
+                throttle = Throttle(lambda: node.processes(Part.TRAINERS), fault.share)
+                self._throttles.append(throttle)
+                throttle.start()
             case Flap():
                 self._note("kill", name)
                 self.cluster.kill_node(name)
@@ -370,7 +383,7 @@ class _Player:
             order_drain(client, root, name, seconds=seconds, by="chaos")
 
     def _note(self, kind: str, node: str = "") -> None:
-        self._injections.append(Injection(kind=kind, node=node, at=self.clock.wall()))
+        self.injections.append(Injection(kind=kind, node=node, at=self.clock.wall()))
 
     def _own_etcd(self) -> OwnEtcd:
         assert isinstance(self.etcd, OwnEtcd), "only an etcd of our own may be broken"

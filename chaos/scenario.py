@@ -8,6 +8,7 @@
     stop NODE@STEP      SIGSTOP to all processes of the node; `cont` wakes them, else they are killed at the end
     pause NODE@STEP     SIGSTOP to one kind of its processes, and SIGCONT some seconds later
     flap NODE@STEP      SIGKILL, and the same node is started anew at once
+    throttle NODE@STEP  its trainers have a share of one processor from then on
 
 NODE is a name such as `node1`, a bare number, `leader` (who leads the membership then) or `stage0` (who holds rank 0
 then). Instead of a step, `gN` means "once generation N is sealed", which is in the middle of its recovery.
@@ -102,6 +103,14 @@ class Flap(OfNode):
     """Kill a node with SIGKILL and start it again at once, under its name."""
 
     WORD = "flap"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow(OfNode):
+    """Let a node's trainers have no more than `share` of one processor from then on."""
+
+    WORD = "throttle"
+    share: float
 
 
 class Part(StrEnum):

@@ -13,7 +13,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -25,9 +25,12 @@ from chaos.hung_files import HungFiles
 from chaos.oracle import compare, judge
 from chaos.play import Etcd, Outcome, Setting, play
 from chaos.processes import leashed
+from chaos.scenario import Slow, When, node_name
 from chaos.scripts import SECOND, mark_of
 from elastic3d.health.hearing import Finding
+from elastic3d.health.speeds import SlowKind
 from elastic3d.health.stuck import Fault
+from elastic3d.health.trouble import KNOWN
 from elastic3d.owners import Owners
 from elastic3d.values import Layout
 
@@ -48,6 +51,7 @@ class Culprit(StrEnum):
     PAIR = "pair"  # that one, or its rank and one other
     EDGES = "edges"  # its rank, among those that wait for each other
     LIARS = "liars"  # it, and nobody but the other liar besides
+    SAMPLES = "samples"  # no node, and the samples that are to be left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,11 @@ class Kind:
     hogs: processes per processor that compute beside the job. together: some ranks have to do the same, as dp columns
     do. between_two: no more than two may, since in a larger group nothing says which of its connections is at fault.
     lies: a device computes wrongly; the job is audited in each step, and `steps` more may be made until it is found.
-    hung: files that never answer have to be there. alone: no other fault happens in its job.
+    hung: files that never answer have to be there. alone: no other fault happens in its job. options: of the script,
+    besides the fault. from_step: the first step at which it can be seen. data: it is of samples, and the job has to end
+    with the bits of one that leaves them out from its beginning. lasts: it goes on in a job of `LONG` steps, so that
+    what is slow can be found. factor: how many times as long a node's blocks take. share: of a processor that its
+    trainers may use.
     """
 
     faults: tuple[str, ...] = ()
@@ -70,6 +78,12 @@ class Kind:
     steps: int = 0
     hung: bool = False
     alone: bool = False
+    options: tuple[str, ...] = ()
+    from_step: int = 4
+    data: bool = False
+    lasts: bool = False
+    factor: float = 0.0
+    share: float = 0.0
 
     @property
     def control(self) -> bool:
@@ -80,6 +94,21 @@ class Kind:
 ALTERED = "altered"
 """What the card calls bits that change in memory."""
 
+SHORT = "out of memory"
+"""What it calls memory that runs out on a rank."""
+
+NOT_FINITE, SPIKED = "not finite", "spiked"
+"""What it calls samples that bring such numbers, and a loss that jumped up."""
+
+SHOWS, BACK = 3, 10
+"""In how many steps a spike shows, and how many steps the run goes back for it."""
+
+_AUDITED = ("--audit=100%",)
+SETTLED, LONG, WORK = 48, 240, 16
+"""Steps after which what lasts begins, those of such a job, and products of matrices that each of its blocks computes.
+
+They make half a minute on two processors, of steps of a seventh of a second, where nothing is slow."""
+_LONG = (f"--work={WORK}",)
 _ASTRAY = (Fault.LEFT, Fault.MISMATCH)
 KINDS: Mapping[str, Kind] = {
     "stop": Kind(faults=(Fault.STOPPED,), bar=5.0),
@@ -94,18 +123,36 @@ KINDS: Mapping[str, Kind] = {
     "shape": Kind(faults=_ASTRAY, bar=5.0),
     "dtype": Kind(faults=_ASTRAY, bar=5.0),
     "deadlock": Kind(faults=(Fault.DEADLOCK, Fault.LEFT), bar=5.0, culprit=Culprit.EDGES, together=True),
-    "flip": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True),
-    "forward": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True),
-    "backward": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True),
-    "auditor": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True),
-    "sticky": Kind(faults=(Finding.PERSISTENT,), bar=5.0, lies=True, steps=1),
-    "leader": Kind(faults=(Finding.PERSISTENT,), bar=5.0, lies=True, steps=1),
-    "liars": Kind(faults=(Finding.PERSISTENT,), bar=5.0, culprit=Culprit.LIARS, lies=True, steps=1),
+    "flip": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True, options=_AUDITED),
+    "forward": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True, options=_AUDITED),
+    "backward": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True, options=_AUDITED),
+    "auditor": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True, options=_AUDITED),
+    "sticky": Kind(faults=(Finding.PERSISTENT,), bar=5.0, lies=True, steps=1, options=_AUDITED),
+    "leader": Kind(faults=(Finding.PERSISTENT,), bar=5.0, lies=True, steps=1, options=_AUDITED),
+    "liars": Kind(faults=(Finding.PERSISTENT,), bar=5.0, culprit=Culprit.LIARS, lies=True, steps=1, options=_AUDITED),
+    "nandevice": Kind(faults=(Finding.PERSISTENT,), bar=5.0, lies=True, options=("--numerics=skip",)),
+    "nan": Kind(
+        faults=(NOT_FINITE,), bar=5.0, culprit=Culprit.SAMPLES, alone=True, data=True, options=("--numerics=skip",)
+    ),
+    "spike": Kind(
+        faults=(SPIKED,),
+        bar=5.0,
+        culprit=Culprit.SAMPLES,
+        alone=True,
+        data=True,
+        options=(f"--rollback-steps={BACK}",),
+        from_step=40,
+    ),
     "rest": Kind(faults=(ALTERED,), bar=5.0, alone=True),
+    "memory": Kind(faults=(SHORT,), bar=5.0, alone=True),
+    "slow": Kind(faults=(SlowKind.COMPUTE,), bar=60.0, lasts=True, options=_LONG, factor=1.3),
+    "quota": Kind(faults=(SlowKind.COMPUTE,), bar=40.0, lasts=True, options=_LONG, share=0.4),
     "stall": Kind(),
     "oversubscribed": Kind(hogs=3),
+    "tenth": Kind(lasts=True, options=_LONG, factor=1.1),
+    "busy": Kind(lasts=True, options=_LONG, hogs=3),
 }
-_CURES = ("stuck", "lying")
+_CURES = ("stuck", "lying", "spike", "balance", "out_of_memory")
 _LIES = {"auditor": "flip", "leader": "sticky"}
 """Under what name the script knows a kind that is the same lie at another place."""
 
@@ -129,10 +176,24 @@ class Trial:
     @property
     def fault(self) -> str:
         """The fault as the script's option, "" for none."""
-        if self.kind == "oversubscribed":
+        kind = KINDS[self.kind]
+        if kind.factor:
+            return f"slow:{self.rank}@{self.step}:{kind.factor}"
+        if kind.hogs or kind.share:
             return ""
         rank = "leader" if self.kind == "leader" else self.rank
         return f"{_LIES.get(self.kind, self.kind)}:{rank}@{self.step}:{self.micro_batch}"
+
+    @property
+    def samples(self) -> tuple[tuple[int, int], ...]:
+        """Positions of the run that are to be left out for it; none where it is not of the data."""
+        if self.kind == "nan":
+            first = self.step * _GLOBAL + self.micro_batch * _MICRO
+            return ((first, first + _MICRO),)
+        if self.kind == "spike":
+            stop = self.step + SHOWS
+            return (((stop - BACK) * _GLOBAL, stop * _GLOBAL),)
+        return ()
 
     def __str__(self) -> str:
         return f"{self.fault or self.kind} with {self.layout}"
@@ -140,7 +201,10 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """A verdict that was told, in a generation. after: seconds since the fault. step: after which, -1 if unknown."""
+    """A verdict that was told, in a generation. after: seconds since the fault. step: after which, -1 if unknown.
+
+    samples: positions that are left out for it.
+    """
 
     fault: str
     nodes: tuple[str, ...]
@@ -150,6 +214,7 @@ class Said:
     detail: str
     step: int = -1
     generation: int = 1
+    samples: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +259,8 @@ class Result:
                 return first.nodes == (self.node,) or (rank in first.ranks and len(first.ranks) == 2)
             case Culprit.EDGES:
                 return rank in first.ranks
+            case Culprit.SAMPLES:
+                return (first.nodes, first.samples) == ((), self.trial.samples)
             case Culprit.LIARS:
                 named = {node for said in self.said if said.act for node in said.nodes}
                 return bool(named) and named <= {self.node, self.liar}
@@ -268,7 +335,8 @@ def trials(kinds: Sequence[str], count: int, seed: int, *, steps: int, most: int
             layouts = [one for one in LAYOUTS if one.world <= most and (not row.together or one.dp > 1)]
             layouts = [one for one in layouts if not row.between_two or one.dp <= 2]
             layout = WITNESSES if KINDS[kind].lies else draw.choice(layouts)
-            rank, step = draw.randrange(layout.world), draw.randrange(4, max(5, steps // 2))
+            rank, step = draw.randrange(layout.world), draw.randrange(row.from_step, max(row.from_step + 1, steps // 2))
+            step = SETTLED if row.lasts else step
             yield Trial(
                 kind=kind,
                 rank=rank,
@@ -294,7 +362,10 @@ def _audited(kind: str, step: int, layout: Layout) -> int:
 def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
     """Return the job of a trial, or with None the same one to which nothing happens."""
     fault = trial.fault if trial is not None else ""
+    more = KINDS[trial.kind].options if trial is not None else ()
     lies = trial is not None and KINDS[trial.kind].lies
+    # What happens late in a job needs some steps more.
+    steps = steps if trial is None else max(steps, KINDS[trial.kind].from_step + LATER)
     return Setting(
         nodes=layout.world,
         steps=steps,
@@ -306,17 +377,24 @@ def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
         context=32,
         global_batch=_GLOBAL,
         micro_batch=_MICRO,
-        options=("--checkpoint-every=5", *([f"--fault={fault}"] if fault else []), *(["--audit=100%"] if lies else [])),
+        options=("--checkpoint-every=5", *([f"--fault={fault}"] if fault else []), *more),
         script=TRAIN_FAULTY,
     )
 
 
-def play_trial(trial: Trial, quiet: Outcome, *, etcd: Etcd, workdir: Path, steps: int) -> Result:
+LATER = 10
+"""Steps of a job after the first one at which its fault can be seen."""
+
+
+def play_trial(trial: Trial, quiet: Callable[[], Outcome], *, etcd: Etcd, workdir: Path, steps: int) -> Result:
     """Play a trial under `workdir` and return what became of it. quiet: the same job undisturbed, of any layout.
 
-    Unable where this machine lacks what it needs.
+    Where samples are to be left out, that is another one, played here: it leaves them out from its beginning. Unable
+    where this machine lacks what it needs.
     """
     kind, made = KINDS[trial.kind], setting(trial, trial.layout, steps)
+    node = node_name(trial.rank // made.slots)
+    faults = [Slow(node=node, share=kind.share, when=When(step=trial.step))] if kind.share else []
     with ExitStack() as stack:
         stack.enter_context(hogs(kind.hogs))
         if kind.hung:
@@ -325,8 +403,15 @@ def play_trial(trial: Trial, quiet: Outcome, *, etcd: Etcd, workdir: Path, steps
             except OSError as error:
                 raise Unable(f"no FUSE file system can be mounted here: {error}") from error
             made = replace(made, options=(*made.options, f"--hung={files.folder}"))
-        outcome = play(made, etcd=etcd, workdir=workdir, name=f"score-{trial.kind}")
-    return read(trial, outcome, quiet, workdir)
+        outcome = play(made, faults, etcd=etcd, workdir=workdir, name=f"score-{trial.kind}")
+        if kind.data:
+            calm = setting(None, Layout(pp=1, dp=2), made.steps)
+            without = [f"--exclude={first}:{stop}" for first, stop in trial.samples]
+            calm = replace(calm, options=(*calm.options, *without))
+            return read(
+                trial, outcome, play(calm, etcd=etcd, workdir=workdir / "without", name="score-without"), workdir
+            )
+    return read(trial, outcome, quiet(), workdir)
 
 
 def read(
@@ -342,7 +427,9 @@ def read(
 
     begin, end: between which times by the wall clock all that was said is about it, where its job has other trials.
     """
-    at = happened_at(workdir, trial.step)
+    at, node = happened_at(workdir, trial.step), _marked(workdir, mark_of(trial.step))
+    for done in outcome.injections:
+        at, node = done.at, done.node
     events = [event for event in Follower(workdir / "events").poll() if begin <= event.at < end]
     generations = [view for view in outcome.picture.generations if not view.sealed_at > at]
     said = tuple(_said(events, at))
@@ -350,7 +437,6 @@ def read(
     later = [step.at for step in outcome.picture.steps if step.at > named_at]
     causes = (*_CURES, "failure") if trial.kind == "rest" else _CURES
     cured = [v for v in outcome.picture.generations if v.cause in causes and begin <= v.sealed_at < end]
-    node = _marked(workdir, mark_of(trial.step))
     if not node and generations:
         node = generations[-1].nodes[trial.rank // outcome.setting.slots]
     differences = compare(outcome, quiet)
@@ -381,6 +467,17 @@ def _marked(workdir: Path, name: str) -> str:
 
 def _said(events: Sequence[Event], at: float) -> Iterator[Said]:
     for event in events:
+        if event.name == "node.slow":
+            yield Said(
+                fault=str(event.fields["kind"]),
+                nodes=tuple(event.fields["nodes"]),
+                ranks=tuple(event.fields["ranks"]),
+                act=True,
+                after=event.at - at,
+                detail=str(event.fields["detail"]),
+                step=int(event.fields["step"]),
+                generation=event.generation,
+            )
         stuck, altered = event.name in ("rank.stuck", "training.stalled"), event.name == "state.altered"
         if stuck or altered or event.name == "audit.failed":
             finding = ALTERED if altered else str(event.fields.get("finding") or "")
@@ -394,6 +491,30 @@ def _said(events: Sequence[Event], at: float) -> Iterator[Said]:
                 detail=str(event.fields.get("detail") or ""),
                 step=int(event.fields.get("step", -1)),
                 generation=event.generation,
+            )
+        if event.name == "memory.short":
+            yield Said(
+                fault=SHORT,
+                nodes=tuple(event.fields["nodes"]),
+                ranks=tuple(event.fields["ranks"]),
+                act=bool(event.fields["act"]),
+                after=event.at - at,
+                detail=str(event.fields["detail"]),
+                step=int(event.fields["step"]),
+                generation=event.generation,
+            )
+        excluded = event.name == "batch.excluded" and event.fields.get("detail") != KNOWN
+        if excluded or event.name == "run.rolled_back":
+            yield Said(
+                fault=NOT_FINITE if excluded else SPIKED,
+                nodes=(),
+                ranks=(),
+                act=True,
+                after=event.at - at,
+                detail=str(event.fields.get("detail") or ""),
+                step=int(event.fields["step"]),
+                generation=event.generation,
+                samples=tuple((int(first), int(stop)) for first, stop in event.fields["samples"]),
             )
 
 

@@ -25,7 +25,7 @@ from chaos.etcd import EtcdServer
 from chaos.oracle import compare
 from chaos.play import Etcd, Outcome, Setting, play
 from chaos.preloaded import PreloadedServer
-from chaos.score import KINDS, Result, Trial, Unable, happened_at, play_trial, read, setting, skipped, trials
+from chaos.score import KINDS, LONG, Result, Trial, Unable, happened_at, play_trial, read, setting, skipped, trials
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.values import Layout
 
@@ -64,7 +64,7 @@ class Series:
 def together(kind: str) -> bool:
     """Whether a fault of this kind may share its job with others: what happens to a whole job, or stays, may not."""
     row = KINDS[kind]
-    return not (row.hogs or row.lies or row.hung or row.alone)
+    return not (row.hogs or row.lies or row.hung or row.alone or row.lasts)
 
 
 def steps_of(each: int) -> int:
@@ -127,19 +127,20 @@ def job(series: Series, steps: int) -> Setting:
 
 
 def play_series(
-    series: Series, quiet: Callable[[], Outcome], *, etcd: Etcd, workdir: Path, steps: int, clock: Clock = SYSTEM
+    series: Series, quiet: Callable[[int], Outcome], *, etcd: Etcd, workdir: Path, steps: int, clock: Clock = SYSTEM
 ) -> tuple[list[Result], list[Trial]]:
     """Play a job under `workdir`; return what became of its trials, and those that it ended before.
 
-    quiet: the same job undisturbed, asked for when this one is over.
+    quiet: returns the same job undisturbed, of so many steps; asked for when this one is over.
     """
     if not together(series.trials[0].kind):
+        steps = LONG if KINDS[series.trials[0].kind].lasts else steps
         try:
-            return [play_trial(series.trials[0], quiet(), etcd=etcd, workdir=workdir, steps=steps)], []
+            return [play_trial(series.trials[0], lambda: quiet(steps), etcd=etcd, workdir=workdir, steps=steps)], []
         except Unable as error:
             return [skipped(series.trials[0], str(error))], []
     outcome = play(job(series, steps), etcd=etcd, workdir=workdir, name="score-series", clock=clock)
-    return read_series(series, outcome, quiet(), workdir)
+    return read_series(series, outcome, quiet(steps), workdir)
 
 
 def read_series(series: Series, outcome: Outcome, quiet: Outcome, workdir: Path) -> tuple[list[Result], list[Trial]]:
@@ -175,10 +176,13 @@ def _so_far(outcome: Outcome, quiet: Outcome) -> list[str]:
 
 @dataclass(slots=True)
 class _Work:
-    """What lanes share. left: the jobs to play, by their numbers. results: of the jobs that were."""
+    """What lanes share. left: the jobs to play, by their numbers. results: of the jobs that were.
+
+    quiet: undisturbed jobs, by their steps.
+    """
 
     left: deque[tuple[int, Series]]
-    quiet: Future[Outcome]
+    quiet: dict[int, Future[Outcome]] = field(default_factory=dict)
     results: dict[int, list[Result]] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -213,7 +217,7 @@ def play_all(
     A lane has an etcd and a process that forks agents of its own. What a job ended before is played once more in
     another one. However this ends, nothing of it goes on.
     """
-    work = _Work(left=deque(enumerate(given)), quiet=Future())
+    work = _Work(left=deque(enumerate(given)))
     # A thread's own join may be told by Ctrl-C that a thread has ended which goes on (bpo-45274); a future is not.
     count = max(1, min(lanes, len(given)))
     with ThreadPoolExecutor(count, thread_name_prefix="lane") as pool:
@@ -233,15 +237,15 @@ def _lane(number: int, work: _Work, workdir: Path, steps: int, heard: Callable[[
             etcd = stack.enter_context(EtcdServer())
             # Agents that import torch each would keep a small machine busy for longer than the trials themselves.
             stack.enter_context(started_by(stack.enter_context(PreloadedServer())))
+
+            def quiet(steps: int) -> Outcome:
+                return _quiet(work, steps, etcd, workdir / f"quiet-{steps}", clock)
+
             if number == 0:
-                calm = setting(None, QUIET, steps)
-                folder = workdir / "quiet"
-                work.quiet.set_result(play(calm, etcd=etcd, workdir=folder, name="score-quiet", clock=clock))
+                quiet(steps)
             for place, series in _jobs(work):
                 folder = workdir / f"{place}{'-again' if series.again else ''}"
-                results, missed = play_series(
-                    series, lambda: _quiet(work, clock), etcd=etcd, workdir=folder, steps=steps, clock=clock
-                )
+                results, missed = play_series(series, quiet, etcd=etcd, workdir=folder, steps=steps, clock=clock)
                 with work.lock:
                     if missed and not series.again:
                         work.left.append((place, Series(trials=tuple(missed), again=True)))
@@ -266,10 +270,17 @@ def _jobs(work: _Work) -> Iterator[tuple[int, Series]]:
         yield one
 
 
-def _quiet(work: _Work, clock: Clock) -> Outcome:
-    while not work.quiet.done():
+def _quiet(work: _Work, steps: int, etcd: Etcd, workdir: Path, clock: Clock) -> Outcome:
+    """Return the undisturbed job of so many steps, which the first lane that asks for it plays."""
+    with work.lock:
+        first = steps not in work.quiet
+        future = work.quiet.setdefault(steps, Future())
+    if first:
+        calm = setting(None, QUIET, steps)
+        future.set_result(play(calm, etcd=etcd, workdir=workdir, name="score-quiet", clock=clock))
+    while not future.done():
         clock.sleep(0.1)
-    return work.quiet.result()
+    return future.result()
 
 
 def _missed(trial: Trial) -> Result:

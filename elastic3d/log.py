@@ -105,9 +105,14 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # From the leader: nothing moves, no node is at fault, and nothing is done about it.
         "training.stalled": _warning("fault", "step", "confidence", "detail", "waits"),
         # From the leader: what was done because `nodes` are slow, or, if the list is empty, are well again. `remedy` is
-        # "swap", "recut", "back" or, which is only reported, "evict". `act`: a generation was formed for it, at a
-        # boundary between two steps. `before`, `after`: predicted seconds of a step. `rungs`: all that could be done.
+        # "swap", "recut", "shares", "back" or, which is only reported, "evict". `act`: a generation was formed for it,
+        # at a boundary between two steps. `before`, `after`: predicted seconds of a step. `rungs`: all that could be
+        # done.
         "layout.rebalanced": _info("remedy", "step", "nodes", "ranks", "act", "before", "after", "rungs", "detail"),
+        # From the leader: memory ran out on `ranks` of `nodes`, and the next generation needs less, by `rung`: "leaner
+        # schedule", a higher ZeRO stage, "recompute full", "more stages"; "none" where the script leaves nothing open,
+        # said once. `act`: it is done, and not only reported.
+        "memory.short": _warning("rung", "ranks", "nodes", "step", "act", "detail"),
         # A caller was turned away at one of this node's ports: `port` is "links", "tiles-<slot>" or "table", `peer` its
         # address, `more` how many others were since the last such event. Or, with `port` "links": a neighbour's port at
         # `peer` refuses this node, and that is not a death, since no second node finds the same.
@@ -134,7 +139,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "trainer.started": _debug("pid"),
         # The script raised `error`. `final`: trying again cannot mend it.
         "script.raised": _error("error", "traceback", "final"),
-        # What the script raised says that memory ran out; `error` also names who held it, and what helps.
+        # What the script raised says that memory ran out; `error` also names who held it, and what helps. Or the kernel
+        # killed the trainer for that.
         "memory.exhausted": _error("error", "traceback", "final"),
         "trainer.exited": _debug("kind", "step", "error"),
         # `source` is "none", "memory" or "store"; `step` is the number of steps that led to the state. Events under
@@ -154,7 +160,11 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # The first non-finite loss in a row; training goes on; `numerics=` may skip its update.
         "loss.nonfinite": _warning("step", "loss"),
         # For some steps the loss has been far above the last ones, whose median is `usual`; once, until it is not.
-        "loss.spiked": _warning("step", "loss", "usual"),
+        # `detail`: why nothing is done about it, though the run asks for that (an error then).
+        "loss.spiked": _warning("step", "loss", "usual", "detail"),
+        # Instead of step `step`, in which the loss had jumped up, the run goes back to a state of at most `clean`
+        # updates, and leaves out the positions [first, stop) of `samples`.
+        "run.rolled_back": _warning("step", "clean", "samples", "detail"),
         # Nobody repeats what the ranks of this generation compute, although the run asks for it.
         "audit.off": _warning("detail"),
         # Two ranks that ran micro-batch `micro_batch` of step `step` came to other bits, first at `where`; `finding` is
@@ -167,7 +177,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # The passes of step `step` were made again before its update, because what `nodes` had computed was wrong once.
         "step.redone": _warning("step", "nodes", "detail"),
         # Samples of step `step`, at the positions [first, stop) of `samples`, are no part of its update: because their
-        # loss or gradient is not finite, wherever it is computed, or because the run knew of them.
+        # loss or gradient is not finite, wherever it is computed; or because the run knew of them, which is not shown.
         "batch.excluded": _warning("step", "samples", "detail"),
         # The device of a rank of `nodes` computes wrongly: step `step` is not made with it, and its machine is set
         # aside. `clean` is the newest step that audits vouch for: states after it are not gone on from.
@@ -179,9 +189,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # Ranks came to other bits in that exam; the rest is as in `audit.failed`. Newcomers that differ are set aside
         # (`node.lying`), and no step was made with them.
         "exam.failed": _error("step", "micro_batch", "where", "finding", "ranks", "nodes", "detail"),
-        # A device was convicted: states of more than `step` updates that were made in generations before `before` are
-        # not gone on from any more, in memory and in the store. From the leader's node, when it sealed the next
-        # generation.
+        # A device was convicted, or the loss jumped up: states of more than `step` updates that were made in
+        # generations before `before` are not gone on from any more, in memory and in the store. From the leader's node,
+        # when it sealed the next generation.
         "state.distrusted": _warning("step", "before", "detail"),
         # Something is not checked in this generation, though the run asks for it: `where`.
         "check.off": _warning("where", "detail"),

@@ -98,7 +98,7 @@ class Owners:
         return self.shares or (1,) * self.dp
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def _table(shares: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     most = max(shares)
     return tuple(
@@ -109,7 +109,7 @@ def _table(shares: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def _ends(shares: tuple[int, ...]) -> tuple[int, ...]:
     """Return how many leaves there are up to the end of each turn of the table."""
     return tuple(accumulate(map(len, _table(shares))))

@@ -16,6 +16,7 @@ from checkpointing.format.grid import TILE_BYTES
 from elastic3d.coverage import AuditCoverage
 from elastic3d.devices import ComputeDevice
 from elastic3d.distrust import Distrust
+from elastic3d.rollback import Rollback
 from elastic3d.trust.credentials import Credentials
 from elastic3d.values import Layout, ModelProfile, ProvenChain, StoreAt
 
@@ -45,10 +46,11 @@ class Assignment:
     audit: the share of computing that audits may take, 0.0 for none. at_rest: the share of the time that looking at
     state at rest may take, 0.0 for neither that nor the other checks of `training.checking`. audit_acts: a rank that is
     found to be wrong ends the generation; else it is only reported. numerics, spike: what follows when a step is not
-    finite, or its loss jumps up, of `health.numerics`.
+    finite, or its loss jumps up, of `health.numerics`. rollback_steps: how many steps it may go back for that.
     newcomer: the node was not in the generation before, or has never agreed with others in an audit or an exam.
     nodes: names of the nodes of the generation; none while measuring, and outside a job.
     proven: what a measuring trainer of this node has proven of the model, so that it need not be proven again.
+    recompute: what blocks compute again at least, of `shortfall.RECOMPUTED`, whatever the script asks for.
     recorded: the descriptors of its progress record come with it. sheets: its steps are measured, with those of all
     other ranks.
     """
@@ -85,9 +87,11 @@ class Assignment:
     audit_acts: bool = True
     numerics: str = "off"
     spike: str = "off"
+    rollback_steps: int = 0
     newcomer: bool = False
     nodes: tuple[str, ...] = ()
     proven: ProvenChain | None = None
+    recompute: str = "none"
     recorded: bool = False
     sheets: bool = False
 
@@ -112,7 +116,8 @@ class Go:
     any generation, -1 for none. reached: a step that was safe in memory, as the sealed record says, 0 for none.
     failed_after: the step after which the user's code raised, if that is why this generation was formed; -1 if it was
     formed for another reason, or if that step was made before the generation that failed, so that nothing would be
-    skipped. failure: what it raised. distrusted: rules for states that it must not go on from.
+    skipped. failure: what it raised. distrusted: rules for states that it must not go on from. rollbacks: what is left
+    out since the loss jumped up, of which older states do not know.
     """
 
     servers: tuple[str, ...]
@@ -122,6 +127,7 @@ class Go:
     failed_after: int = -1
     failure: str = ""
     distrusted: tuple[Distrust, ...] = ()
+    rollbacks: tuple[Rollback, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +152,10 @@ class StepRecord:
     until: the step up to which the script trains, 0 if it did not say. snapshot_every: the steps from one snapshot to
     the next from now on, 0 for none. snapshot_rank: the rank that needs the most, -1 if that does not matter.
     processor: seconds of processor time that the trainer has used for it, in all its threads. excluded: those of its
-    positions that were left out. why_excluded: in words, "" for none. usual: the median of the losses before it, if it
-    shows that they have jumped up, else None.
+    positions that were left out. why_excluded: in words, "" if that was known before. usual: the median of the losses
+    before it, if it shows that they have jumped up, else None; why_kept: why nothing is done about that, though the run
+    asks for it. left_out: micro-batches of the run so far that are no part of it. skipped: its updates that were
+    skipped since they were not finite. spike: the newest step in which the loss had jumped up, -1 for none.
     sheets: the rows of some ranks' steps (`health.sheet`); only on the first slot of a node, where steps are measured.
     clean: the newest step that audits vouch for, -1 where nothing is audited.
     """
@@ -168,6 +176,10 @@ class StepRecord:
     excluded: tuple[tuple[int, int], ...] = ()
     why_excluded: str = ""
     usual: float | None = None
+    why_kept: str = ""
+    left_out: int = 0
+    skipped: int = 0
+    spike: int = -1
     sheets: tuple[tuple[float, ...], ...] = ()
     clean: int = -1
 
@@ -212,6 +224,7 @@ class Audited(StrEnum):
     UNCHECKED = "unchecked"  # something that is not checked in this generation
     EXAMINED = "examined"  # the newcomers of this generation computed what all others did
     UNEXAMINED = "unexamined"  # this generation's newcomers could not be examined
+    SPIKED = "spiked"  # the loss jumped up, and the run goes back: no update is made
     UNFIT = "unfit"  # a rank failed the entrance exam, or was found to compute wrongly in it
 
 
@@ -222,7 +235,8 @@ class AuditReport:
     step: that would have been made of the audited passes, -1 for none. micro_batch: the first over which ranks
     differed. where: what they differed on, in words. finding: of the hearing. ranks, nodes: who computed wrongly.
     clean: the newest step that audits vouch for: in whose audit all agreed, in this generation or an earlier one; -1
-    where nothing is audited. acted: something is done about it.
+    where nothing is audited. acted: something is done about it. rollback: what is left out for a spike; `clean` is then
+    the newest step whose state the run may go back to.
     """
 
     kind: Audited
@@ -235,6 +249,7 @@ class AuditReport:
     nodes: tuple[str, ...] = ()
     clean: int = -1
     acted: bool = True
+    rollback: Rollback | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ from elastic3d.distrust import Distrust
 from elastic3d.errors import LayoutError
 from elastic3d.owners import Owners
 from elastic3d.pace import Pace
+from elastic3d.rollback import Rollback
+from elastic3d.shortfall import MemoryBound
 
 T = TypeVar("T")
 
@@ -229,6 +231,7 @@ class ModelProfile:
     `run.shard`; the latter divides all numbers of micro-batches.
     audit: share of the computing that audits may take.
     script, schedule: digests of the script's own file, and of its optimizer and schedule; "" if not known.
+    health: options of `health=` that all nodes must share, as "name=value".
     """
 
     blocks: int
@@ -256,6 +259,7 @@ class ModelProfile:
     schedule: str = ""
     leaf: int = 1
     audit: float = 0.0
+    health: tuple[str, ...] = ()
 
     @property
     def leaves(self) -> int:
@@ -269,7 +273,7 @@ class ModelProfile:
     @property
     def job(self) -> str:
         """Return what all nodes of a job have in common, its first word the digest of the model and the batches."""
-        return f"{self.digest} {self.script} {self.schedule}".rstrip()
+        return " ".join((self.digest, self.script, self.schedule, *self.health)).rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +360,7 @@ class Cause(StrEnum):
     STUCK = "stuck"
     LYING = "lying"
     BALANCE = "balance"
+    SPIKE = "spike"
 
     @property
     def of_script(self) -> bool:
@@ -397,7 +402,9 @@ class Generation:
     stand still. `spent` is how much of the budget of re-formings is used, which decreases with time.
     `storm` counts generations in a row that a loss ended soon. `reached` is a step that was safe in memory, 0 while
     none was: not the newest one, but never below the first. `distrusted` are rules for states it may not go on from,
-    `paces` what was known of machines that are slow, or were.
+    `paces` what was known of machines that are slow, or were. `memory` is what was learned where memory ran out, None
+    where it never did.
+    `rollbacks` what it leaves out since the loss jumped up, `paces` what was known of machines that are slow, or were.
     """
 
     number: int
@@ -417,7 +424,9 @@ class Generation:
     storm: int = 0
     reached: int = 0
     distrusted: tuple[Distrust, ...] = ()
+    rollbacks: tuple[Rollback, ...] = ()
     paces: tuple[Pace, ...] = ()
+    memory: MemoryBound | None = None
 
     @property
     def world(self) -> int:

@@ -23,12 +23,17 @@ KIND, in the forward pass of micro-batch MB (0 by default) of the step after STE
     backward    one bit of the gradient of a block's input, once
     sticky      a bit of every such gradient, from then on
     liars       the same on this rank and on the next one, another bit each
+    nandevice   every gradient of a block's weight is not a number, from then on
     rest        one bit of its first parameter changes in memory
-    slow        its blocks take FACTOR times as long, from then on: slow:RANK@STEP:FACTOR
+    memory      it asks for more memory than the kernel lets it have
+    nan         the samples of micro-batch MB of the step bring a loss that is not a number, whoever computes it
+    spike       those of three steps from this one on bring ten times the loss, by which it shows
+    slow        its blocks take FACTOR times as long, both ways, from then on: slow:RANK@STEP:FACTOR
     sluggish    its data set takes FACTOR seconds for a sample, from then on: sluggish:RANK@STEP:FACTOR
 
 RANK may be `leader`: that of the node that leads the membership. BLOCK is the first of the rank's blocks, 0, by
-default, and only for flips. MB counts the passes of the rank within the step, those of an audit too.
+default, and only for flips. MB counts the passes of the rank within the step, those of an audit too; for what samples
+bring it is the number of the micro-batch, and RANK is the one that says that it happened.
 
 What is slow stays with the node, whatever its rank becomes. Each of the others happens once in the life of the job,
 whatever generation follows (with --again, in each), and no two at one step; `<out>/fault-STEP.json` says when, where
@@ -42,10 +47,11 @@ import ctypes
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -59,6 +65,8 @@ from chaos.follow import Follower
 from chaos.scripts import SECOND, mark_of, train_gpt
 from chaos.scripts.train_gpt import GPT, Block, SourceFiles, cross_entropy, report
 from elastic3d.clock import SYSTEM
+from elastic3d.data import Order
+from elastic3d.health.numerics import ROLLBACK_STEPS
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.mesh import Mesh
@@ -66,6 +74,7 @@ from elastic3d.parallel.reduction.lanes import Lane
 from elastic3d.parallel.state import local
 
 LONG = 100_000
+ROOM = 16 << 20
 STALL = 20.0
 
 Waiting = Callable[[], Tensor]
@@ -130,11 +139,18 @@ class Fault:
             self.armed = False
         if self.kind in LASTING and not self.slowed:
             self.slowed = self._now() or self._marked()
+        if self.kind in OF_SAMPLES:
+            self._now()
 
     def forward(self) -> None:
         """Note that a forward pass begins; fail in it if it is the one."""
         at, self.forwards = self.forwards, self.forwards + 1
-        if self.kind in KINDS and self.kind not in (*_OF_DATA, *LASTING) and at == self.micro_batch and self._now():
+        if (
+            self.kind in KINDS
+            and self.kind not in (*_OF_DATA, *LASTING, *OF_SAMPLES)
+            and at == self.micro_batch
+            and self._now()
+        ):
             KINDS[self.kind]()
 
     def load(self) -> None:
@@ -145,9 +161,9 @@ class Fault:
             SYSTEM.sleep(self.factor)
 
     def computed(self, seconds: float) -> None:
-        """Note that a block's forward pass took so long; its backward pass is taken to be twice as long."""
+        """Note that a block's pass took so long; take as much longer as it shall."""
         if self.kind == "slow" and self.slowed:
-            SYSTEM.sleep(3 * (self.factor - 1) * seconds)
+            SYSTEM.sleep((self.factor - 1) * seconds)
 
     def _marked(self) -> bool:
         """Whether this node is slow since an earlier generation: its trainers have one parent."""
@@ -164,7 +180,7 @@ class Fault:
         if self.kind not in FLIPS or self.block >= len(self.blocks) or block is not self.blocks[self.block]:
             return ""
         if self.forwards - 1 == self.micro_batch and self._now():
-            self.lies = self.kind in ("sticky", "liars")
+            self.lies = self.kind in ("sticky", "liars", "nandevice")
             return FLIPS[self.kind]
         if self.kind == "liars" and self.rank == (self.of + 1) % max(1, self.world) and self.present == self.step:
             self.lies |= self._mark(SECOND)
@@ -296,6 +312,18 @@ def _shape() -> None:
     _instead_of_vote(larger)
 
 
+def _memory() -> None:
+    """Be refused by the kernel, once: what this process may map is bounded by little more than it has."""
+    mapped = re.search(r"^VmData:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert mapped is not None
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, ((int(mapped[1]) << 10) + ROOM, before[1]))
+    try:
+        torch.empty(4 * ROOM, dtype=torch.uint8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
 def _rest() -> None:
     fault = Fault.present_one
     assert fault is not None
@@ -368,43 +396,93 @@ KINDS: dict[str, Callable[[], None]] = {
     "slow": lambda: None,
     "sluggish": lambda: None,
     "rest": _rest,
+    "memory": _memory,
+    "nan": lambda: None,  # what samples bring is in `FaultyFiles` and in the loss
+    "spike": lambda: None,
 }
 _OF_DATA = ("loader", "stall")
 LASTING = ("slow", "sluggish")
+OF_SAMPLES = ("nan", "spike")
 
-FLIPS = {"flip": "weight", "forward": "output", "backward": "input", "sticky": "weight", "liars": "weight"}
-"""Of what a bit is wrong: the gradient of a weight, what a block returns, or the gradient of its input."""
+FLIPS = {
+    "flip": "weight",
+    "forward": "output",
+    "backward": "input",
+    "sticky": "weight",
+    "liars": "weight",
+    "nandevice": "nan",
+}
+"""Of what a bit is wrong: the gradient of a weight, what a block returns, or the gradient of its input; "nan": all of
+the first."""
 
 
 class FaultyBlock(Block):
-    """A block that may fail; its parameters are those of the demo's. first: it is this rank's first."""
+    """A block that may fail; its parameters are those of the demo's.
+
+    first: it is this rank's first. work: products of matrices that a forward pass computes besides; a backward pass
+    twice as many.
+    """
 
     first = False
+    work: ClassVar[int] = 0
 
     def forward(self, x: Tensor) -> Tensor:
         """As the demo's, unless it is time."""
         fault = Fault.present_one
         if fault is None:
-            return super().forward(x)
+            return self._timed(x, None)
         if self.first:
             fault.forward()
         wrong, bit = fault.wrong(self), fault.bit
         if wrong == "input":
             x.register_hook(lambda gradient: flipped(gradient, bit))  # type: ignore[no-untyped-call]
         if wrong == "weight":
-            _flip_next_gradient(self.down.weight, bit)
-        begun = SYSTEM.monotonic()
-        y = super().forward(x)
-        fault.computed(SYSTEM.monotonic() - begun)
+            _change_next_gradient(self.down.weight, lambda gradient: flipped(gradient, bit))
+        if wrong == "nan":
+            _change_next_gradient(self.down.weight, lambda gradient: gradient * torch.nan)
+        y = self._timed(x, fault)
         return y + (flipped(y.detach(), bit) - y.detach()) if wrong == "output" else y
 
+    def _timed(self, x: Tensor, fault: Fault | None) -> Tensor:
+        """Compute, and tell a fault how long each way takes."""
+        # A tensor of its own: the hooks of one that is another block's output too run in that block's order.
+        x = x.view_as(x)
+        begun = SYSTEM.monotonic()
+        _work(self.work)
+        y = super().forward(x)
+        if fault is not None:
+            fault.computed(SYSTEM.monotonic() - begun)
+        if y.requires_grad and x.requires_grad:
+            y.register_hook(lambda gradient: begin())  # type: ignore[no-untyped-call]
+            x.register_hook(lambda gradient: end())  # type: ignore[no-untyped-call]
 
-def _flip_next_gradient(weight: Tensor, bit: int) -> None:
-    """Have one bit of the next gradient of a weight be wrong: in a pipeline, that of the next pass back."""
+        def begin() -> None:
+            nonlocal begun
+            begun = SYSTEM.monotonic()
+            _work(2 * self.work)
+
+        def end() -> None:
+            if fault is not None:
+                fault.computed(SYSTEM.monotonic() - begun)
+
+        return y
+
+
+def _work(products: int) -> None:
+    """Compute for a while, to no end: passes then take longer than all else, and no bit is another."""
+    for _ in range(products):
+        torch.mm(_MATRIX, _MATRIX)
+
+
+_MATRIX = torch.full((128, 128), 0.5)
+
+
+def _change_next_gradient(weight: Tensor, change: Callable[[Tensor], Tensor]) -> None:
+    """Have the next gradient of a weight be another one: in a pipeline, that of the next pass back."""
 
     def once(gradient: Tensor) -> Tensor:
         handle.remove()
-        return flipped(gradient, bit)
+        return change(gradient)
 
     handle = weight.register_hook(once)  # type: ignore[no-untyped-call]
 
@@ -417,12 +495,47 @@ def flipped(tensor: Tensor, bit: int) -> Tensor:
 
 
 class FaultyFiles(SourceFiles):
-    """A data set that may fail."""
+    """A data set that may fail. marks: by number of a sample, what stands in its target instead of the first byte."""
+
+    def __init__(self, context: int) -> None:
+        super().__init__(context)
+        self.marks: dict[int, int] = {}
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if Fault.present_one is not None:
             Fault.present_one.load()
-        return super().__getitem__(index)
+        window, target = super().__getitem__(index)
+        if index in self.marks:
+            target = target.clone()
+            target[0] = self.marks[index]
+        return window, target
+
+
+NAN, HIGH = -1, -2
+"""Targets that no byte is: of samples that bring no number, and of those that bring a high loss."""
+
+LONG_HIGH, TIMES = 3, 10.0
+"""Steps for which the loss is high, and how many times as high it is."""
+
+
+def marks_of(faults: Sequence[Fault], order: Order) -> dict[int, int]:
+    """Return what stands in the targets of the samples that faults are of."""
+    marks: dict[int, int] = {}
+    for fault in faults:
+        if fault.kind == "nan":
+            marks |= dict.fromkeys(order.micro_batch_samples(fault.step, fault.micro_batch), NAN)
+        elif fault.kind == "spike":
+            positions = order.positions(fault.step, fault.step + LONG_HIGH)
+            marks |= {int(sample): HIGH for sample in order.samples(*positions)}
+    return marks
+
+
+def faulty_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the demo's loss, of marked samples none or a high one."""
+    loss = cross_entropy(logits, target.clamp(min=0))
+    if bool((target == NAN).any()):
+        return loss * torch.nan
+    return loss * TIMES if bool((target == HIGH).any()) else loss
 
 
 def build(options: Any) -> GPT:
@@ -439,6 +552,7 @@ def main(run: elastic3d.Run) -> None:
     faults = [Fault.parse(text, options.out) for text in own.fault]
     fault = Fault.present_one = next(iter(faults), None)
     model = run.shard(lambda: build(options), blocks="blocks")
+    FaultyBlock.work = own.work
     blocks = [module for module in model.modules() if isinstance(module, FaultyBlock)]
     if blocks:
         blocks[0].first = True
@@ -450,14 +564,21 @@ def main(run: elastic3d.Run) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
     data = FaultyFiles(options.context)
-    batches = run.batches(data, global_batch=options.global_batch, micro_batch=options.micro_batch, seed=options.seed)
+    batches = run.batches(
+        data,
+        global_batch=options.global_batch,
+        micro_batch=options.micro_batch,
+        seed=options.seed,
+        exclude=[(int(first), int(stop)) for first, _, stop in (text.partition(":") for text in own.exclude)],
+    )
+    data.marks = marks_of(faults, batches.order)
     run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
     for batch in batches.until(step=options.steps):
         fault = Fault.present_one = next((one for one in faults if one.step == batch.step), fault)
         if fault is not None:
             fault.optimizer = optimizer
             fault.begin(run.rank, batch.step)
-        loss = run.backward(model, batch, cross_entropy)
+        loss = run.backward(model, batch, faulty_loss)
         run.step(optimizer, schedule, loss=loss, clip=1.0)
     report(run, options.out)
 
@@ -475,6 +596,10 @@ def arguments() -> tuple[argparse.Namespace, argparse.Namespace]:
     parser.add_argument("--again", action="store_true", help="every fault happens in each generation")
     parser.add_argument("--health", choices=("on", "log", "off"), default="on")
     parser.add_argument("--audit", default="off", help="share of the computing that audits may take")
+    parser.add_argument("--work", type=int, default=0, help="products of matrices that each block computes besides")
+    parser.add_argument("--numerics", default="off", help="what follows when a step is not finite")
+    parser.add_argument("--rollback-steps", type=int, default=0, help="go back so many steps for a spike")
+    parser.add_argument("--exclude", action="append", default=[], help="FIRST:STOP, positions that are left out")
     parser.add_argument("--hung", type=Path, default=None, help="folder of files that never answer")
     own, others = parser.parse_known_args()
     return own, train_gpt.arguments(others)
@@ -484,5 +609,13 @@ if __name__ == "__main__":
     own, options = arguments()
     # All of its small state is looked at in each step then, as that of a large one is over a rotation.
     looks = any(text.startswith("rest:") for text in own.fault)
-    given = elastic3d.Health(audit=own.audit, at_rest="100%" if looks else "0.5%")
-    train_gpt.start(main, options, health=given if looks or own.audit != "off" else own.health)
+    given: elastic3d.Health | str = own.health
+    if looks or own.audit != "off" or own.numerics != "off" or own.rollback_steps:
+        given = elastic3d.Health(
+            audit=own.audit,
+            at_rest="100%" if looks else "0.5%",
+            numerics=own.numerics,
+            spike="rollback" if own.rollback_steps else "log",
+            rollback_steps=own.rollback_steps or ROLLBACK_STEPS,
+        )
+    train_gpt.start(main, options, health=given)

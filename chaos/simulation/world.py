@@ -22,7 +22,9 @@ from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Drain, MemberRecord, Notice, Quarantine, encode
 from elastic3d.membership.stalls import Judge
 from elastic3d.membership.transactions import BREVITY, Brevity, Transaction
-from elastic3d.planner import Plan, plan
+from elastic3d.planner import Plan, plan, plan_below
+from elastic3d.rollback import Rollback
+from elastic3d.shortfall import MemoryBound
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
 
 REJOIN = 0.2
@@ -78,6 +80,9 @@ class Observer:
     def convicted(self, member: Member, generation: Generation, clean: int) -> None:
         """A device of this node was convicted in this generation; audits vouch for `clean` steps."""
 
+    def spiked(self, generation: Generation, rollback: Rollback) -> None:
+        """The loss jumped up in this generation, and all its nodes say so."""
+
 
 class World:
     """Everything of one simulated job. Hosts are numbered from 1; a host runs one process at a time."""
@@ -107,9 +112,19 @@ class World:
 
     # Members.
 
-    def planner(self, nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = ()) -> Plan:
+    def planner(
+        self,
+        nodes: int,
+        record: MemberRecord,
+        present: Layout | None,
+        speeds: Sequence[float] = (),
+        bound: MemoryBound | None = None,
+    ) -> Plan:
         """Plan as a keeper does."""
-        return plan(nodes, len(record.node.slots), self.setting.profile, Layout(), previous=present, speeds=speeds)
+        given = (nodes, len(record.node.slots), self.setting.profile, Layout())
+        if bound is None:
+            return plan(*given, previous=present, speeds=speeds)
+        return plan_below(bound, *given, previous=present, speeds=speeds)
 
     def start(self, host: int) -> Member | None:
         """Start a process on a host that has none."""
@@ -242,6 +257,14 @@ class World:
             self._note(member, "computes wrongly")
             for observer in self.observers:
                 observer.convicted(member, generation, clean)
+
+    def spike(self, member: Member) -> None:
+        """Have the loss jump up in the generation in which a node trains, if it does."""
+        spiked = self.trainers.spike(member)
+        if spiked is not None:
+            self._note(member, "sees the loss jump up, as all others do")
+            for observer in self.observers:
+                observer.spiked(*spiked)
 
     def quarantine(self, host: int, seconds: float) -> None:
         """Let an operator keep a machine out for a time."""

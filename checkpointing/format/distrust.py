@@ -1,10 +1,11 @@
-"""Which states nobody goes on from, because a device that was found to compute wrongly took part in them.
+"""Which states nobody goes on from: a device that computes wrongly took part in them, or their run left them behind.
 
 Between the last step in whose audit all agreed and the one in which a device was convicted nobody compared what that
 device did. Whatever was made in that time may be wrong, in memory and in the store alike, and looks like any other
 state. So each conviction leaves a rule: of the generations before the next one, only states of at most so many updates
 count. A step number alone would not do, since the same steps are made again; nor would the generation alone, since most
-of what it made is sound. The numbers of generations only ever grow in one store, whatever jobs write there.
+of what it made is sound. The numbers of generations only ever grow in one store, whatever jobs write there. A run that
+goes back for another reason leaves the same kind of rule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`elastic3d explain`: why a generation stood still, or was slow, from etcd or from the files that its nodes left."""
+"""`elastic3d explain`: what went wrong in a generation, from etcd or from the files that its nodes left."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from elastic3d.cli.job import JobOptions
 from elastic3d.errors import JobUnknown, UsageError
 from elastic3d.health.evidence import FOLDER, STALLS, VERDICT
 from elastic3d.health.explanation import Explanation, Formed, explain, page
+from elastic3d.health.trouble import Trouble, TroubleKind, explain_trouble, is_trouble, newest, trouble_page
 from elastic3d.membership.inspection.keys import find
+from elastic3d.membership.records import GenerationHistory
 from elastic3d.membership.stalls import RankStall, Stall, Verdict, VerdictKind
-from elastic3d.values import from_json, to_json
+from elastic3d.values import Cause, from_json, to_json
 
 SCHEMA = 1
 
@@ -24,7 +26,7 @@ def explain_job(
     options: JobOptions,
     generation: Annotated[
         int,
-        typer.Argument(min=0, metavar="[N]", help="The generation. Default: the newest that stood still."),
+        typer.Argument(min=0, metavar="[N]", help="The generation. Default: the newest with any trouble."),
     ] = 0,
     events: Annotated[
         str,
@@ -36,11 +38,13 @@ def explain_job(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Explain why a job stood still, or was slow: who held it up, the evidence, what was done, and what to do now.
+    """Explain what went wrong in a job: who is at fault and why, what was done, and what to do now.
 
-    etcd has what was found about the last 200 generations. The folder of `elastic3d.run(events=...)` has the evidence
-    too: stacks, /proc, and what each rank was at. Exit codes: 0, 2 for a wrong call, 3 if there is no such job, 1 if
-    nothing was found about it.
+    Ranks that stood still, were slow or ran out of memory, devices that compute wrongly, bits that changed in memory,
+    samples that were left out, a loss that jumped up. etcd has what was found about the last 200 generations, and of
+    numbers and devices only what ended one. The folder of `elastic3d.run(events=...)` has all of it, and the evidence:
+    stacks, /proc, and what each rank was at. Exit codes: 0, 2 for a wrong call, 3 if there is no such job, 1 if
+    nothing was found.
 
     Examples:
 
@@ -53,10 +57,12 @@ def explain_job(
     explanation = _from_files(Path(events), generation) if events else _from_etcd(options, generation)
     if explanation is None:
         which = f"generation {generation}" if generation else "any generation"
-        print(f"nothing was found about {which}: no rank held the others up, as far as is known")
+        print(f"nothing was found about {which}: no rank held others up, and no numbers were wrong, as far as is known")
         raise typer.Exit(1)
     if as_json:
         print(json.dumps({"schema": SCHEMA, **to_json(explanation)}, indent=2))
+    elif explanation.kind in set(TroubleKind):
+        print(trouble_page(explanation))
     else:
         print(page(explanation))
 
@@ -68,14 +74,36 @@ def _from_etcd(options: JobOptions, generation: int) -> Explanation | None:
         raise JobUnknown(f"job {job.run_id!r} is gone: nothing stands under {job.root} any more")
     run_keys = find(job.root, items)
     verdict = _chosen(run_keys.verdicts.values(), generation)
-    if verdict is None:
-        return None
     formed = [
         Formed(number=one.number, active=one.active, left=one.left)
         for one in sorted(run_keys.history.values(), key=lambda one: (one.number, one.attempt))
     ]
     ended = run_keys.end.detail if run_keys.end is not None and run_keys.end.failed else ""
-    return explain(verdict, formed=formed, ended=ended)
+    troubles = [_ended_by(one) for one in run_keys.history.values() if one.cause in _ENDED_BY]
+    return _newer(verdict, troubles, generation, formed=formed, ended=ended)
+
+
+_ENDED_BY = {Cause.SPIKE: "run.rolled_back", Cause.LYING: "node.lying"}
+
+
+def _ended_by(history: GenerationHistory) -> Trouble:
+    """Return for what the generation before this one ended, as its history tells it."""
+    named, _, detail = history.detail.partition(": ")
+    lying = history.cause is Cause.LYING
+    fields = {"detail": detail if lying else history.detail, "nodes": named.split(", ") if lying else []}
+    return Trouble(event=_ENDED_BY[history.cause], generation=history.number - 1, at=history.at, fields=fields)
+
+
+def _newer(
+    verdict: Verdict | None, troubles: list[Trouble], generation: int, *, formed: list[Formed], ended: str = ""
+) -> Explanation | None:
+    """Return the explanation of a verdict, or of the trouble in a newer generation."""
+    trouble = newest(troubles, generation)
+    if trouble is None:
+        return None if verdict is None else explain(verdict, formed=formed, ended=ended)
+    if verdict is not None and _place(verdict)[0] >= trouble.generation:
+        return explain(verdict, formed=formed, ended=ended)
+    return explain_trouble(trouble, troubles, formed=formed, ended=ended)
 
 
 def _chosen(verdicts: Any, generation: int) -> Verdict | None:
@@ -93,11 +121,11 @@ def _from_files(folder: Path, generation: int) -> Explanation | None:
     if not folder.is_dir():
         raise UsageError(f"--events {str(folder)!r}: there is no such folder")
     bundles = {path.parent: _read(path) for path in sorted((folder / FOLDER).glob(f"*/{VERDICT}"))}
-    verdict = _chosen([*bundles.values(), *_rebalanced(folder)], generation)
-    if verdict is None:
-        return None
-    if verdict.kind is VerdictKind.SLOW:
-        return explain(verdict, formed=_formed(folder))
+    verdict = _chosen([*bundles.values(), *_rebalanced(folder), *_short(folder)], generation)
+    other = _newer(verdict, list(_troubles(folder)), generation, formed=_formed(folder))
+    unbundled = verdict is None or verdict.kind is not VerdictKind.STUCK
+    if verdict is None or unbundled or (other is not None and other.kind in set(TroubleKind)):
+        return other
     mine = next(bundle for bundle, held in bundles.items() if held == verdict)
     stalls: dict[str, tuple[RankStall, ...]] = {}
     if (mine / STALLS).exists():
@@ -131,6 +159,36 @@ def _rebalanced(folder: Path) -> Iterator[Verdict]:
                 after=line["after"],
                 rungs=tuple(line["rungs"]),
             )
+
+
+def _short(folder: Path) -> Iterator[Verdict]:
+    """Yield where memory ran out, as the leaders' events tell."""
+    for line in _lines(folder):
+        if line.get("event") == "memory.short":
+            yield Verdict(
+                kind=VerdictKind.MEMORY,
+                fault=line["rung"],
+                key=str(line["generation"]),
+                step=line["step"],
+                detail=line["detail"],
+                culprits=tuple(line["nodes"]),
+                ranks=tuple(line["ranks"]),
+                act=line["act"],
+            )
+
+
+def _troubles(folder: Path) -> Iterator[Trouble]:
+    """Yield what events tell of numbers, devices and state; several nodes may tell the same."""
+    seen = set()
+    for line in _lines(folder):
+        name, at = str(line.get("event")), line.get("at")
+        if not is_trouble(name, line) or not isinstance(at, int | float):
+            continue
+        one = Trouble(event=name, generation=int(line.get("generation", 0)), at=float(at), fields=line)
+        key = (name, one.generation, one.step, line.get("micro_batch"), one.nodes)
+        if key not in seen:
+            seen.add(key)
+            yield one
 
 
 def _formed(folder: Path) -> list[Formed]:

@@ -87,6 +87,11 @@ def _generation(sealed: GenerationStatus, *, prepared: bool) -> Text:
     text = Text.assemble((title, "bold" if not prepared else "yellow"), f" ({why})\n  ")
     if sealed.layout is not None:
         text.append(f"{sealed.layout}, ")
+    if sealed.memory is not None:
+        again = "" if sealed.memory.recompute == "none" else f"recompute {sealed.memory.recompute}, "
+        most = sealed.memory.most
+        within = f"{most / 2**30:.1f} GiB" if most >= 2**30 else f"{most / 2**20:.0f} MiB"
+        text.append(f"{again}at most {within} a rank since memory ran out, ")
     ranks = f"{_count(sealed.world, 'rank')} on " if sealed.world else ""
     text.append(ranks + _count(len(sealed.nodes), "node"))
     if sealed.spares:
@@ -146,6 +151,15 @@ def _watched(status: Status) -> list[Text]:
         parts.append(
             Text(f"  audits repeat {100 * coverage.pieces:.3g} % of {which}, {_clean(status, coverage.every)}")
         )
+    numbers = []
+    if health.left_out:
+        numbers.append(f"{health.left_out} micro-batch{'es' * (health.left_out > 1)} left out")
+    if health.skipped:
+        numbers.append(f"{_count(health.skipped, 'update')} skipped")
+    if health.spike >= 0:
+        numbers.append(f"the loss last jumped up in step {health.spike}")
+    if numbers:
+        parts.append(Text(f"  {', '.join(numbers)}", style="yellow"))
     for slow in health.slow:
         said = f"node {clean(slow.node)} is slow since step {slow.since}: {slow.kind}, {slow.rho:.2f} times as long"
         parts.append(Text(f"  {said}, {slow.cost:.3g} s of each step", style="yellow"))

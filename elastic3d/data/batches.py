@@ -105,7 +105,7 @@ WORDS = 200
 
 class Batches:
     """Iterate the steps of a run over a data set, map-style or a stream. `step` is the number of steps made, `goal` the
-    one up to which to iterate, 0 before that is known.
+    one up to which to iterate, 0 before that is known. `untried` are holes that were known before their steps.
 
     The next step is loaded while the present one trains: in a thread, or by `workers` DataLoader processes (one, for a
     stream). They are forked from the trainer when the iteration starts and belong to its process group, so whatever
@@ -140,6 +140,7 @@ class Batches:
             changes=tuple(changes),
             holes=given(exclude),
         )
+        self.untried = self.order.holes
         self._numbered = numbered
         self._dataset = dataset
         self.take(share or Share())
@@ -190,6 +191,12 @@ class Batches:
         if not late:
             return ""
         return f"exclude= names positions that were consumed before step {step}, and stay so: {list(late)}"
+
+    def leave_out(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Exclude positions that nobody has tried in this history of the run; whole steps, before any is made."""
+        holes = joined(ranges)
+        self.order = self.order.excluding(holes)
+        self.untried = joined((*self.untried, *holes))
 
     def exclude(self, step: int, numbers: Iterable[int]) -> Holes:
         """Exclude some micro-batches of a step that is not made yet; return their positions.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-MESSAGES = ("out of memory", "can't allocate memory", "Cannot allocate memory")
+MESSAGES = ("out of memory", "can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
 """In errors that are no `OutOfMemoryError`: of cuBLAS, cuDNN and NCCL, and of torch's allocator on the host."""
 
 MOST = 5
@@ -50,6 +51,32 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         seen = seen.__cause__
     return False
+
+
+def asked(error: BaseException) -> int:
+    """Return the bytes that an error says could not be had, in the words of torch's allocators; 0 if it does not."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if said := _ASKED.search(str(seen)):
+            return int(float(said[1]) * _UNITS[said[2]])
+        seen = seen.__cause__
+    return 0
+
+
+def of_host(error: BaseException) -> bool:
+    """Return whether it was the host's memory that ran out; the error says that some did."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, torch.OutOfMemoryError):
+            return False
+        if isinstance(seen, MemoryError | OSError) or any(words in str(seen) for words in MESSAGES[1:]):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def describe(use: DeviceUse, others: Iterable[Holder]) -> str:

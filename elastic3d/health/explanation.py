@@ -49,7 +49,7 @@ class SilentRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a generation stood still; with a `schema`, what `elastic3d explain --json` prints."""
+    """Why a generation stood still, or what was wrong; with a `schema`, what `elastic3d explain --json` prints."""
 
     generation: int
     """Its number."""
@@ -82,7 +82,8 @@ class Explanation:
     evidence: tuple[str, ...] = ()
     """Folders of evidence."""
     kind: str = "stuck"
-    """What kind of trouble it was: "stuck" or "slow"."""
+    """What kind of trouble it was: "stuck", "slow", "memory", "numbers", "lying", "exam" (of newcomers) or "state" (at
+    rest)."""
     rungs: tuple[str, ...] = ()
     """What could be done about slow nodes, and what each would gain and cost."""
 
@@ -129,6 +130,8 @@ def page(explanation: Explanation) -> str:
     e = explanation
     if e.kind == VerdictKind.SLOW:
         return _slow_page(e)
+    if e.kind == VerdictKind.MEMORY:
+        return _memory_page(e)
     lines = [f"Generation {e.generation} stood still after step {e.step}: {e.fault}", "", f"  {e.detail}"]
     who = f"node {', '.join(e.nodes)}" if e.nodes else "nobody can be singled out"
     ranks = f" (rank{'s' * (len(e.ranks) > 1)} {', '.join(map(str, e.ranks[:SHOWN]))})" if e.ranks else ""
@@ -136,13 +139,13 @@ def page(explanation: Explanation) -> str:
     lines += ["", f"Who        {who}{ranks}; {what}; confidence {e.confidence:.0%}"]
     for title, texts in (("Why", e.reasons), ("Done", (e.done,)), ("Do now", e.todo), ("Evidence", e.evidence)):
         shown = [text for text in texts if text]
-        lines += [f"{title if not at else '':10s} {text}" for at, text in enumerate(_cut(shown))]
+        lines += [f"{title if not at else '':10s} {text}" for at, text in enumerate(cut(shown))]
     if e.silent:
         lines += ["", "Ranks as they were:"]
-        lines += [f"  {text}" for text in _cut([_row(rank) for rank in _first(e)])]
+        lines += [f"  {text}" for text in cut([_row(rank) for rank in _first(e)])]
     if e.waits:
         lines += ["", "Who waited for whom:"]
-        lines += [f"  {text}" for text in _cut(list(e.waits))]
+        lines += [f"  {text}" for text in cut(list(e.waits))]
     return "\n".join(lines)
 
 
@@ -156,11 +159,23 @@ def _slow_page(e: Explanation) -> str:
     lines += [f"{'Do now' if not at else '':10s} {text}" for at, text in enumerate(e.todo)]
     if e.rungs:
         lines += ["", "What could be done:"]
-        lines += [f"  {text}" for text in _cut(list(e.rungs))]
+        lines += [f"  {text}" for text in cut(list(e.rungs))]
     return "\n".join(lines)
 
 
-def _cut(texts: list[str]) -> list[str]:
+def _memory_page(e: Explanation) -> str:
+    """Return where memory ran out, and how the next generation needs less."""
+    ranks = f" (rank{'s' * (len(e.ranks) > 1)} {', '.join(map(str, e.ranks[:SHOWN]))})" if e.ranks else ""
+    after = f"after step {e.step}" if e.step > 0 else "before its first step"
+    lines = [f"Generation {e.generation} ran out of memory {after}: {e.fault}", "", f"  {e.detail}", ""]
+    lines.append(f"Who        node {', '.join(e.nodes)}{ranks}: what a rank needs follows from its place in the mesh")
+    lines.append(f"Done       {e.done}")
+    lines += [f"{'Do now' if not at else '':10s} {text}" for at, text in enumerate(e.todo)]
+    return "\n".join(lines)
+
+
+def cut(texts: list[str]) -> list[str]:
+    """Return the first lines of a list, and how many more there are."""
     return [*texts[:SHOWN], f"... and {len(texts) - SHOWN} more"] if len(texts) > SHOWN else texts
 
 
@@ -189,7 +204,7 @@ def _silent(node: str, rank: RankStall) -> SilentRank:
 
 
 def _reasons(verdict: Verdict, silent: Sequence[SilentRank]) -> tuple[str, ...]:
-    if verdict.kind is VerdictKind.SLOW:
+    if verdict.kind is not VerdictKind.STUCK:
         return ()
     reasons = []
     if verdict.fault == Fault.STALLED:
@@ -212,12 +227,17 @@ def _reasons(verdict: Verdict, silent: Sequence[SilentRank]) -> tuple[str, ...]:
 
 
 def _done(verdict: Verdict, number: int, formed: Sequence[Formed], ended: str) -> str:
+    if not verdict.act and verdict.kind is VerdictKind.MEMORY:
+        return f"the same layout was tried again{f', and the job ended: {ended}' if ended else ''}"
     if not verdict.act:
         return "nothing: it was only reported, because a new generation would not help, or health= says so"
     after = next((one for one in formed if one.number > number), None)
     if verdict.kind is VerdictKind.SLOW:
         number = after.number if after is not None else number + 1
         return f"all trainers left at a boundary between two steps for generation {number}, and no step was made again"
+    if verdict.kind is VerdictKind.MEMORY:
+        number = after.number if after is not None else number + 1
+        return f"generation {number} was formed to need less, with the same bits; it stays so for the rest of the job"
     if after is None:
         return f"the job ended: {ended}" if ended else "no generation was formed after it yet"
     gone = [id.partition("@")[0] for id in verdict.culprits if id.partition("@")[0] in after.left]
@@ -251,12 +271,23 @@ _TODO = {
 def _todo(verdict: Verdict) -> tuple[str, ...]:
     if verdict.kind is VerdictKind.SLOW:
         return _todo_slow(verdict)
+    if verdict.kind is VerdictKind.MEMORY:
+        return _todo_memory(verdict)
     fault = next((fault for fault in Fault if fault == verdict.fault), None)
     todo = [_TODO[fault]] if fault is not None else []
     if verdict.culprits and not verdict.program:
         names = ", ".join(id.partition("@")[0] for id in verdict.culprits[:4])
         todo.append(f"if it happens there again the node is set aside; `elastic3d quarantine {names}` does so now")
     return tuple(todo)
+
+
+def _todo_memory(verdict: Verdict) -> tuple[str, ...]:
+    names = ", ".join(id.partition("@")[0] for id in verdict.culprits[:4])
+    done = ["steps take longer so; with more nodes, or a smaller micro_batch in a new run, they need not"]
+    return (
+        f"look at what else holds memory on {names}: memory.exhausted in the events names it",
+        *(done if verdict.act else ["leave layout= and the ZeRO stage open, or take a smaller micro_batch"]),
+    )
 
 
 def _todo_slow(verdict: Verdict) -> tuple[str, ...]:

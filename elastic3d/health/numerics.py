@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from elastic3d.data.positions import Order  # its package imports torch, for which no command should wait
+    from elastic3d.data.holes import Holes  # its package imports torch, for which no command should wait
+    from elastic3d.data.positions import Order
 
 MOST_EMPTY = 10
 """Steps in a row that may come out with nothing to learn from, before it is no longer taken for the data's fault."""
@@ -49,11 +50,17 @@ NORMAL = 1.48
 """A normal distribution's standard deviation, in median absolute deviations."""
 
 
+ROLLBACK_STEPS = 100
+"""Steps that a run goes back for a spike, unless it is told otherwise: by the time it shows, what began it is older."""
+
+
 class Spike(StrEnum):
     """What follows when the loss jumps up, and stays there for some steps."""
 
     LOG = "log"
     """It is reported."""
+    ROLLBACK = "rollback"
+    """The run goes back, and leaves out the steps that led to it."""
     OFF = "off"
     """Nothing: losses are not kept."""
 
@@ -106,9 +113,30 @@ def members(leaves: tuple[int, ...], leaf: int) -> tuple[int, ...]:
     return tuple(number * leaf + inner for number in sorted(leaves) for inner in range(leaf))
 
 
-def empty_before(order: Order, step: int, most: int = MOST_EMPTY) -> int:
-    """Return how many steps in a row before `step` have all their micro-batches excluded, at most `most`."""
-    count = 0
-    while count < min(most, step) and len(order.excluded(step - 1 - count)) == order.micro_batches_at(step - 1 - count):
-        count += 1
+def empty_before(order: Order, step: int, most: int = MOST_EMPTY, known: Holes = ()) -> int:
+    """Return how many steps in a row before `step` have all their micro-batches excluded, at most `most`.
+
+    known: positions that were left out before anybody tried them. Steps of those alone are passed over.
+    """
+    count, at = 0, step - 1
+    while count < most and at >= 0 and _empty(order, at):
+        first, stop = order.positions(at)
+        count += sum(max(0, min(end, stop) - max(begin, first)) for begin, end in known) < stop - first
+        at -= 1
     return count
+
+
+def left_out_from(order: Order, step: int, distance: int) -> int:
+    """Return from which step on a run that goes back for a spike in `step` leaves its steps out, up to that one.
+
+    `distance` of them, steps of which nothing was learned not counted; in a young run half of those there were.
+    """
+    at, wanted = step + 1, min(distance, (step + 2) // 2)
+    while at > 0 and wanted > 0:
+        at -= 1
+        wanted -= not _empty(order, at)
+    return at
+
+
+def _empty(order: Order, step: int) -> bool:
+    return len(order.excluded(step)) == order.micro_batches_at(step)

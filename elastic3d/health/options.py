@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elastic3d.errors import UsageError
-from elastic3d.health.numerics import NonFinite, Spike
+from elastic3d.health.numerics import LATEST, ROLLBACK_STEPS, NonFinite, Spike
 from elastic3d.quantities import seconds, size
 
 LEAST_STUCK = 1.0
@@ -36,6 +36,17 @@ class Balancing(StrEnum):
     """A planned change that pays."""
     LOG = "log"
     """It is reported, and nothing else."""
+
+
+class Exhaustion(StrEnum):
+    """What follows when memory runs out."""
+
+    OFF = "off"
+    """The same layout is tried again."""
+    LOG = "log"
+    """The same, and what would be done is reported."""
+    RECOMPUTE = "recompute"
+    """A layout that needs less, or more that is computed again in the backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +79,21 @@ class Health:
     With the first three, and without `clip`, every gradient is looked at before its update."""
     spike: str = "log"
     """What follows when the loss jumps far above the last 128 for three of five steps: "log", the default, reports it;
+    "rollback" goes back to a state of before, and leaves out the steps in between, at most three times in 10,000 steps;
     "off" for nothing."""
+    rollback_steps: int = ROLLBACK_STEPS
+    """How many steps `spike="rollback"` goes back, 100 by default; in a young run at most half of what it has made."""
     slow: float | str = 1.15
     """How many times as long as on the other nodes the same work takes on a node that counts as slow; above 1, 1.15 by
     default. "off" measures nothing."""
     evidence: int | str = "500MB"
     """What bundles of evidence may take in the folder `events=`, in bytes or as "500MB", the default."""
+    oom: str = "recompute"
+    """What follows when memory runs out on a rank: "recompute", the default, goes on in a layout that needs less, or
+    with blocks that are computed again in the backward pass, where the script leaves any of that open; no bit changes
+    by it, and the steps take longer. "log", and `act="log"`, only report what would be done; "off" does not even that.
+    A smaller micro_batch, which would change bits, is never chosen: it is part of what the run's samples and its state
+    are numbered by."""
     balance: str = "on"
     """What is done about slow nodes: "on", the default, lets a spare take a slow node's place, or gives its stage less
     to compute, once that pays; "log" only reports what would be done, and so does `act="log"`."""
@@ -89,10 +109,21 @@ class Health:
             raise UsageError(f"{_OF}(numerics={self.numerics!r}): give one of {', '.join(NonFinite)}")
         if self.spike not in set(Spike):
             raise UsageError(f"{_OF}(spike={self.spike!r}): give one of {', '.join(Spike)}")
+        steps = self.rollback_steps
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < LATEST:
+            raise UsageError(f"{_OF}(rollback_steps={steps!r}): give a number of steps, at least {LATEST}")
         size(self.evidence, f"{_OF}: evidence")
         audit_budget(self.audit)
         share(self.at_rest, "at_rest", "time")
         slow_factor(self.slow)
+        if self.oom == "micro_batch":
+            raise UsageError(
+                f"{_OF}(oom='micro_batch'): a run keeps its micro_batch, by which its samples, its random numbers and "
+                "its sums are numbered; another one gives other bits. Give 'recompute', or begin a new run with a "
+                "smaller micro_batch="
+            )
+        if self.oom not in set(Exhaustion):
+            raise UsageError(f"{_OF}(oom={self.oom!r}): give one of {', '.join(Exhaustion)}")
         if self.balance not in set(Balancing):
             raise UsageError(f"{_OF}(balance={self.balance!r}): give one of {', '.join(Balancing)}")
 
@@ -108,7 +139,8 @@ class Watching:
     computing that audits may take, 0.0 for none. at_rest: share of the time for looking at state at rest, 0.0 for no
     such checks. slow: from which factor on a node is, 0.0 for never. balance: whether anything is done about slow
     nodes, if verdicts are acted upon. restore: seconds for which a rank may be idle while it gets its state. numerics,
-    spike: what follows when a step is not finite, or its loss jumps up.
+    spike: what follows when a step is not finite, or its loss jumps up. rollback_steps: that a rollback goes back. oom:
+    what follows when memory runs out.
     """
 
     stuck: float = 3.0
@@ -120,7 +152,9 @@ class Watching:
     at_rest: float = 0.005
     numerics: NonFinite = NonFinite.OFF
     spike: Spike = Spike.LOG
+    rollback_steps: int = ROLLBACK_STEPS
     balance: bool = True
+    oom: Exhaustion = Exhaustion.RECOMPUTE
 
 
 def watching(given: Health | str, *, patience: float = 0.0, device: str = "cpu") -> Watching | None:
@@ -147,8 +181,29 @@ def watching(given: Health | str, *, patience: float = 0.0, device: str = "cpu")
         at_rest=share(given.at_rest, "at_rest", "time"),
         numerics=NonFinite(given.numerics),
         spike=Spike(given.spike),
+        rollback_steps=given.rollback_steps,
         slow=slow_factor(given.slow) if device == "cpu" else 0.0,
         balance=given.balance == Balancing.ON,
+        oom=Exhaustion(given.oom),
+    )
+
+
+def shared(watching: Watching | None) -> tuple[str, ...]:
+    """Return what all nodes of a job must have in common of these options, as "name=value": they decide alike by it.
+
+    The others say how a node looks at its own ranks.
+    """
+    if watching is None:
+        return ("health=off",)
+    return (
+        f"act={'all' if watching.act else 'log'}",
+        f"audit={watching.audit:g}",
+        f"at_rest={watching.at_rest:g}",
+        f"numerics={watching.numerics}",
+        f"spike={watching.spike}",
+        f"rollback_steps={watching.rollback_steps}",
+        f"slow={'on' if watching.slow else 'off'}",
+        f"oom={watching.oom}",
     )
 
 

@@ -22,6 +22,9 @@ It is well again when it is gone for twice as long. One step of any length is on
 hold all others up with its data loader or with its update and snapshots; what the script does between steps on some
 ranks only is the script's own.
 
+A connection is slow that has become so since the generation's first windows: transfers differ as sizes and networks do.
+Where each node is in the same groups as another one, as with data parallelism alone, none can be told from the others.
+
 Every node's keeper runs this on the same rows and comes to the same finding. What it knows of earlier generations, one
 that joins does not know; it finds the same as soon as it has seen enough.
 """
@@ -43,7 +46,9 @@ from elastic3d.planner.placement import place_of
 from elastic3d.values import Layout
 
 SPAN = 20.0
-"""Seconds of steps, and `LEAST` windows, after which a node is slow; well again after twice as many."""
+"""Seconds of steps, and `LEAST` windows, after which a node is slow; well again after twice as many.
+
+Where there is too much noise to tell, twice or four times as many are looked at."""
 
 LEAST = 3
 SHARE = 0.75
@@ -84,6 +89,7 @@ class SlowKind(StrEnum):
     COMPUTE = "compute"
     DATA = "data"
     HOST = "host"  # updates, snapshots
+    LINK = "link"  # its connections to all others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +163,7 @@ class Speeds:
         self._tracks: dict[tuple[str, SlowKind], deque[float]] = {}
         self._works: dict[object, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
         self._usual: dict[object, float] = {}
+        self._transfers: dict[blame.Group, float] = {}
         self._told: dict[str, SlowNode] | None = None
 
     def heard(self, step: int, rows: Iterable[Sequence[float]]) -> SpeedFinding | None:
@@ -188,7 +195,12 @@ class Speeds:
     # One window.
 
     def _judge(self, step: int) -> SpeedFinding | None:
-        late = {SlowKind.COMPUTE: self._computing(), SlowKind.DATA: self._loading(), SlowKind.HOST: self._own()}
+        late = {
+            SlowKind.COMPUTE: self._computing(),
+            SlowKind.DATA: self._loading(),
+            SlowKind.HOST: self._own(),
+            SlowKind.LINK: self._transferring(),
+        }
         for kind, ranks in late.items():
             for id in dict.fromkeys(self._nodes):
                 own = [lateness for rank, lateness in ranks.items() if self._nodes[rank] == id]
@@ -252,19 +264,34 @@ class Speeds:
             if len(slowest) > 1:
                 for rank in ranks:
                     longer = took[rank] - _of_others(self._nodes[rank], slowest)
-                    late[rank] = -math.log(max(0.01, 1 - longer / total))
+                    late[rank] = _longer(longer, total)
         return late
+
+    def _transferring(self) -> dict[int, float]:
+        """Return by how much ranks lengthen the step by their connections, where that is known."""
+        assert self._layout is not None
+        window = self._windows[-1]
+        total = median(one.total for one in window.sheets)
+        taken = blame.transfers(self._layout, window.sheets)
+        if not self._transfers:
+            if len(self._windows) < ALONE:
+                return {}
+            first = [blame.transfers(self._layout, one.sheets) for one in self._windows]
+            self._transfers = {group: median(one[group] for one in first) for group in taken}
+        late = {group: _longer(taken[group] - self._transfers[group], total) for group in taken}
+        by_node = blame.endpoints(late, self._nodes)
+        return {rank: by_node[id] for rank, id in enumerate(self._nodes) if id in by_node}
 
     # All windows.
 
     def _finding(self, step: int, late: Mapping[SlowKind, Mapping[int, float]]) -> SpeedFinding | None:
         entered, left = [], []
-        few, many = self._last(SPAN, LEAST), self._last(2 * SPAN, 2 * LEAST)
+        few, many, most = (self._last(times * SPAN, times * LEAST) for times in (1, 2, 4))
         for id in dict.fromkeys(self._nodes):
             shown = [
                 node
                 for kind in SlowKind
-                for windows in (few, many)
+                for windows in (few, many, most)
                 if (node := self._shown(id, kind, windows, late[kind])) is not None
             ]
             now = max(shown, key=lambda node: node.rho, default=None)
@@ -354,6 +381,11 @@ class Speeds:
                     f"rank {rank} takes {own:.3g} s of a step of {mine.total:.3g} s for updates and snapshots, "
                     f"more than others of its place, {share}"
                 )
+            case SlowKind.LINK:
+                return (
+                    f"whatever node {node.id.partition('@')[0]} exchanges with others takes longer than it did, and "
+                    f"what they exchange among each other does not, {share}"
+                )
 
     # Places.
 
@@ -375,6 +407,11 @@ class Speeds:
         layout = self._layout
         assert layout is not None
         return (place, layout.pp, layout.tp, layout.schedule, layout.virtual, layout.cuts)
+
+
+def _longer(seconds: float, total: float) -> float:
+    """Return by how much so many seconds lengthen a step that takes `total` with them, as a log."""
+    return -math.log(max(0.01, 1 - seconds / total))
 
 
 def _of_others(node: str, slowest: Mapping[str, float]) -> float:

@@ -19,6 +19,8 @@ import zstandard
 
 from elastic3d.distrust import Distrust
 from elastic3d.pace import Pace
+from elastic3d.rollback import Rollback
+from elastic3d.shortfall import MemoryBound
 from elastic3d.values import Cause, Generation, Layout, Node, Slot, from_json, to_json
 
 PLAIN = 64 * 1024
@@ -103,7 +105,9 @@ def write_fields(generation: Generation) -> dict[str, Any]:
         "reached": generation.reached,
         # Left out of nearly all: the digest of a generation is then that of older versions.
         **({"distrusted": to_json(generation.distrusted)} if generation.distrusted else {}),
+        **({"rollbacks": to_json(generation.rollbacks)} if generation.rollbacks else {}),
         **({"paces": to_json(generation.paces)} if generation.paces else {}),
+        **({"memory": to_json(generation.memory)} if generation.memory is not None else {}),
     }
 
 
@@ -134,7 +138,9 @@ def read_fields(data: dict[str, Any], *, nodes: tuple[Node, ...], spares: tuple[
         layout=from_json(Layout, data["layout"]) if data.get("layout") is not None else None,
         raised=from_json(tuple[str, ...], data.get("raised", [])),
         distrusted=from_json(tuple[Distrust, ...], data.get("distrusted", [])),
+        rollbacks=from_json(tuple[Rollback, ...], data.get("rollbacks", [])),
         paces=from_json(tuple[Pace, ...], data.get("paces", [])),
+        memory=from_json(MemoryBound, data["memory"]) if data.get("memory") is not None else None,
         **known,
     )
 

@@ -40,6 +40,8 @@ from elastic3d.membership.key_events import (
 from elastic3d.membership.records import Notice, SavedStep
 from elastic3d.membership.slowness import Slowness
 from elastic3d.membership.stalls import Stall
+from elastic3d.rollback import Rollback
+from elastic3d.shortfall import Shortfall
 
 __all__ = [
     "Broken",
@@ -192,9 +194,9 @@ class MainFinished:
 class TrainerFailed:
     """A trainer of this node failed: the script raised (`error=True`), or it ended and nobody had asked it to.
 
-    final: trying again cannot mend it. out_of_memory: what was raised says that memory ran out. lying: it ended because
-    its device computes wrongly, by the word of ranks on other nodes. clean: then the newest step that audits vouch for,
-    -1 otherwise.
+    final: trying again cannot mend it. out_of_memory: what was raised says that memory ran out, or the kernel killed it
+    for that; short: what was missing. lying: it ended because its device computes wrongly, by the word of ranks on
+    other nodes. clean: then the newest step that audits vouch for, -1 otherwise.
     """
 
     key: str
@@ -202,6 +204,7 @@ class TrainerFailed:
     error: bool = False
     final: bool = False
     out_of_memory: bool = False
+    short: Shortfall | None = None
     lying: bool = False
     clean: int = -1
 
@@ -211,12 +214,14 @@ class TrainerLostPeer:
     """A trainer of this node lost a peer and stopped, which is no failure of its own; somebody else knows why.
 
     detail: the collective's error. clean: the newest step that audits vouch for, if a device of another node was
-    convicted and that is why; -1 otherwise.
+    convicted and that is why; -1 otherwise. rollback: or the loss jumped up, and the run goes back for it; `clean` is
+    the newest step then whose state it may go back to.
     """
 
     key: str
     detail: str = ""
     clean: int = -1
+    rollback: Rollback | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

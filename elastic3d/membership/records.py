@@ -42,12 +42,15 @@ from elastic3d.coverage import AuditCoverage
 from elastic3d.errors import ConfigurationError
 from elastic3d.membership import changes, encoding
 from elastic3d.membership.slowness import SpeedReport
+from elastic3d.rollback import Rollback
+from elastic3d.shortfall import Shortfall
 from elastic3d.values import Cause, DeviceFacts, Generation, ModelProfile, Node, from_json, to_json
 
-SCHEMA = 6
-"""Schema 1 had no changes: every generation and proposal was written whole. Up to 2 reports had other names. In 4
-a generation may have come to be because ranks stood still. In 5 it may say from which states nobody goes on, in 6 for
-which slow machines it was formed."""
+SCHEMA = 8
+"""Schema 1 had no changes: every generation and proposal was written whole. Up to 2 reports had other names. In 4 a
+generation may have come to be because ranks stood still. In 5 it may say from which states nobody goes on, in 6 for
+which slow machines it was formed, in 7 what is left out since its loss jumped up, in 8 what its ranks may need
+since memory ran out."""
 
 _RENAMED = {"fault": "failed", "interrupted": "peer_lost"}
 """Fields of reports by the names that schema 2 has for them."""
@@ -108,15 +111,17 @@ class Report:
     returned on all its slots. failed: a trainer failed, and not by an error of the script. error: the script raised.
     lying: it failed because a device of this node computes wrongly, by the word of ranks on other nodes.
     clean: its trainers ended because a device of any node was convicted, and audits vouch for steps up to this one; -1
-    for no conviction.
-    final: trying again cannot mend that error. out_of_memory: that error was that memory ran out. peer_lost: a trainer
-    lost a peer and stopped, which is no failure of its own. detail: what failed, raised or was lost, in words. silent:
-    ids of the neighbours on the ring it does not hear. unreachable: ids of nodes it could not connect to while its
-    trainers stood still (`machine/reach.py`). answered: the newest doubt about itself that it has seen. notice: why
-    this node has to leave soon. saved: the newest step whose tiles all its slots wrote to the store. step, safe: the
-    newest step committed, and the newest one that all ranks hold at home and at their buddies; 0 for none. unread: the
-    revision of the generation's record, if this member cannot read it and knows no generation. speeds: which nodes of
-    its generation are slow, from the node of rank 0.
+    for no conviction. rollback: they ended because the loss jumped up, and what is left out for it; `clean` says then
+    from which state the run goes on.
+    final: trying again cannot mend that error. out_of_memory: that error was that memory ran out; short: what was
+    missing, None where nobody knows. peer_lost: a trainer lost a peer and stopped, which is no failure of its own.
+    detail: what failed, raised or was lost, in words. silent: ids of the neighbours on the ring it does not hear.
+    unreachable: ids of nodes it could not connect to while its trainers stood still (`machine/reach.py`). answered:
+    the newest doubt about itself that it has seen. notice: why this node has to leave soon. saved: the newest step
+    whose tiles all its slots wrote to the store. step, safe: the newest step committed, and the newest one that all
+    ranks hold at home and at their buddies; 0 for none. unread: the revision of the generation's record, if this
+    member cannot read it and knows no generation. speeds: which nodes of its generation are slow, from the node of
+    rank 0.
     """
 
     incarnation: str
@@ -129,8 +134,10 @@ class Report:
     detail: str = ""
     final: bool = False
     out_of_memory: bool = False
+    short: Shortfall | None = None
     lying: str = ""
     clean: int = -1
+    rollback: Rollback | None = None
     step: int = 0
     silent: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
@@ -251,7 +258,9 @@ class HealthFigures:
     what they see in the generation that trains, None where none does. clean: the newest step that they vouch for, -1
     where nothing is audited. at_rest: share of the time for looking at state at rest, 0.0 where neither that nor votes
     and updates are checked. slow_from: from which factor on a node is slow, 0.0 where nobody measures; slow: the slow
-    nodes, as far as this one has seen enough steps.
+    nodes, as far as this one has seen enough steps. left_out: micro-batches that the run has left out so far; skipped:
+    its updates that were skipped, since they were not finite; spike: the newest step in which its loss had jumped up,
+    -1 for none.
     """
 
     idle: float
@@ -263,6 +272,9 @@ class HealthFigures:
     at_rest: float = 0.0
     slow_from: float = 0.0
     slow: tuple[SlowFigures, ...] = ()
+    left_out: int = 0
+    skipped: int = 0
+    spike: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,7 @@ class VerdictKind(StrEnum):
 
     STUCK = "stuck"
     SLOW = "slow"
+    MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,8 @@ class Verdict:
 
     Of slow nodes, fault is what is done about them. before, after: predicted seconds of a step without it and with it.
     rungs: what could be done, and what each would gain and cost, one line each.
+
+    Where memory ran out, fault is the rung that is taken, "none" for none.
     """
 
     kind: VerdictKind

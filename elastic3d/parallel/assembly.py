@@ -28,7 +28,7 @@ from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.norms import places, squares
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.precision import as_computed, cast, check_masters
-from elastic3d.parallel.numerics.recompute import recompute
+from elastic3d.parallel.numerics.recompute import Recompute, recompute
 from elastic3d.parallel.numerics.ties import check_ties, parts_ends, tie_again, ties
 from elastic3d.parallel.pipeline import stages
 from elastic3d.parallel.pipeline.chain import Chain, check_runs, prove
@@ -54,6 +54,7 @@ from elastic3d.parallel.vote import Paper
 from elastic3d.parallel.witness import Witness, all_finite
 from elastic3d.planner import schedules
 from elastic3d.planner.legality import unshared
+from elastic3d.shortfall import stronger
 from elastic3d.values import ModelProfile, ProvenChain
 
 
@@ -84,12 +85,20 @@ class Assembly:
 
     expects_state: leave the weights without values, which a state is going to bring. `deferred` then makes them where
     it does not; None where they have values. proven: what another process of this node has proven of the model.
+    recompute: what blocks compute again at least, whatever was asked for.
     """
 
     def __init__(
-        self, plan: ShardRequest, mesh: Mesh, *, expects_state: bool = False, proven: ProvenChain | None = None
+        self,
+        plan: ShardRequest,
+        mesh: Mesh,
+        *,
+        expects_state: bool = False,
+        proven: ProvenChain | None = None,
+        recompute: str = Recompute.NONE,
     ) -> None:
         self.plan, self.mesh = plan, mesh
+        self.recompute = Recompute(stronger(plan.numerics.recompute, recompute))
         layout, place = mesh.layout, mesh.place
         outline = initial.outline(plan.build)
         self._chain = taken_over(proven, outline) if layout.pp > 1 else None
@@ -99,7 +108,7 @@ class Assembly:
         self.specs = tuple(held.spec for held in held_by_model(model))
         self.parameters = tuple((name, parameter.shape[0]) for name, parameter in _sized(model, plan))
         named = [] if plan.experts is None else experts.check(model, plan.experts, layout, plan.numerics.precision)
-        stages.check_recompute(layout, plan.numerics.recompute)
+        stages.check_recompute(layout, self.recompute)
         self._tied = ties(model)
         self.parts = stages.cut(model, plan.blocks, layout, place.pp)
         self.experts = experts.Spread(model, named, mesh.dp, mesh.progress)
@@ -135,7 +144,7 @@ class Assembly:
             made.append([])
             for name, block in part.present:
                 ignored = self._make_ready(Scope(model=self.model, block=name), block)
-                recompute([block], self.plan.numerics.recompute)
+                recompute([block], self.recompute)
                 made[-1] += self._unit(block, ignored)
         ignored = self._make_ready(Scope(model=self.model, blocks=blocks), self.model)
         for part, units in zip(self.parts, made, strict=True):
@@ -185,9 +194,9 @@ class Assembly:
         if batches.order.holes and (why := self.unexcluded()):
             raise UsageError(f"run.batches: exclude= leaves micro-batches out of their steps, but {why}")
         for count in batches.order.counts:
-            spread = self.plan.experts is not None
-            if unfit := unshared(layout, reduction=self.plan.reduction, experts=spread, leaves=count // leaf):
-                raise LayoutError(f"{layout}: {unfit}")
+            unfit = unshared(layout, self.plan.reduction, self.plan.experts is not None, count // leaf)
+            if layout.shares and unfit is not None:
+                raise LayoutError(f"{layout}: shares {unfit}")
             schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count, leaf=leaf)
             self.experts.check_step(layout, count, leaf)
         reductions = [self._reduction(part, units) for part, units in zip(self.parts, self.units, strict=True)]

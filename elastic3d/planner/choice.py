@@ -5,7 +5,8 @@ until a change pays for itself. If not, the planner takes as many nodes as any l
 of equal size the one with the smallest pp + dp: a step's bubble grows with pp - 1 and its gradient exchange with
 dp - 1, so the squarest mesh bounds both. On a tie the larger dp wins, whose pipeline is shorter.
 
-Nodes may differ in speed. A stage with a slow node then gets fewer blocks, whichever way the layout was chosen.
+Nodes may differ in speed. A stage with a slow node then gets fewer blocks and, where there are no stages, a slow node
+fewer micro-batches, whichever way the layout was chosen.
 
 The same bits are promised for one size of tp, so tp does not change once a run has chosen it.
 """
@@ -20,7 +21,7 @@ from elastic3d.errors import LayoutError
 from elastic3d.planner.costs import Costs
 from elastic3d.planner.enumeration import Cluster
 from elastic3d.planner.legality import unfit
-from elastic3d.planner.paced import block_work, stage_speeds, step_seconds
+from elastic3d.planner.paced import block_work, share_out, stage_speeds, step_seconds
 from elastic3d.planner.ranking import judge, rank
 from elastic3d.planner.results import Candidate
 from elastic3d.planner.schedules import VIRTUAL, cuts
@@ -43,12 +44,17 @@ class Plan:
 
     seconds: the predicted time of its step, kept: that of the previous layout. Both are 0.0 where no speeds were given,
     or nothing can be said, and in an arbitrary unit where no costs are known.
+    recompute: what blocks are to compute again, "" for what the script says; needed: bytes that the fullest rank is
+    predicted to need; fits: they are within the bound. The three are of `plan_below`.
     """
 
     layout: Layout
     nodes: int
     seconds: float = field(default=0.0, compare=False)
     kept: float = field(default=0.0, compare=False)
+    recompute: str = field(default="", compare=False)
+    needed: int = field(default=0, compare=False)
+    fits: bool = field(default=True, compare=False)
 
 
 def legal_layouts(world: int, profile: ModelProfile, request: Layout) -> list[Layout]:
@@ -64,7 +70,7 @@ def _asked_for(world: int, request: Layout) -> Iterator[Layout]:
     """Yield the layouts of exactly `world` ranks that the request allows, whatever the model."""
     tp = request.tp or 1
     for pp in range(1, world // tp + 1):
-        if world % (pp * tp) or (request.pp and pp != request.pp):
+        if world % (pp * tp) or (request.pp and pp != request.pp) or (request.shares and pp > 1):
             continue
         dp = world // (pp * tp)
         if (request.dp and dp != request.dp) or dp % max(1, request.replicas):
@@ -98,6 +104,9 @@ def plan(
         )
     if previous is not None:
         request = replace(request, tp=previous.tp)
+        if not speeds and not request.shares:
+            # They were for nodes that were slow, and none is.
+            previous = replace(previous, shares=())
     if costs is None or not profile.block.flops:
         return _timed(_by_shape(nodes, slots, profile, request, speeds), previous, profile, request, slots, speeds)
     cluster = Cluster(nodes=nodes, slots=slots)
@@ -149,7 +158,8 @@ def _pays(present: Candidate, best: Candidate, costs: Costs, expected_change_s: 
 def _within(layout: Layout, request: Layout) -> bool:
     """Return whether the request allows a layout."""
     sizes = all(getattr(request, axis) in (0, getattr(layout, axis)) for axis in ("pp", "dp", "tp", "zero", "replicas"))
-    return sizes and request.schedule in (None, layout.schedule) and request.cuts in ((), layout.cuts)
+    uneven = all(getattr(request, name) in ((), getattr(layout, name)) for name in ("cuts", "shares"))
+    return sizes and uneven and request.schedule in (None, layout.schedule)
 
 
 def _by_shape(nodes: int, slots: int, profile: ModelProfile, request: Layout, speeds: Sequence[float]) -> Plan:
@@ -168,10 +178,12 @@ def _by_shape(nodes: int, slots: int, profile: ModelProfile, request: Layout, sp
 
 
 def _cut_for(speeds: Sequence[float], layout: Layout, slots: int, profile: ModelProfile, request: Layout) -> Layout:
-    """Return the layout with stages cut for the speeds of its nodes, if that is faster and the model allows it."""
+    """Return the layout with stages cut or micro-batches shared out for the speeds of its nodes, if that is faster."""
     alike = len(set(speeds[: layout.world // slots])) < 2
-    if alike or layout.pp == 1 or request.cuts or profile.blocks > RECUT:
+    if alike or request.cuts or request.shares or profile.blocks > RECUT:
         return layout
+    if layout.pp == 1:
+        return share_out(layout, profile, slots, speeds) or layout
     first, block, last = block_work(profile)
     there = stage_speeds(layout, slots, speeds)
     recut = replace(layout, cuts=cuts([block] * profile.blocks, layout, first=first, last=last, speeds=there))
@@ -191,11 +203,12 @@ def _simple(pp: int, dp: int, tp: int, request: Layout) -> Layout:
         pp=pp,
         dp=dp,
         tp=tp,
-        zero=request.zero or (2 if splits else 3),
+        zero=request.zero or (2 if splits or request.shares else 3),
         replicas=max(1, request.replicas),
         schedule=schedule,
         virtual=virtual,
         cuts=request.cuts if pp > 1 else (),
+        shares=request.shares,
     )
 
 

@@ -34,6 +34,8 @@ class Cluster:
 def options(cluster: Cluster, profile: ModelProfile, request: Layout) -> Iterator[Layout]:
     """Yield the layouts in question, each of a whole number of nodes; some of them cannot run."""
     for pp, dp, tp in _meshes(cluster, profile, request):
+        if request.shares and pp > 1:
+            continue
         for zero in _stages(dp, request):
             for replicas in _replicas(dp, tp, cluster.slots, request):
                 for schedule, virtual in _schedules(pp, profile.blocks, request):
@@ -46,6 +48,7 @@ def options(cluster: Cluster, profile: ModelProfile, request: Layout) -> Iterato
                         schedule=schedule,
                         virtual=virtual,
                         cuts=request.cuts if pp > 1 else (),
+                        shares=request.shares,
                     )
 
 
@@ -94,6 +97,8 @@ def _replications(pp: int, tp: int, cluster: Cluster, profile: ModelProfile, req
 def _stages(dp: int, request: Layout) -> tuple[int, ...]:
     if request.zero:
         return (request.zero,)
+    if request.shares:
+        return (1, 2)
     return (1, 2, 3) if dp > 1 else (2,)
 
 

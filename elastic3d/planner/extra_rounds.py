@@ -46,4 +46,4 @@ def audited(layout: Layout, profile: ModelProfile) -> tuple[int, int]:
     extra = extra_rounds(layout, blocks=profile.blocks, counts=counts, leaf=profile.leaf)
     if extra is None:
         return 0, 1
-    return extra, interval(extra, profile.audit, profile.rounds(layout.dp))
+    return extra, interval(extra, profile.audit, profile.rounds(layout.dp, layout.shares))

@@ -26,27 +26,24 @@ def unfit(layout: Layout, profile: ModelProfile) -> str | None:
         )
     if profile.compress == "powersgd" and layout.dp > 1 and layout.replicas == 1:
         return f'dp={layout.dp} has one replica, and compress="powersgd" compresses what replicas exchange'
-    if why := unshared(layout, reduction=profile.reduction, experts=bool(profile.experts), leaves=profile.leaves):
-        return why
+    if layout.shares and (why := unshared(layout, profile.reduction, bool(profile.experts), profile.leaves)):
+        return f"shares={'/'.join(map(str, layout.shares))} {why}"
     counts = profile.counts or (profile.micro_batches,)
     problems = (problem(layout, blocks=profile.blocks, micro_batches=count, leaf=profile.leaf) for count in counts)
     return next(filter(None, problems), None) or _experts(layout, profile, counts)
 
 
-def unshared(layout: Layout, *, reduction: str, experts: bool, leaves: int) -> str | None:
-    """Return why data-parallel ranks cannot have unequal shares of a step's leaves, None if they can, or are equal.
+def unshared(layout: Layout, reduction: str, experts: bool, leaves: int) -> str | None:
+    """Return why data-parallel ranks cannot have unequal shares of a step's leaves, after "shares"; None if they can.
 
     leaves: the smallest number that a step has.
     """
-    if not layout.shares:
-        return None
-    shares = f"shares={'/'.join(map(str, layout.shares))}"
     if reduction != "ordered":
-        return f'{shares} need reduction="ordered": the backend\'s own has every rank send in every round'
+        return 'need reduction="ordered": the backend\'s own has every rank send in every round'
     if experts:
-        return f"{shares} do not go with experts=, which all data-parallel ranks compute together in every round"
+        return "do not go with experts=, which all data-parallel ranks compute together in every round"
     if leaves < layout.dp:
-        return f"{shares} leave ranks without a leaf in steps of {leaves}: every step begins with one for each"
+        return f"need a leaf for each of dp={layout.dp} ranks in every step, and some have {leaves}"
     return None
 
 

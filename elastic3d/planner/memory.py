@@ -27,7 +27,7 @@ def memory(layout: Layout, profile: ModelProfile, reserve: int = 0) -> dict[str,
 
 def memory_of(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, float]:
     """Return the bytes of one pipeline rank by contributor."""
-    rounds = profile.rounds(layout.dp) + audited(layout, profile)[0]
+    rounds = profile.rounds(layout.dp, layout.shares) + audited(layout, profile)[0]
     return _states(load, layout, profile) | _activations(load, layout, profile, rounds)
 
 
@@ -38,7 +38,8 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
     of the next one, and of everything outside the blocks. The ordered reduction adds to the gradient's own shard each
     round (with replicas, to a part of it that is exchanged at the end). Beside the whole gradient of the unit at work
     there are two pairs of buffers, for that gradient laid flat and as the pieces of the others: as large as the largest
-    unit in the dtype that is sent, and at most BUCKET each. Whole gradients are kept by `fast` under ZeRO-1, for
+    unit in the dtype that is sent, and at most BUCKET each. With unequal shares there are so many that a whole turn is
+    under way: twice the whole gradient. Whole gradients are kept by `fast` under ZeRO-1, for
     a step, and by the ordered reduction with leaves of several micro-batches, for a leaf; one replica has a second
     gradient then, of the leaves before.
     """
@@ -62,7 +63,8 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
         states["gradients"] += own * profile.gradient_bytes
     sent = sent_bytes(layout, profile)
     sums = own * profile.gradient_bytes / layout.dp if layout.replicas > 1 else 0.0
-    states["reduction"] = sums + largest * sent + 4 * min(largest * sent, BUCKET)
+    lanes = 4 * min(largest * sent, BUCKET)
+    states["reduction"] = sums + largest * sent + (max(lanes, 2 * own * sent) if layout.shares else lanes)
     return states
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from elastic3d.planner.costs import Costs
 from elastic3d.planner.enumeration import Cluster, options
 from elastic3d.planner.legality import unfit
 from elastic3d.planner.memory import memory
-from elastic3d.planner.paced import stage_speeds
+from elastic3d.planner.paced import share_out, shared_rounds, stage_speeds
 from elastic3d.planner.results import Candidate, Ranking, RejectedLayout
 from elastic3d.planner.schedules import cuts, even_share
 from elastic3d.planner.step_time import seconds
 from elastic3d.values import Layout, ModelProfile
 
 BALANCED = 64
-"""Most layouts whose stages are cut anew by cost: those that this can make the fastest, most promising first."""
+"""Most layouts whose stages are cut anew by cost: those that this can make the fastest, most promising first; and most
+whose micro-batches are shared out anew."""
 
 
 def rank(
@@ -49,6 +51,8 @@ def rank(
             if better is not None:
                 balanced.append(better)
                 fastest = min(fastest, better.seconds)
+    if len(set(speeds)) > 1:
+        balanced += _shared(candidates, cluster, profile, costs, speeds)
     return Ranking(ranking=tuple(sorted([*candidates, *balanced], key=_order)), rejected=tuple(rejected))
 
 
@@ -66,12 +70,14 @@ def judge(
         return RejectedLayout(
             layout=layout, nodes=used, reason=_too_large(needed, total, costs.device.memory), out_of_memory=True
         )
-    time = seconds(layout, profile, costs, cluster.slots, stage_speeds(layout, cluster.slots, speeds))
+    by_stage = stage_speeds(layout, cluster.slots, speeds)
+    shared = shared_rounds(layout, profile, cluster.slots, speeds)
+    time = seconds(layout, profile, costs, cluster.slots, by_stage, shared)
     return Candidate(
         layout=layout,
         nodes=used,
         spares=cluster.nodes - used,
-        micro_batches=profile.rounds(layout.dp),
+        micro_batches=profile.rounds(layout.dp, layout.shares),
         seconds=sum(time.values()),
         memory_bytes=total,
         memory=needed,
@@ -101,6 +107,17 @@ def _balanced(
         return None
     better = judge(replace(one.layout, cuts=new_cuts), cluster, profile, costs, speeds)
     return better if isinstance(better, Candidate) and better.seconds < one.seconds else None
+
+
+def _shared(
+    candidates: Sequence[Candidate], cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float]
+) -> Iterator[Candidate]:
+    """Yield candidates with unequal shares, where that is faster and fits; of the first few that may have any."""
+    made = ((one, share_out(one.layout, profile, cluster.slots, speeds)) for one in candidates)
+    for one, layout in islice(((one, layout) for one, layout in made if layout is not None), BALANCED):
+        better = judge(layout, cluster, profile, costs, speeds)
+        if isinstance(better, Candidate) and better.seconds < one.seconds:
+            yield better
 
 
 def _hope(one: Candidate, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float]) -> float:

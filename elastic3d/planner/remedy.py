@@ -25,6 +25,7 @@ class RungKind(StrEnum):
 
     SWAP = "swap"  # a spare takes its place
     RECUT = "recut"  # its stage gets fewer blocks, or it gets a lighter stage; also the way back
+    SHARES = "shares"  # it gets fewer micro-batches of each step
     EVICT = "evict"  # the others go on without it
 
 

@@ -45,10 +45,18 @@ class Round:
 
 
 def seconds(
-    layout: Layout, profile: ModelProfile, costs: Costs, slots: int, speeds: Sequence[float] = ()
+    layout: Layout,
+    profile: ModelProfile,
+    costs: Costs,
+    slots: int,
+    speeds: Sequence[float] = (),
+    rounds: float | None = None,
 ) -> dict[str, float]:
-    """Return the seconds of one step by contributor, none of them 0. speeds: of each pipeline rank, () if equal."""
-    rounds = profile.rounds(layout.dp)
+    """Return the seconds of one step by contributor, none of them 0. speeds: of each pipeline rank, () if equal.
+
+    rounds: how many micro-batches it takes as long as, where that is not the number each rank computes.
+    """
+    rounds = profile.rounds(layout.dp, layout.shares) if rounds is None else rounds
     extra, every = audited(layout, profile)
     timed = [
         (load, one_round(load, layout, profile, costs, slots, speeds[load.rank] if speeds else 1.0))
@@ -123,7 +131,7 @@ def hop(layout: Layout, profile: ModelProfile, costs: Costs, slots: int) -> floa
     return link.latency + profile.boundary / link.bandwidth
 
 
-def hops(layout: Layout, rounds: int) -> float:
+def hops(layout: Layout, rounds: float) -> float:
     """Return for how many hops a step waits: while a pipeline fills and drains, and with 1F1B in each turn."""
     ways, schedule = layout.pp - 1, schedule_of(layout)
     if schedule is None:
@@ -161,7 +169,7 @@ def _reduction(own: float, load: Load, layout: Layout, profile: ModelProfile, co
     """
     if layout.dp == 1:
         return 0.0
-    rounds = profile.rounds(layout.dp) // profile.leaf
+    rounds = profile.rounds(layout.dp, layout.shares) // profile.leaf
     nbytes = own * profile.gradient_bytes
     apart = _group_link(layout.replicas, layout.tp * layout.shards, costs, slots)
     between = _exchange(nbytes / layout.shards, layout.replicas, apart, units(load))

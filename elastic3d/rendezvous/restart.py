@@ -49,6 +49,7 @@ from elastic3d.rendezvous.seat import GenerationOver, Seat
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.rendezvous.store import GenerationStore
 from elastic3d.rendezvous.table import KeyTableServer
+from elastic3d.shortfall import MemoryBound
 from elastic3d.trust.agreement import SecretNews, What
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.listening import Refusal, raise_file_limit
@@ -404,6 +405,12 @@ def _say(refusal: Refusal) -> None:
     )
 
 
-def _no_plan(nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = ()) -> Plan:
+def _no_plan(
+    nodes: int,
+    record: MemberRecord,
+    present: Layout | None,
+    speeds: Sequence[float] = (),
+    bound: MemoryBound | None = None,
+) -> Plan:
     """Take all nodes: what they compute is up to the script."""
     return Plan(layout=Layout(), nodes=nodes)

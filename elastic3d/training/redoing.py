@@ -72,7 +72,7 @@ class Redoing:
     def settle(
         self, outcome: Outcome, loss: Loss, vote: Callable[[], Outcome], *, scaled: bool, clean: int
     ) -> tuple[Outcome, str]:
-        """Return the outcome with which the step is made, and why micro-batches were excluded, "" if none were.
+        """Return the outcome with which the step is made, and which samples were excluded and why, "" if none were.
 
         A collective where the step is not finite, and nothing elsewhere. `loss` takes the results of the new passes.
         vote: votes on the step once more. scaled: the compute dtype may overflow without anybody's fault, which only
@@ -99,7 +99,7 @@ class Redoing:
                 raise NotFinite(f"{self._named(batch, leaves)}: {why}. {_STOP}")
             self._batches.exclude(batch.step, members(leaves, self._leaf))
         loss.remade(*self._again(self._batches.counted_anew(batch), passed))
-        return vote(), why if leaves else ""
+        return vote(), f"{self._named(batch, leaves)}: {why}" if leaves else ""
 
     def _again(
         self, batch: Batch, passed: LossFunction, *, watched: bool = False
@@ -236,7 +236,7 @@ class Redoing:
                 f"step {batch.step}: weights are not finite before it, on {', '.join(nodes)}, so that no micro-batch "
                 f"can be. {_OLDER}"
             )
-        if empty_before(order, batch.step) >= MOST_EMPTY:
+        if empty_before(order, batch.step, known=self._batches.untried) >= MOST_EMPTY:
             raise NotFinite(
                 f"step {batch.step}: no micro-batch has come out finite for more than {MOST_EMPTY} steps in a row, "
                 f"though the weights are: this is not single samples. {_OLDER}"

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from checkpointing.format.tiles import Box, TensorSpec, uncovered
 from checkpointing.reading.sources import Offered, TileSource
-from elastic3d.data import Order
 from elastic3d.distrust import Distrust, refused
 from elastic3d.errors import StateError, StateUnfit
 from elastic3d.log import process_log
 from elastic3d.port import NearMemory
+from elastic3d.rollback import Rollback, new_to
 from elastic3d.snapshots import offer_columns
 from elastic3d.snapshots.memory import SnapshotName
 from elastic3d.snapshots.offer_columns import OfferColumns
 from elastic3d.snapshots.offers import OfferedShard, SpelledOut, spell_out
-from elastic3d.training.state_facts import StateFacts
 from elastic3d.values import StoreAt
 
 MEMORY, STORE, NONE = "memory", "store", "none"
@@ -108,7 +107,8 @@ class Known:
     says, 0 for none. fresh: the user accepts a start at step 0 although there was such a step. wanted: the checkpoint
     asked for: "latest", "verified" or what `checkpointing.resolve_name` takes. damaged: names of checkpoints that were
     found damaged while they were read. failed_after: the step after which the user's code raised, -1 if it did not.
-    failure: its error, "" if that is not known. distrusted: rules for states that must not be gone on from.
+    failure: its error, "" if that is not known. distrusted: rules for states that must not be gone on from. rollbacks:
+    for which spikes of the loss some of these rules are.
     """
 
     generation: int
@@ -120,6 +120,7 @@ class Known:
     failed_after: int = -1
     failure: str = ""
     distrusted: tuple[Distrust, ...] = ()
+    rollbacks: tuple[Rollback, ...] = ()
 
 
 @runtime_checkable
@@ -248,34 +249,27 @@ def decide(
 
     States that a rule refuses count as if they were not there, and the decision says so: where none is left, the run
     begins at step 0 again, since nobody could choose better. What is in memory then is no longer the newest state by
-    itself, and the store is asked too.
+    itself, and the store is asked too. A run that went back for a spike of its loss, far from its beginning, rather
+    goes on from what is in memory, if the older state is gone that there was.
 
-    StateError if steps were once safe and nothing is left of them; StateUnfit if the only state was made right after
-    the step at which the user's code raised, so that the error would be skipped.
+    StateError if steps were once safe and nothing is left of them, or of those before such a spike; StateUnfit if the
+    only state was made right after the step at which the user's code raised, so that the error would be skipped.
     """
     offered = tiers.inventories(servers) if servers else ()
     held = [one for one in offered if not refused(known.distrusted, one.generation, one.step)]
     doubtful = [one for one in offered if refused(known.distrusted, one.generation, one.step)]
     chosen = choose(held, specs, known) if servers else None
     if chosen:
-        first = chosen[0]
-        passed = _passed_over(doubtful, first.generation)
-        memory = Decision(
-            source=MEMORY,
-            step=first.step,
-            generation=first.generation,
-            facts=first.facts,
-            distrusted=passed,
-            offers=tuple(offer for inventory in chosen for offer in inventory.offers()),
-        )
-        return memory if passed < 0 else _gone_back(_newer(memory, tiers, at, known))
+        passed = _passed_over(doubtful, chosen[0].generation)
+        memory = replace(_in_memory(chosen), distrusted=passed)
+        return memory if passed < 0 else _gone_back(_newer(memory, tiers, at, known), known)
     saved, behind = _before(tiers, at, known) if at else (None, False)
     passed = _passed_over(doubtful, saved.generation if saved is not None else 0)
     passed = max(passed, saved.distrusted if saved is not None else -1)
     reached = max(known.reached, known.newest)
     if saved is not None and saved.source != NONE:
         if passed >= 0:
-            return _gone_back(replace(saved, distrusted=passed))
+            return _gone_back(replace(saved, distrusted=passed), known)
         if saved.step < reached and not behind:
             again = f"step {reached} was in memory that is gone: from step {saved.step} on they are done again"
             saved = replace(saved, detail="; ".join(filter(None, (saved.detail, again))))
@@ -283,7 +277,10 @@ def decide(
     if behind or any(one.step == known.failed_after for one in held):
         return _from_the_beginning(known)
     if passed >= 0:
-        return _gone_back(Decision(source=NONE, distrusted=passed))
+        far = {one.before for one in known.rollbacks if not one.near_the_beginning}
+        if far and any(rule.before in far and rule.step < passed for rule in known.distrusted):
+            return _kept_on(offered, specs, known, far)
+        return _gone_back(Decision(source=NONE, distrusted=passed), known)
     if known.reached > 0 and not known.fresh:
         where = f"{at.url} holds no checkpoint" if at is not None else "there is no store"
         raise StateError(
@@ -296,6 +293,38 @@ def decide(
     if reached > 0:
         detail = f"steps up to {reached} were made and are lost: the run begins at step 0 again"
     return Decision(source=NONE, detail=detail)
+
+
+def _in_memory(chosen: Sequence[PeerInventory]) -> Decision:
+    first = chosen[0]
+    return Decision(
+        source=MEMORY,
+        step=first.step,
+        generation=first.generation,
+        facts=first.facts,
+        offers=tuple(offer for inventory in chosen for offer in inventory.offers()),
+    )
+
+
+def _kept_on(
+    offered: Sequence[PeerInventory], specs: Iterable[TensorSpec], known: Known, far: Collection[int]
+) -> Decision:
+    """Return the newest state in memory of a run that meant to go back behind it, and finds nothing older.
+
+    far: the generations before which those rules hold. StateError if there is none either.
+    """
+    others = tuple(rule for rule in known.distrusted if rule.before not in far)
+    held = [one for one in offered if not refused(others, one.generation, one.step)]
+    chosen = choose(held, specs, known)
+    spikes = ", ".join(str(one.spike) for one in known.rollbacks if one.before in far)
+    if chosen is None:
+        raise StateError(
+            f"the run went back behind the spike of its loss in step {spikes}, and no state older than that is left, "
+            "in memory or in the store. Trying again helps only if a node that held one comes back; restore= takes any "
+            "checkpoint that it names"
+        )
+    detail = f"no state older than the spike of the loss in step {spikes} is left: the run goes on with what led to it"
+    return replace(_in_memory(chosen), detail=detail)
 
 
 def _passed_over(doubtful: Sequence[PeerInventory], generation: int) -> int:
@@ -317,15 +346,18 @@ def _newer(memory: Decision, tiers: Tiers, at: StoreAt | None, known: Known) -> 
     return replace(saved, distrusted=max(memory.distrusted, saved.distrusted))
 
 
-def _gone_back(decision: Decision) -> Decision:
+def _gone_back(decision: Decision, known: Known) -> Decision:
     """Return a decision that passed over states which a rule refuses, and says so."""
     where = f"from step {decision.step} on"
     if decision.source == NONE:
         where = "there is no older state, and from the beginning on"
-    why = (
-        f"states up to step {decision.distrusted} are passed over, since a device that computes wrongly took part in "
-        f"them: {where} all is done again"
-    )
+    why = "a device that computes wrongly took part in them"
+    back = new_to(known.rollbacks, decision.generation, decision.step)
+    if back:
+        why = f"the loss jumped up in step {', '.join(str(one.spike) for one in back)}"
+    why = f"states up to step {decision.distrusted} are passed over, since {why}: {where} all is done again"
+    left_out = ", ".join(f"{one.first} to {one.stop - 1}" for one in back)
+    why += f", but for positions {left_out}, which are left out" if back else ""
     return replace(decision, detail="; ".join(filter(None, (why, decision.detail))))
 
 
@@ -366,32 +398,6 @@ def _from_the_beginning(known: Known) -> Decision:
         "started again, goes on behind that step where it is in the store. With snapshot_every=1 the state before a "
         "step is kept, and what raised is tried again" + (f". What raised: {known.failure}" if known.failure else "")
     )
-
-
-def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> None:
-    """Accept the facts of the state of a step; StateUnfit if its samples were counted in another order than these.
-
-    The micro-batch may differ: it changes the bits, but not which samples are consumed. data: the data set's
-    fingerprint; a data set without one is taken on trust.
-    """
-    saved = facts.order
-    for name in ("length", "global_batch", "seed"):
-        then, now = getattr(saved, name), getattr(order, name)
-        if name == "global_batch":
-            then, now = saved.taken(step), order.taken(step)
-        if then != now:
-            raise StateUnfit(
-                f"the state of step {step} was trained with {name}={then} and run.batches now has {now}: its "
-                "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
-                "new run"
-            )
-    then = facts.data
-    if then and data and then != data:
-        raise StateUnfit(
-            f"the state of step {step} was trained on the data set {then} and run.batches now has {data}: its "
-            "samples could not be accounted for. Trying again does not help: go back to the old files, or start a new "
-            "run"
-        )
 
 
 def dump(decision: Decision) -> bytes:

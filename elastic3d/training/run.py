@@ -54,6 +54,7 @@ from elastic3d.snapshots.interval import Interval
 from elastic3d.training import identity, loading, parts, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.collecting import FewerCollections
+from elastic3d.training.going_back import GoingBack
 from elastic3d.training.loss import Loss
 from elastic3d.training.parts import Parts
 from elastic3d.training.peers import Peers
@@ -203,7 +204,11 @@ class Run:
             self._mesh = self._peers.join(self._assignment, self._layout)
             self._parts.end(parts.GROUPS)
             self._assembly = Assembly(
-                self._plan, self._mesh, expects_state=self._expects_state(), proven=self._assignment.proven
+                self._plan,
+                self._mesh,
+                expects_state=self._expects_state(),
+                proven=self._assignment.proven,
+                recompute=self._assignment.recompute,
             )
         self._model = self._assembly.model
         self._outside = Outside(self._model, self._layout, self._peers.ranks)
@@ -302,7 +307,15 @@ class Run:
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
         assembly.experts.settle(optimizer)
         with self._peers.followed():
-            self._health.resume(loaded.health, assembly, optimizer, batches)
+            going_back = GoingBack(
+                assignment=self._assignment,
+                tiers=self._tiers,
+                assembly=assembly,
+                batches=batches,
+                go=go,
+                progress=self._progress,
+            )
+            self._health.resume(loaded.health, assembly, optimizer, batches, going_back)
         self._parts.end(parts.LOADING)
         self._port.restored(
             StateRestored(
@@ -387,6 +400,7 @@ class Run:
             outcome = ballot()
             with self._outside.inside(), self._health.convicting():
                 outcome, why = self._health.settle(outcome, loss, ballot, scale=self._scale, step=batches.step)
+                spiked = self._health.look_at_loss(outcome.loss, batches.step)
         change = update(outcome, clip=clip, scale=self._scale.scale, skip=skip)
         self._scale = self._scale.after(finite=change.finite)
         scale_gradients(assembly.model, outcome, change)
@@ -403,7 +417,7 @@ class Run:
             schedule.step()
         optimizer.zero_grad(set_to_none=True)
         loss.settle(outcome.loss, skipped=change.skipped)
-        usual = self._health.usual_loss(outcome.loss)
+        self._health.skipped(change)
         self._ledger = add(
             self._ledger,
             generation=self.generation,
@@ -429,7 +443,9 @@ class Run:
                 norm=change.norm,
                 interval=self._interval,
                 why=why,
-                usual=usual,
+                spiked=spiked,
+                health=self._health.facts,
+                ledger=self._ledger,
                 clean=self._health.clean,
             )
         )

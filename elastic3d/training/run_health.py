@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -35,12 +35,21 @@ from elastic3d.training import auditing, checking, redoing
 from elastic3d.training.auditing import Auditor
 from elastic3d.training.checking import Checks
 from elastic3d.training.findings import Convicted
+from elastic3d.training.going_back import GoingBack
 from elastic3d.training.loss import Loss
 from elastic3d.training.redoing import Redoing
 from elastic3d.training.state_facts import HealthFacts
 
 if TYPE_CHECKING:
     from elastic3d.parallel.pipeline.passes import LossFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spiked:
+    """A loss that jumped up. usual: the median before. why_kept: why the run does not go back, "" if nobody asked."""
+
+    usual: float
+    why_kept: str
 
 
 class RunHealth:
@@ -55,6 +64,7 @@ class RunHealth:
         self._checks: Checks | None = None
         self._redoing: Redoing | None = None
         self._coverage: AuditCoverage | None = None
+        self._going_back: GoingBack | None = None
 
     def begin(self, assembly: Assembly, batches: Batches) -> None:
         """Find out what can be audited and made again, and have `batches` load what that needs; a collective.
@@ -65,15 +75,21 @@ class RunHealth:
         self._redoing = redoing.begin(assembly, batches, self._numerics, port=self._port)
 
     def resume(
-        self, saved: HealthFacts, assembly: Assembly, optimizer: torch.optim.Optimizer, batches: Batches
+        self,
+        saved: HealthFacts,
+        assembly: Assembly,
+        optimizer: torch.optim.Optimizer,
+        batches: Batches,
+        going_back: GoingBack,
     ) -> None:
-        """Go on from what the state that was loaded says; a collective."""
+        """Go on from what the state that was loaded says; a collective. going_back: decides about spikes."""
         clean = auditing.clean_at(saved.clean, batches.step, self._assignment)
         nodes = None
         if clean is not None:
             nodes = vetted.begun(saved.clean_nodes, self._assignment.nodes, batches.step) or None
         losses = self._facts.losses if self._facts.losses is None or saved.losses is None else saved.losses
-        self._facts = HealthFacts(clean=clean, losses=losses, clean_nodes=nodes, nondeterminism=saved.nondeterminism)
+        self._facts = replace(saved, clean=clean, losses=losses, clean_nodes=nodes)
+        self._going_back = going_back
         if self._auditor is not None:
             self._auditor.resume(clean, nodes, saved.nondeterminism)
             self._coverage = self._auditor.coverage
@@ -180,10 +196,28 @@ class RunHealth:
         if self._checks is not None:
             self._checks.updated(outcome, change)
 
-    def usual_loss(self, loss: float) -> float | None:
-        """Note the loss of a step; return what is usual where this one begins a spike, else None."""
+    def look_at_loss(self, loss: float, step: int) -> Spiked | None:
+        """Note the loss of a step before its update; return what it shows if a spike begins with it, else None.
+
+        A collective where it does. Convicted if the run goes back for it, and the step is not to be made. step: the
+        number of updates made so far.
+        """
         if self._facts.losses is None:
             return None
         losses, usual = self._facts.losses.after(loss)
-        self._facts = replace(self._facts, losses=losses)
-        return usual
+        if usual is None:
+            self._facts = replace(self._facts, losses=losses)
+            return None
+        why = ""
+        if self._going_back is not None:
+            # Where nobody audits now, what was vouched for long ago says nothing of how far to go back.
+            audits = self._auditor is not None and self._auditor.nondeterminism is None
+            clean = self.clean if audits else None
+            why = self._going_back.consider(loss, usual, self._facts.rollbacks, clean)
+        self._facts = replace(self._facts, losses=losses, spike=step)
+        return Spiked(usual=usual, why_kept=why)
+
+    def skipped(self, change: Update) -> None:
+        """Note whether an update was skipped because it was not finite."""
+        if change.skipped and not change.finite:
+            self._facts = replace(self._facts, skipped=self._facts.skipped + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from elastic3d.data import Order
@@ -12,12 +12,14 @@ from elastic3d.errors import StateUnfit
 from elastic3d.health.numerics import Losses
 from elastic3d.health.vetted import CLEAN_NODES
 from elastic3d.parallel.numerics.scale import LossScale
+from elastic3d.rollback import Rollback
 from elastic3d.values import from_json, to_json
 
 _BEGUN_FROM = "begun_from"
 _CLEAN = "clean"
 _LOSSES = "losses"
 _NONDETERMINISM = "nondeterminism"
+_ROLLBACKS, _SPIKE, _SKIPPED = "rollbacks", "spike", "skipped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,17 @@ class HealthFacts:
     """The newest step that audits vouch for by node that was active; None likewise."""
     nondeterminism: Nondeterminism | None = None
     """Why audits are off for this run, None if they need not be."""
+    rollbacks: tuple[Rollback, ...] = ()
+    """What the run has left out since its loss jumped up, oldest first."""
+    spike: int = -1
+    """The newest step in which its loss had jumped up, -1 for none."""
+    skipped: int = 0
+    """How many of its updates were skipped because they were not finite."""
+
+
+def fields_of(health: HealthFacts) -> dict[str, Any]:
+    """Return them by name."""
+    return {field.name: getattr(health, field.name) for field in fields(HealthFacts)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +123,9 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
         del plain[CLEAN_NODES]
     if facts.nondeterminism is None:
         del plain[_NONDETERMINISM]
+    for name, nothing in ((_ROLLBACKS, ()), (_SPIKE, -1), (_SKIPPED, 0)):
+        if getattr(facts, name) == nothing:
+            del plain[name]
     return plain
 
 
@@ -134,3 +150,29 @@ def parse(plain: Mapping[str, Any] | None, step: int) -> StateFacts:
             f"what the state of step {step} says beside its tensors cannot be read: {error}. Trying again does not "
             "help: upgrade if a newer version saved it, or go back to another checkpoint with restore="
         ) from error
+
+
+def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> None:
+    """Accept the facts of the state of a step; StateUnfit if its samples were counted in another order than these.
+
+    The micro-batch may differ: it changes the bits, but not which samples are consumed. data: the data set's
+    fingerprint; a data set without one is taken on trust.
+    """
+    saved = facts.order
+    for name in ("length", "global_batch", "seed"):
+        then, now = getattr(saved, name), getattr(order, name)
+        if name == "global_batch":
+            then, now = saved.taken(step), order.taken(step)
+        if then != now:
+            raise StateUnfit(
+                f"the state of step {step} was trained with {name}={then} and run.batches now has {now}: its "
+                "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
+                "new run"
+            )
+    then = facts.data
+    if then and data and then != data:
+        raise StateUnfit(
+            f"the state of step {step} was trained on the data set {then} and run.batches now has {data}: its "
+            "samples could not be accounted for. Trying again does not help: go back to the old files, or start a new "
+            "run"
+        )

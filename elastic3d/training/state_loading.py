@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from elastic3d.log import process_log
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.port import Assignment, Go
+from elastic3d.rollback import Rollback, new_to
 from elastic3d.training import identity, loading, restoring, starting, state_facts
 from elastic3d.training.state_facts import AskedState, HealthFacts, StateFacts
 from elastic3d.training.tiers import announced_read
@@ -96,13 +97,19 @@ class StateLoader:
                 )
             if not found_damaged:
                 changes = tuple(self._changes(decision))
-                facts = self._facts(decision)
+                facts = self._facts(decision) or HealthFacts()
+                rollbacks = (*facts.rollbacks, *self._new_to(decision, go))
+                self.batches.leave_out((one.first, one.stop) for one in rollbacks)
                 return LoadedState(
                     decision=decision,
                     ledger=ledger,
                     scale=scale,
                     changes=changes,
-                    health=HealthFacts() if facts is None else facts,
+                    health=replace(
+                        HealthFacts(**state_facts.fields_of(facts)),
+                        rollbacks=rollbacks,
+                        spike=max((facts.spike, *(one.spike for one in rollbacks))),
+                    ),
                 )
             process_log().emit(
                 "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
@@ -126,9 +133,18 @@ class StateLoader:
                 failed_after=failed_after,
                 failure=go.failure,
                 distrusted=go.distrusted,
+                rollbacks=go.rollbacks,
             )
             decided = restoring.dump(restoring.decide(self.tiers, go.servers, given.store, self.assembly.specs, known))
         return starting.from_the_start(restoring.load(mesh.broadcast(decided)))
+
+    @staticmethod
+    def _new_to(decision: restoring.Decision, go: Go) -> tuple[Rollback, ...]:
+        """Return what the decided state does not know that the run leaves out."""
+        if decision.source == restoring.NONE or starting.is_foreign(decision):
+            # Where nothing was passed over it is another run that begins, and finds its own.
+            return new_to(go.rollbacks, 0, 0) if decision.distrusted >= 0 else ()
+        return new_to(go.rollbacks, decision.generation, decision.step)
 
     @staticmethod
     def _facts(decision: restoring.Decision) -> StateFacts | None:

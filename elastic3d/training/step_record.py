@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from elastic3d.clock import Clock, processor_seconds
 from elastic3d.data import Batches
+from elastic3d.data.ledger import Ledger
 from elastic3d.parallel.vote import Outcome
 from elastic3d.port import Assignment, StepRecord
 from elastic3d.snapshots.interval import Interval
 from elastic3d.training.loss import Loss
+from elastic3d.training.run_health import Spiked
+from elastic3d.training.state_facts import HealthFacts
 
 
 class StepTimer:
@@ -30,13 +33,16 @@ class StepTimer:
         norm: float | None,
         interval: Interval,
         why: str,
-        usual: float | None,
+        spiked: Spiked | None,
+        health: HealthFacts,
+        ledger: Ledger,
         clean: int | None,
     ) -> StepRecord:
         """Return the record of the step that `batches` has just counted, and count the next one from now.
 
         norm: of the gradient, before clipping. why: some micro-batches were left out, "" if that was not found in this
-        step. usual: the loss that is, if this one begins a spike. clean: the newest step that audits vouch for.
+        step. spiked: if a spike begins with it. health, ledger: of the state that it leaves. clean: the newest
+        step that audits of this generation vouch for.
         """
         since, processor = self._since, self._processor
         self.begin()
@@ -56,8 +62,12 @@ class StepTimer:
             snapshot_rank=outcome.snapshot_rank if outcome.snapshot_needs > 1 else -1,
             processor=self._processor - processor,
             excluded=batches.order.positions_of(made, excluded),
-            why_excluded=why or ("the run knew of it before" if excluded else ""),
-            usual=usual,
+            why_excluded=why,
+            usual=None if spiked is None else spiked.usual,
+            why_kept="" if spiked is None else spiked.why_kept,
+            left_out=sum(line.excluded for line in ledger) // batches.order.micro_batch,
+            skipped=health.skipped,
+            spike=health.spike,
             sheets=outcome.sheets if self._assignment.slot == 0 else (),
             clean=-1 if clean is None else clean,
         )

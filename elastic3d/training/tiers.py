@@ -193,8 +193,8 @@ class _Openable:
             )
         if self.insisted:
             detail = (
-                "a device that computes wrongly took part in this state, and nobody compared what it did; it is taken "
-                "because restore= names it"
+                "a rule refuses this state, since a device that computes wrongly took part in it, or the run went back "
+                "behind it; it is taken because restore= names it"
             )
         return restoring.Decision(
             source=restoring.STORE,

@@ -8,6 +8,7 @@ from typing import Any
 from elastic3d import output, threads
 from elastic3d.clock import SYSTEM
 from elastic3d.distrust import Distrust
+from elastic3d.health.trouble import KNOWN
 from elastic3d.log import LIMIT, EventLog, Level
 from elastic3d.membership import events as m
 from elastic3d.membership.stalls import Stall, Verdict, VerdictKind, suspected
@@ -66,9 +67,12 @@ class Journal:
                 self.emit("peer.reachable", peer=id.partition("@")[0])
 
     def concluded(self, verdict: Verdict) -> None:
-        """Write why nothing moves, or what was done about slow nodes, as this node found while it leads."""
+        """Write why nothing moves, or what was done about slow nodes or memory, as this node found while it leads."""
         if verdict.kind is VerdictKind.SLOW:
             self._rebalanced(verdict)
+            return
+        if verdict.kind is VerdictKind.MEMORY:
+            self._short(verdict)
             return
         about = {
             "fault": verdict.fault,
@@ -83,6 +87,18 @@ class Journal:
             self.emit("rank.stuck", ranks=list(verdict.ranks), nodes=names, act=verdict.act, **about)
         else:
             self.emit("training.stalled", **about)
+
+    def _short(self, verdict: Verdict) -> None:
+        self.emit(
+            "memory.short",
+            rung=verdict.fault,
+            ranks=list(verdict.ranks),
+            nodes=[id.partition("@")[0] for id in verdict.culprits],
+            step=verdict.step,
+            act=verdict.act,
+            detail=verdict.detail,
+            generation=int(verdict.key.partition(".")[0]),
+        )
 
     def _rebalanced(self, verdict: Verdict) -> None:
         self.emit(
@@ -173,12 +189,15 @@ class Journal:
     def _distrust(self, generation: Generation) -> None:
         """Write which states are not gone on from, if this node has sealed a generation that is the first to know."""
         before, self._distrusted = self._distrusted, generation.distrusted
+        spikes = {one.before: one.spike for one in generation.rollbacks}
         for rule in generation.distrusted if generation.leader == self._node else ():
             if rule not in before:
+                why = "a device that computes wrongly took part in them, and nobody compared what it did"
+                if rule.before in spikes:
+                    why = f"they led to the spike of the loss in step {spikes[rule.before]}"
                 detail = (
                     f"states of more than {rule.step} updates that were made in generations before {rule.before} are "
-                    "passed over, in memory and in the store: a device that computes wrongly took part in them, and "
-                    "nobody compared what it did; `restore=` may still name one"
+                    f"passed over, in memory and in the store: {why}; `restore=` may still name one"
                 )
                 self.emit(
                     "state.distrusted",
@@ -226,9 +245,20 @@ class Journal:
                     **({"excluded": excluded} if excluded else {}),
                 )
                 if record.usual is not None:
-                    log.emit("loss.spiked", step=record.step, loss=record.loss, usual=record.usual)
+                    # That it was to be done something about, and was not, is not to be overlooked.
+                    level, detail = Level.ERROR if record.why_kept else None, record.why_kept or None
+                    log.emit_at(
+                        level, "loss.spiked", step=record.step, loss=record.loss, usual=record.usual, detail=detail
+                    )
                 if excluded:
-                    log.emit("batch.excluded", step=record.step - 1, samples=excluded, detail=record.why_excluded)
+                    known = "" if record.why_excluded else KNOWN
+                    log.emit_at(
+                        Level.DEBUG if known else None,
+                        "batch.excluded",
+                        step=record.step - 1,
+                        samples=excluded,
+                        detail=record.why_excluded or known,
+                    )
             # All ranks tell the same: what rank 0 does is kept, and on the node of a device that computes wrongly.
             case w.AuditHeard() if rank == 0 or _its_own(event.report, rank):
                 _audited(log, event.report)
@@ -267,6 +297,10 @@ def _audited(log: EventLog, report: AuditReport) -> None:
             log.emit("node.examined", step=report.step, nodes=nodes, detail=report.detail)
         case Audited.UNEXAMINED:
             log.emit("node.unexamined", step=report.step, nodes=nodes, detail=report.detail)
+        case Audited.SPIKED:
+            assert report.rollback is not None
+            positions = [[report.rollback.first, report.rollback.stop]]
+            log.emit("run.rolled_back", step=report.step, clean=report.clean, samples=positions, detail=report.detail)
         case Audited.UNFIT:
             log.emit("exam.failed", **said, finding=report.finding, ranks=ranks, nodes=nodes)
         case Audited.LYING:

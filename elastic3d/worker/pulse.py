@@ -46,7 +46,13 @@ class Figures:
         """Take note of a step. A snapshot is as old as its step, as far as this node saw it."""
         self._step = (record.step, record.seconds)
         if self._watch is not None:
-            self._watch = replace(self._watch, clean=record.clean)
+            self._watch = replace(
+                self._watch,
+                clean=record.clean,
+                left_out=record.left_out,
+                skipped=record.skipped,
+                spike=record.spike,
+            )
         self._snapshot_every = record.snapshot_every
         self._made = {step: at for step, at in self._made.items() if record.safe_step <= step < record.step}
         self._made[record.step] = now

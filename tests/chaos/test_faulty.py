@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from chaos.scripts.train_faulty import LEADER, Fault, FaultyBlock
-from chaos.scripts.train_gpt import GPT
+from chaos.scripts import train_faulty
+from chaos.scripts.train_faulty import HIGH, LEADER, NAN, Fault, FaultyBlock, faulty_loss, marks_of
+from chaos.scripts.train_gpt import GPT, cross_entropy
+from elastic3d.data import Order
 
 STEPS = 7
 
@@ -86,6 +88,9 @@ def test_one_bit_of_a_gradient_is_wrong_once(tmp_path: Path) -> None:
         ("liars:1@5:1", 2, [10, 11, 12, 13]),
         ("liars:1@5:1", 3, []),
         ("flip:1@5:1", 0, []),
+        ("nandevice:1@5:1", 1, [11, 12, 13]),
+        ("nandevice:1@5:1", 0, []),
+        ("nan:1@5:1", 1, []),
     ],
 )
 def test_who_computes_wrongly_and_when(text: str, rank: int, at: list[int], tmp_path: Path) -> None:
@@ -111,3 +116,54 @@ def test_what_is_no_fault_is_refused(text: str, tmp_path: Path) -> None:
     """With the words for those that are."""
     with pytest.raises(ValueError, match="expected KIND:RANK@STEP"):
         Fault.parse(text, tmp_path)
+
+
+def test_samples_that_are_at_fault_are_so_wherever_they_are_computed(tmp_path: Path) -> None:
+    """By their positions in the run, and nothing else changes."""
+    order = Order(length=900, global_batch=16, micro_batch=2, seed=17)
+    faults = [Fault.parse("nan:1@5:3", tmp_path), Fault.parse("spike:0@7", tmp_path)]
+    marks = marks_of(faults, order)
+    assert {sample for sample, mark in marks.items() if mark == NAN} == set(order.micro_batch_samples(5, 3))
+    assert sum(mark == HIGH for mark in marks.values()) == 3 * 16
+    logits, target = torch.randn(2, 4, 256), torch.randint(0, 256, (2, 4))
+    well = faulty_loss(logits, target)
+    assert torch.equal(well, cross_entropy(logits, target))
+    bad = target.clone()
+    bad[1, 0] = NAN
+    assert faulty_loss(logits, bad).isnan()
+    bad[1, 0] = HIGH
+    assert faulty_loss(logits, bad) > 5 * well
+
+
+def test_a_slow_node_takes_as_many_times_as_long_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In proportion to what each block's own pass took, and with the same bits."""
+    clock = Worked()
+    right = passes("", tmp_path)
+    monkeypatch.setattr(train_faulty, "SYSTEM", clock)
+    monkeypatch.setattr(train_faulty, "_work", clock.pass_)
+    monkeypatch.setattr(FaultyBlock, "work", 1)
+    given = passes("slow:1@5:1.5", tmp_path)
+    assert all(torch.equal(one[name], other[name]) for one, other in zip(given, right, strict=True) for name in one)
+    # Two steps of two passes through three blocks.
+    assert clock.slept == [0.5, 0.5, 0.5, 1.0, 1.0, 1.0] * 4
+
+
+class Worked:
+    """A clock that passes by what blocks compute, and by sleeping."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+        self.now = 0.0
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.pass_(seconds)
+        if seconds:
+            self.slept.append(seconds)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    wall = monotonic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,16 @@ def test_a_repeated_step_with_another_loss_is_a_conflict() -> None:
     events = [e for e in a_death_and_a_join() if not (e.generation == 2 and e.fields.get("step") == 3)]
     events.append(step(3, 13.0, 2, loss=4.699999))
     assert picture(events).conflicts == (3,)
+
+
+def test_a_step_that_is_left_out_when_it_is_repeated_is_none() -> None:
+    """The run went back behind it, and does not make it again."""
+    events = [e for e in a_death_and_a_join() if not (e.generation == 2 and e.fields.get("step") == 3)]
+    left_out = step(3, 13.0, 2, loss=math.nan)
+    events.append(replace(left_out, fields={**left_out.fields, "sample_sum": 0, "excluded": [[16, 24]]}))
+    seen = picture(events)
+    assert seen.conflicts == ()
+    assert seen.steps[2].excluded == ((16, 24),)
 
 
 def test_a_generation_without_steps_shows_no_time() -> None:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from chaos.score import KINDS, Result, Said, Trial, card, quantile, trials
+from chaos.follow import Injection, Picture
+from chaos.play import Outcome
+from chaos.score import (
+    KINDS,
+    NOT_FINITE,
+    SETTLED,
+    SPIKED,
+    Result,
+    Said,
+    Trial,
+    card,
+    quantile,
+    read,
+    setting,
+    trials,
+)
 from chaos.scripts.train_faulty import LEADER
 from chaos.scripts.train_faulty import Fault as ScriptFault
 from elastic3d.health.hearing import Finding
@@ -76,8 +92,14 @@ def heard(kind: str, *given: Said, rank: int = 1, liar: str = "") -> Result:
     )
 
 
-def said(fault: str, *ranks: int, nodes: tuple[str, ...] = (), step: int = 6) -> Said:
-    return Said(fault=fault, nodes=nodes, ranks=ranks, act=True, after=3.0, detail="", step=step)
+def said(
+    fault: str,
+    *ranks: int,
+    nodes: tuple[str, ...] = (),
+    step: int = 6,
+    samples: tuple[tuple[int, int], ...] = (),
+) -> Said:
+    return Said(fault=fault, nodes=nodes, ranks=ranks, act=True, after=3.0, detail="", step=step, samples=samples)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +118,13 @@ def said(fault: str, *ranks: int, nodes: tuple[str, ...] = (), step: int = 6) ->
         (heard("sticky", said(Finding.PERSISTENT, 1, nodes=("node1",)), said(Finding.TRANSIENT, nodes=("a",))), False),
         (heard("liars", said(Finding.PERSISTENT, 1, 2, nodes=("node1", "node2")), liar="node2"), True),
         (heard("liars", said(Finding.PERSISTENT, 1, 2, nodes=("node1", "node2")), liar="node3"), False),
+        (heard("nandevice", said(Finding.PERSISTENT, 1, nodes=("node1",))), True),
+        (heard("nandevice", said(NOT_FINITE, samples=((96, 98),))), False),
+        (heard("nan", said(NOT_FINITE, samples=((96, 98),))), True),
+        (heard("nan", said(NOT_FINITE, samples=((96, 100),))), False),
+        (heard("nan", said(Finding.PERSISTENT, 1, nodes=("node1",))), False),
+        (heard("spike", said(SPIKED, samples=((-16, 144),))), True),
+        (heard("spike", said(SPIKED, samples=((0, 144),))), False),
     ],
 )
 def test_whom_a_verdict_may_name(result: Result, right: bool) -> None:
@@ -147,3 +176,32 @@ def test_what_is_slow_says_how_slow(tmp_path: Path) -> None:
     other = ScriptFault.parse("sluggish:0@12:0.1", tmp_path)
     other.begin(1, 12)
     assert not other.slowed
+
+
+def test_a_slow_node_is_a_verdict(tmp_path: Path) -> None:
+    """It is read from what is said of it, from when it became slow, whether a script or the player made it so."""
+    (tmp_path / "events").mkdir()
+    (tmp_path / "out").mkdir()
+    said = {"nodes": ["node1"], "ranks": [1], "kind": "compute", "step": 96, "detail": "", "generation": 1}
+    line = {"event": "node.slow", "run": "r", "node": "node0", "slot": 0, "at": 130.0, **said}
+    (tmp_path / "events" / "node0.jsonl").write_text(json.dumps(line) + "\n")
+    trial = Trial(kind="quota", rank=1, step=SETTLED, micro_batch=0, layout=Layout(pp=1, dp=2))
+    assert trial.fault == ""
+    assert replace(trial, kind="tenth").fault == f"slow:1@{SETTLED}:1.1"
+    quiet = Outcome(
+        setting=setting(None, trial.layout, 8),
+        faults=(),
+        picture=Picture(),
+        digest="d",
+        exit_codes={},
+        killed=(),
+        undone=(),
+        leftovers=(),
+    )
+    done = Injection(kind="throttle", node="node1", at=100.0)
+    result = read(trial, replace(quiet, injections=(done,)), quiet, tmp_path)
+    assert result.first is not None
+    assert (result.node, result.first.fault, result.first.after) == ("node1", "compute", 30.0)
+    assert result.named
+    assert result.classed
+    assert not read(replace(trial, kind="busy"), quiet, quiet, tmp_path).happened

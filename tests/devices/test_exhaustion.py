@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from elastic3d.devices.cuda import device_files
-from elastic3d.devices.exhaustion import DeviceUse, Holder, describe, holders, is_out_of_memory
+from elastic3d.devices.exhaustion import DeviceUse, Holder, asked, describe, holders, is_out_of_memory, of_host
 from elastic3d.parallel.peer_errors import is_lost_peer
 
 GIB = 1 << 30
@@ -51,6 +51,25 @@ def test_the_host_says_so_itself() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 50)
     assert is_out_of_memory(caught.value)
+    assert of_host(caught.value)
+    assert asked(caught.value) == 4 << 50
+
+
+@pytest.mark.parametrize(
+    ("words", "nbytes"),
+    [
+        ("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.11 GiB", 20 << 20),
+        ("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 3 has a total capacity of 79.11 GiB", 3 << 29),
+        ("HIP out of memory. Tried to allocate 512.00 KiB.", 512 << 10),
+        ("emulated device out of memory", 0),
+    ],
+)
+def test_what_was_asked_for_is_read_from_the_error(words: str, nbytes: int) -> None:
+    """Also from one that caused another; and it was a device's."""
+    outer = RuntimeError("stage 1 failed")
+    outer.__cause__ = torch.OutOfMemoryError(words)
+    assert asked(outer) == nbytes
+    assert not of_host(outer)
 
 
 def test_who_holds_a_device_is_named() -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic3d.data import Order
-from elastic3d.health.numerics import FEWEST, KEPT, Losses, empty_before, is_high, leaves_of, members
+from elastic3d.health.numerics import FEWEST, KEPT, Losses, empty_before, is_high, leaves_of, left_out_from, members
+from elastic3d.rollback import exhausted
 from elastic3d.values import from_json, to_json
 
 
@@ -83,3 +84,24 @@ def test_steps_of_which_nothing_is_left_are_counted_back_from_one() -> None:
     order = Order(length=None, global_batch=4, micro_batch=2, seed=1, holes=((0, 4), (8, 20)))
     assert [empty_before(order, step) for step in range(7)] == [0, 1, 0, 1, 2, 3, 0]
     assert empty_before(order, 5, most=2) == 2
+    # Nobody tried those that the run knew of: they say nothing about what comes out.
+    first = order.positions(3)
+    assert empty_before(order, 5, known=(first,)) == 2
+    assert empty_before(order, 5, known=((first[0], first[1] - 1),)) == 3
+
+
+def test_how_far_a_run_goes_back() -> None:
+    """As many steps as it is told that taught it anything, and no more than half of them."""
+    order = Order(length=None, global_batch=4, micro_batch=2, seed=1)
+    assert [left_out_from(order, step, 10) for step in (0, 1, 8, 18, 19, 20, 50)] == [0, 1, 4, 9, 10, 11, 41]
+    order = order.excluding((order.positions(30, 40),))
+    assert left_out_from(order, 45, 10) == 26
+    assert left_out_from(order.excluding(((0, 200),)), 45, 10) == 0
+
+
+def test_a_run_goes_back_only_so_often() -> None:
+    """What came long before does not count."""
+    assert not exhausted([10, 20], 30)
+    assert exhausted([10, 20, 25], 30)
+    assert not exhausted([10, 20, 25], 10_010)
+    assert exhausted([10, 20, 25], 10_009)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from elastic3d.errors import UsageError
-from elastic3d.health.options import RESTORE, Health, Watching, watching
+from elastic3d.health.options import RESTORE, Exhaustion, Health, Watching, watching
 
 
 def test_the_short_words_mean_what_they_say() -> None:
@@ -31,7 +31,9 @@ def test_the_short_words_mean_what_they_say() -> None:
         {"evidence": "some"},
         {"numerics": "nan"},
         {"numerics": True},
-        {"spike": "rollback"},
+        {"spike": "skip"},
+        {"rollback_steps": 2},
+        {"rollback_steps": "100"},
     ],
 )
 def test_values_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) -> None:
@@ -96,6 +98,20 @@ def test_looking_at_state_has_its_share_of_the_time(given: float | str, share: f
     assert Watching().at_rest == 0.005
     with pytest.raises(UsageError, match="at_rest="):
         Health(at_rest="often")
+
+
+def test_memory_that_runs_out_is_acted_upon_unless_it_is_said_otherwise() -> None:
+    """A smaller micro-batch is refused by its own words: it would change bits."""
+    read = watching("on")
+    assert read is not None
+    assert read.oom is Exhaustion.RECOMPUTE
+    log = watching(Health(oom="log"))
+    assert log is not None
+    assert log.oom is Exhaustion.LOG
+    with pytest.raises(UsageError, match="gives other bits"):
+        Health(oom="micro_batch")
+    with pytest.raises(UsageError, match="give one of off, log, recompute"):
+        Health(oom="on")
 
 
 def test_what_is_done_about_slow_nodes_is_one_of_two_words() -> None:

@@ -57,6 +57,9 @@ def test_they_are_left_out_and_nothing_else(job_etcd: EtcdServer, tmp_path: Path
     assert len(holes) >= 2, logs
     assert not [line for line in lines if line["event"] in ("node.lying", "audit.failed", "script.raised")], logs
     assert (tmp_path / "digest").read_text() == quiet_digest(tmp_path / "quiet", holes)
+    explained = CliRunner().invoke(application(), ["explain", "--events", str(events)])
+    for part in ("samples whose numbers are not finite", "left out in all:", f"{holes[0][0]} to "):
+        assert part in explained.output, explained.output
     for arguments in ([str(store)], ["--events", str(events)]):
         proved = CliRunner().invoke(application(), ["samples", "check", *arguments, "--json"])
         assert proved.exit_code == 0, proved.output

@@ -31,14 +31,14 @@ pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 
 STEPS = 12
 PAIR = Layout(pp=1, dp=2)
-STUCK = [kind for kind in KINDS if not KINDS[kind].lies]
+STUCK = [kind for kind, row in KINDS.items() if not (row.lies or row.lasts)]
 
 
 def played(trial: Trial, quiet: Quiet, etcd: EtcdServer, workdir: Path) -> Result:
     """Play a trial; what cannot be tried here is skipped."""
-    undisturbed = quiet(setting(None, trial.layout, STEPS))
+    undisturbed = quiet(setting(None, trial.layout, setting(trial, trial.layout, STEPS).steps))
     try:
-        return play_trial(trial, undisturbed, etcd=etcd, workdir=workdir, steps=STEPS)
+        return play_trial(trial, lambda: undisturbed, etcd=etcd, workdir=workdir, steps=STEPS)
     except Unable as error:
         pytest.skip(str(error))
 
@@ -64,6 +64,8 @@ def test_whoever_holds_the_job_up_is_named_and_the_bits_stay(
     assert result.happened
     assert result.classed, result.said
     assert result.named, result.said
+    if kind == "memory":
+        return
     assert len(list((tmp_path / "events" / FOLDER).glob(f"*/{VERDICT}"))) >= 1
     assert list((tmp_path / "events" / FOLDER).glob("*/slot0/record.bin"))
 
@@ -90,7 +92,7 @@ def test_a_job_meets_faults_one_after_another(job_etcd: EtcdServer, quiet: Quiet
     tried = [Trial(kind=kind, rank=1, step=step, micro_batch=0, layout=PAIR) for kind, step in given]
     undisturbed = quiet(setting(None, QUIET, steps))
     results, missed = play_series(
-        Series(trials=tuple(tried)), lambda: undisturbed, etcd=job_etcd, workdir=tmp_path / "job", steps=steps
+        Series(trials=tuple(tried)), lambda steps: undisturbed, etcd=job_etcd, workdir=tmp_path / "job", steps=steps
     )
     assert not missed
     assert [result.broken for result in results] == [(), ()]

@@ -19,6 +19,7 @@ from elastic3d.membership.driver.member import Member
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Pulse
 from elastic3d.planner import Plan, plan
+from elastic3d.shortfall import MemoryBound
 from elastic3d.trust.agreement import SecretNews
 from elastic3d.trust.listening import Refusal
 from elastic3d.trust.secret import obtain
@@ -30,7 +31,13 @@ POLICY = Policy(minimum=1, maximum=4, lease=2, grace=1, first_gather=0.5, gather
 Connect = Callable[[], EtcdClient]
 
 
-def planner(nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = ()) -> Plan:
+def planner(
+    nodes: int,
+    record: MemberRecord,
+    present: Layout | None,
+    speeds: Sequence[float] = (),
+    bound: MemoryBound | None = None,
+) -> Plan:
     """Plan like a job without a layout request."""
     assert record.profile is not None
     return plan(nodes, len(record.node.slots), record.profile, Layout(), previous=present, speeds=speeds)

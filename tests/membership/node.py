@@ -26,6 +26,7 @@ from elastic3d.membership.driver.member import Member
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Pulse
 from elastic3d.planner import Plan, plan
+from elastic3d.shortfall import MemoryBound
 from elastic3d.values import Layout, ModelProfile, Node, Slot
 
 PROFILE = ModelProfile(blocks=64, parameters=1, micro_batches=64, micro_batch=1, digest="job")
@@ -35,7 +36,13 @@ def say(**what: object) -> None:
     print(json.dumps({"at": SYSTEM.monotonic(), **what}), flush=True)
 
 
-def planner(nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = ()) -> Plan:
+def planner(
+    nodes: int,
+    record: MemberRecord,
+    present: Layout | None,
+    speeds: Sequence[float] = (),
+    bound: MemoryBound | None = None,
+) -> Plan:
     return plan(nodes, len(record.node.slots), PROFILE, Layout(), previous=present, speeds=speeds)
 
 

@@ -5,6 +5,8 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > policy minimum=2 maximum=4     before the first start
     > layout pp=4                    the same
     > restart-mode                   the same: without elastic3d.run
+    > measured                       the same: it is known what each part of the model needs
+    > oom log                        the same: what would be done where memory runs out is only reported; or off
     > start a b c                    nodes come, in this order
     > stranger x                     a node comes that runs another model
     > script x                       a node comes that runs another script with the same model
@@ -21,8 +23,10 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > lies b                         a device of it computes wrongly, by the word of ranks on other nodes
     > lies b 30                      the same, and audits vouch for steps up to 30
     > final b | memory b             the script raises an error that is final | that memory ran out
+    > short b 80                     memory runs out on it: 80 MiB were missing, none or more are not known to be
     > lost b                         its trainers lose a peer, and stop
     > lost b 30                      they stop for a conviction: audits vouch for steps up to 30
+    > spikes b 30                    they stop since the loss jumped up: the run goes back to step 30 or before
     > unprepared b                   the user's code raises while it prepares for a proposal
     > stuck b                        b's trainers stand still, and all others wait for them: every node says so
     > hangs b                        the same, and what stands still is the script's own code
@@ -58,6 +62,7 @@ from dataclasses import replace
 from chaos.simulation.standstills import At, judge, stall
 from elastic3d.distrust import Distrust
 from elastic3d.etcd import Delete, Put
+from elastic3d.health.memory import MemoryLadder
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.core import Core
@@ -66,12 +71,15 @@ from elastic3d.membership.reading import gone, read
 from elastic3d.membership.records import SIGNAL, Drain, MemberRecord, Notice, Quarantine, SavedStep, encode
 from elastic3d.membership.slowness import Slowness
 from elastic3d.membership.transactions import Transaction, events_of, lease_of, own_lease, transaction
-from elastic3d.planner import Plan, plan
-from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
+from elastic3d.planner import Plan, plan, plan_below
+from elastic3d.rollback import Rollback
+from elastic3d.shortfall import MemoryBound, Shortfall
+from elastic3d.values import Generation, KeptActivations, Layout, ModelPart, ModelProfile, Node, Slot
 from tests.membership.keys import Changed, Keys
 
 PROFILE = ModelProfile(blocks=8, parameters=1000, micro_batches=8, micro_batch=2, digest="job")
 ROOT = "/job/"
+MIB = 1 << 20
 PULSE = 5.0
 """Seconds within which a member without a write learns whether etcd accepts writes."""
 
@@ -88,6 +96,7 @@ class Story:
         self.policy = Policy(minimum=1, maximum=8, first_gather=1.0)
         self.profile: ModelProfile | None = PROFILE
         self.layout = Layout()
+        self.ladder: MemoryLadder | None = MemoryLadder()
         self.cores: dict[str, Core] = {}
         self.names: dict[str, str] = {}
         self.keys = Keys()
@@ -136,6 +145,12 @@ class Story:
                 self.policy = replace(self.policy, **changes)
             case "layout":
                 self.layout = Layout(**{axis: int(size) for axis, size in (w.split("=") for w in words)})
+            case "measured":
+                kept = {"none": KeptActivations(whole=64 * MIB), "full": KeptActivations(whole=4 * MIB)}
+                block = ModelPart(parameters=1_000_000, kept=kept)
+                self.profile = replace(PROFILE, parameters=8_000_000, block=block)
+            case "oom":
+                self.ladder = None if words[0] == "off" else MemoryLadder(acts=words[0] != "log")
             case "restart-mode":
                 self.policy, self.profile = replace(self.policy, beside=False), None
             case "start":
@@ -145,8 +160,9 @@ class Story:
                 mine, self.profile = self.profile, replace(PROFILE, digest="another")
                 self.start(words[0])
                 self.profile = mine
-            case "script":
-                mine, self.profile = self.profile, replace(PROFILE, script="another")
+            case "script" | "health":
+                other = {"script": "another"} if verb == "script" else {"health": ("numerics=skip",)}
+                mine, self.profile = self.profile, replace(PROFILE, **other)
                 self.start(words[0])
                 self.profile = mine
             case "garbage":
@@ -192,12 +208,28 @@ class Story:
                     more = {"final": verb == "final", "out_of_memory": verb == "memory", "lying": verb == "lies"}
                     more["clean"] = clean
                     self.to(name, replace(failed, **more))
-            case "lost":
+            case "short":
+                name, missing = words[0], int(words[1]) * MIB if len(words) > 1 else 0
+                core = self.cores[name]
+                first = core.running.first_rank(core.record.node.name, core.record.node.incarnation)
+                short = Shortfall(rank=first, host=False, device="cuda", asked=missing, total=missing and 1024 * MIB)
+                self.trainers[name][core.running.key] = "dead"
+                self.to(
+                    name,
+                    e.TrainerFailed(
+                        key=core.running.key, detail="out of memory", error=True, out_of_memory=True, short=short
+                    ),
+                )
+            case "lost" | "spikes":
                 words, clean = self.vouched(words)
                 for name in words:
-                    key = self.cores[name].running.key
-                    self.trainers[name][key] = "dead"
-                    self.to(name, e.TrainerLostPeer(key=key, clean=clean))
+                    running = self.cores[name].running
+                    self.trainers[name][running.key] = "dead"
+                    back = Rollback(before=running.number + 1, step=clean, spike=self.steps, first=10 * clean, stop=400)
+                    lost = e.TrainerLostPeer(key=running.key, clean=clean)
+                    if verb == "spikes":
+                        lost = replace(lost, detail="the loss jumped up", rollback=back)
+                    self.to(name, lost)
             case "stuck" | "hangs" | "stalled":
                 for name, core in list(self.cores.items()):
                     if core.running is not None:
@@ -300,7 +332,7 @@ class Story:
     def start(self, name: str) -> None:
         slots = (Slot(tile_port=1),)
         node = Node(name=name, incarnation=f"{name}{next(self.incarnations)}", address="h", slots=slots)
-        core = Core(MemberRecord(node=node, profile=self.profile), self.policy, self.plan, judge)
+        core = Core(MemberRecord(node=node, profile=self.profile), self.policy, self.plan, judge, self.ladder)
         self.cores[name], self.names[node.id], self.trainers[name] = core, name, {}
         self.lease[node.id] = next(self.leases)
         self.watched.pop(name, None)
@@ -316,8 +348,18 @@ class Story:
             self.cut.discard(name)
             self.list(name, gap=False)
 
-    def plan(self, nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = ()) -> Plan:
-        return plan(nodes, len(record.node.slots), PROFILE, self.layout, previous=present, speeds=speeds)
+    def plan(
+        self,
+        nodes: int,
+        record: MemberRecord,
+        present: Layout | None,
+        speeds: Sequence[float] = (),
+        bound: MemoryBound | None = None,
+    ) -> Plan:
+        given = (nodes, len(record.node.slots), record.profile or PROFILE, self.layout)
+        if bound is None:
+            return plan(*given, previous=present, speeds=speeds)
+        return plan_below(bound, *given, previous=present, speeds=speeds)
 
     def die(self, name: str, *, refused: bool) -> None:
         node = self.cores.pop(name).record.node
@@ -717,7 +759,8 @@ class Story:
         nodes = " ".join(node.name for node in generation.nodes)
         spares = f" spare {' '.join(node.name for node in generation.spares)}" if generation.spares else ""
         layout = f" as {generation.layout.pp}x{generation.layout.dp}" if generation.layout else ""
-        return f"{generation.number} ({generation.cause}): {nodes}{layout}{spares}"
+        more = f" recompute {generation.memory.recompute}" if generation.memory is not None else ""
+        return f"{generation.number} ({generation.cause}): {nodes}{layout}{more}{spares}"
 
 
 def _rules(rules: Sequence[Distrust]) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from elastic3d.data.holes import Holes, length
 from elastic3d.port import Audited
+from elastic3d.rollback import Rollback
 from elastic3d.values import Layout, Schedule
 from tests.parallel import unsound_mains as mains
 from tests.parallel.unsound_mains import GRADIENT, LOSS, Made, Sick
@@ -51,7 +52,7 @@ LAYOUTS = [
     pytest.param(Layout(pp=2, dp=1), 1, marks=pytest.mark.long),
     pytest.param(Layout(pp=2, dp=2, zero=3), 2, marks=pytest.mark.long),
     pytest.param(Layout(pp=1, dp=4, zero=3, replicas=2), 1, marks=pytest.mark.slow),
-    pytest.param(Layout(pp=2, dp=1, schedule=Schedule.ZERO_BUBBLE, virtual=2), 2, marks=pytest.mark.slow),
+    pytest.param(Layout(pp=2, dp=1, zero=2, schedule=Schedule.ZERO_BUBBLE, virtual=2), 2, marks=pytest.mark.slow),
 ]
 
 
@@ -150,3 +151,19 @@ def test_it_is_so_without_clipping_and_in_16_bits(how: dict[str, Any]) -> None:
     made, holes = finished(reports), left_out(reports)
     assert len(holes) >= 2
     assert made.digest == oracle(holes, marks=marks, **how)
+
+
+@pytest.mark.long
+def test_every_layout_goes_back_alike_and_an_audited_one_to_what_was_vouched_for(tmp_path: Path) -> None:
+    """What is left out is the same; the state may be an older one, since the spike may be a device's doing."""
+    main = partial(mains.train_spiking, first=40)
+    (first,) = run_world(partial(main, steps=20), Orders(layout=ALONE, keep=tmp_path, spike="log", snapshot_every=5))
+    assert first.result == 20, first.error
+    back = Rollback(before=3, step=33, spike=42, first=33 * 12, stop=43 * 12)
+    for layout, audit, clean in ((Layout(pp=2, dp=1), 0.0, 33), (Layout(pp=1, dp=2), 0.001, 20)):
+        reports = run_world(
+            partial(main, steps=50), Orders(layout=layout, take=tmp_path, spike="rollback", audit=audit)
+        )
+        assert [report.ended for report in reports] == ["convicted"] * 2, reports[0].error
+        said = [one for report in reports for one in report.audits if one.kind is Audited.SPIKED]
+        assert [(one.rollback, one.clean) for one in said] == [(back, clean)] * 2

@@ -16,8 +16,8 @@ from tests.data.streams import Stateful
 from tests.parallel.models import Model, Sentences, loss_fn
 
 STEPS = 4
-LOSS, GRADIENT = -1, -2
-"""Marks of samples whose loss is not finite, and of those of which only the gradient is not."""
+LOSS, GRADIENT, HIGH = -1, -2, -3
+"""Marks of samples whose loss is not finite, of those of which only the gradient is not, and of a high loss."""
 
 
 class Poisoned(Sentences):
@@ -44,7 +44,7 @@ def poisoned_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if GRADIENT in marks:
         # The square root of zero: its value is finite, its derivative is not.
         return loss + (logits * 0).float().sum().abs().sqrt()
-    return loss
+    return loss * 10 if HIGH in marks else loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,3 +126,31 @@ class _Sickness:
             return tensor
         self._passes += 1
         return tensor * torch.nan
+
+
+class Many(Poisoned):
+    """As many sentences, over and over, that no sample comes twice."""
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, target = Sentences.__getitem__(self, index % super().__len__())
+        if index in self.marks:
+            target = target.clone()
+            target[0] = self.marks[index]
+        return tokens, target
+
+
+def train_spiking(run: Run, *, first: int, steps: int) -> int:
+    """Train with a loss that is high for three steps from `first` on; return how many steps were made."""
+    model = run.shard(lambda: Model(), blocks="blocks", seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    data = Many({})
+    batches = run.batches(data, global_batch=12, micro_batch=2, seed=11)
+    start, stop = batches.order.positions(first, first + 3)
+    data.marks = dict.fromkeys(map(int, batches.order.samples(start, stop)), HIGH)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=steps):
+        run.step(optimizer, loss=run.backward(model, batch, poisoned_loss), clip=0.5)
+    return run.steps

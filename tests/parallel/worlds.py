@@ -60,6 +60,7 @@ class Orders:
     at_rest: float = 0.0
     numerics: str = "off"
     spike: str = "off"
+    rollback_steps: int = 10
     newcomers: tuple[int, ...] = ()
     proven: ProvenChain | None = None
 
@@ -113,6 +114,7 @@ class Host(StandalonePort):
             at_rest=orders.at_rest,
             numerics=orders.numerics,
             spike=orders.spike,
+            rollback_steps=orders.rollback_steps,
             sheets=orders.layout.world > 1,
             newcomer=rank in orders.newcomers,
             nodes=tuple(f"node{number // orders.layout.tp}" for number in range(orders.layout.world)),

@@ -1,15 +1,22 @@
-"""Nodes that differ in speed: how long a step takes, which stages get fewer blocks, and what a change is worth."""
+"""Nodes that differ in speed: how long a step takes, who gets less of it to compute, and what a change is worth."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elastic3d.planner import plan, rank
-from elastic3d.planner.paced import step_seconds
+from elastic3d.planner.legality import unfit
+from elastic3d.planner.memory import memory
+from elastic3d.planner.paced import share_out, step_seconds
 from elastic3d.planner.remedy import Rung, RungKind, choose
+from elastic3d.planner.sharing import best_shares, met
 from elastic3d.values import Layout, ModelProfile, Schedule
 from tests.planner.machines import costs, profile
 
@@ -92,3 +99,94 @@ def test_what_is_worth_most_is_taken_of_what_is_due() -> None:
     assert choose([little], 1e9) is None
     assert choose([RECUT, told], 1e9) is RECUT
     assert choose([little, told], 1e9) is told
+
+
+FLAT = Layout(pp=1, dp=4, zero=2)
+
+
+@pytest.mark.parametrize(
+    ("dp", "leaves", "speed", "even", "lockstep", "ahead", "without"),
+    [(4, 16, 0.5, 8, 6, 5, 6), (4, 32, 0.7, 11.4, 10.9, 9, 11), (8, 64, 0.7, 11.4, 9.4, 9, 10)],
+)
+def test_what_unequal_shares_gain(
+    dp: int, leaves: int, speed: float, even: float, lockstep: float, ahead: float, without: float
+) -> None:
+    """In leaves of a column that is not slow: little without a turn's lead, and more with one than without the node."""
+    speeds = (speed, *(1.0,) * (dp - 1))
+    shares = best_shares(leaves, speeds)
+    assert sum(shares) == leaves
+    assert met((), leaves, speeds) == pytest.approx(even, abs=0.05)
+    assert met(shares, leaves, speeds) == ahead < met((), leaves, speeds[1:]) == without
+    fewer = ((few, *most_even(leaves - few, dp - 1)) for few in range(1, leaves // dp))
+    assert min(met(one, leaves, speeds, ahead=0) for one in fewer) == pytest.approx(lockstep, abs=0.05)
+
+
+def most_even(leaves: int, columns: int) -> tuple[int, ...]:
+    return tuple(leaves // columns + (column < leaves % columns) for column in range(columns))
+
+
+@given(st.lists(st.sampled_from((0.3, 0.5, 0.7, 0.9, 1.0)), min_size=2, max_size=6), st.integers(6, 40))
+def test_shares_are_worth_it_or_there_are_none(speeds: list[float], leaves: int) -> None:
+    """Every column has some, none that is as fast as the fastest has fewer than a slow one, and the step is shorter."""
+    shares = best_shares(leaves, speeds)
+    if not shares:
+        return
+    assert (sum(shares), min(shares) >= 1) == (leaves, True)
+    assert met(shares, leaves, speeds) < met((), leaves, speeds)
+    fast = min(share for share, speed in zip(shares, speeds, strict=True) if speed == max(speeds))
+    assert fast >= max((share for share, speed in zip(shares, speeds, strict=True) if speed < max(speeds)), default=0)
+
+
+def test_shares_for_many_nodes_are_found_in_no_time() -> None:
+    """Leaders have other work."""
+    began = time.process_time()
+    assert best_shares(8192, (0.7,) * 3 + (1.0,) * 1021)[:4] == (6, 6, 6, 9)
+    assert time.process_time() - began < 1.0
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_slow_node_gets_fewer_micro_batches_where_there_are_no_stages(known: bool) -> None:
+    """With costs and without, by its place; and the plan for equal nodes is the old one again."""
+    model, machines = (profile(), costs()) if known else (SMALL, None)
+    request = Layout(pp=1, dp=4, zero=2)
+    before = plan(4, 1, model, request, costs=machines)
+    slow = plan(4, 1, model, request, costs=machines, previous=before.layout, speeds=(1.0, 0.4, 1.0, 1.0))
+    assert min(slow.layout.shares) == slow.layout.shares[1] < min(slow.layout.shares[2:])
+    assert slow.seconds < 0.8 * slow.kept
+    assert replace(slow.layout, shares=()) == before.layout
+    back = plan(4, 1, model, request, costs=machines, previous=slow.layout, speeds=(1.0,) * 4)
+    assert (back, back.seconds < back.kept) == (before, True)
+    # Another membership, in which nobody is known to be slow.
+    assert plan(4, 1, model, request, costs=machines, previous=slow.layout).layout == before.layout
+    kept = plan(4, 1, model, request, costs=machines, previous=slow.layout, speeds=(1.0, 0.4, 1.0, 1.0))
+    assert kept.layout == slow.layout
+
+
+def test_shares_stay_as_they_were_asked_for() -> None:
+    """And make a layout without stages, of ZeRO-2 where that is free."""
+    asked = Layout(dp=4, zero=0, shares=(1, 2, 2, 2))
+    for machines in (None, costs()):
+        made = plan(4, 1, profile(), asked, costs=machines, speeds=(1.0, 1.0, 1.0, 0.5)).layout
+        assert (made.pp, made.shares) == (1, asked.shares)
+        assert made.zero in (1, 2)
+
+
+def test_the_buffers_of_unequal_shares_are_planned_for() -> None:
+    """A whole turn is under way: twice the gradient as it is sent."""
+    even, uneven = (memory(one, profile())["reduction"] for one in (FLAT, replace(FLAT, shares=(2, 4, 5, 5))))
+    whole, largest = 12e6 * 4, 4e6 * 4
+    assert (even, uneven) == (5 * largest, largest + 2 * whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"reduction": "fast"}, 'need reduction="ordered"'),
+        ({"experts": 8}, "do not go with experts="),
+    ],
+)
+def test_what_shares_need(change: dict[str, Any], words: str) -> None:
+    """Nothing of the kind is chosen, and what was asked for is refused."""
+    model = replace(profile(), **change)
+    assert share_out(FLAT, model, 1, (0.5, 1.0, 1.0, 1.0)) is None
+    assert words in (unfit(replace(FLAT, shares=(1, 2, 2, 2)), model) or "")

@@ -9,6 +9,7 @@ from pathlib import Path
 from elastic3d.distrust import Distrust
 from elastic3d.membership import events as m
 from elastic3d.membership.stalls import RankState, Stall
+from elastic3d.rollback import Rollback
 from elastic3d.values import Layout
 from elastic3d.worker.journal import Journal
 from tests.health.standstill import STEPS, generation, program, stalls, standstill, with_rank
@@ -57,3 +58,18 @@ def test_the_node_that_seals_a_generation_says_which_states_are_not_gone_on_from
         for name, these in events.items()
     }
     assert said == {"n0": [], "n1": [(rule.step, rule.before) for rule in rules]}
+
+
+def test_a_rule_for_a_spike_says_so(tmp_path: Path) -> None:
+    """Nobody is to look for a device that computes wrongly."""
+    first = generation(Layout(pp=1, dp=2))
+    rule = Distrust(before=first.number + 1, step=30)
+    back = Rollback(before=rule.before, step=30, spike=130, first=360, stop=1560)
+    journal = Journal(str(tmp_path), "run", "n1")
+    for sealed in (first, replace(first, number=rule.before, leader="n1", distrusted=(rule,), rollbacks=(back,))):
+        journal.noted(m.GenerationPut(generation=sealed, revision=sealed.number))
+    journal.close()
+    events = [json.loads(line) for line in (tmp_path / "n1-0.jsonl").read_text().splitlines()]
+    (said,) = [event["detail"] for event in events if event["event"] == "state.distrusted"]
+    assert "they led to the spike of the loss in step 130" in said
+    assert "computes wrongly" not in said

@@ -2,8 +2,8 @@
 
 The history, the verdicts and the end of an ended job stay readable until the next one begins, and are deleted then: two
 jobs under one id never mix. The number of its last generation stays for ever: it is the newest fencing token of its
-checkpoints. So do the rules about states that nobody may go on from: these may be in the store. Quarantines stay too:
-they are about the machine.
+checkpoints. So do the rules about states that nobody may go on from, since these may be in the store, and what is left
+out since then. Quarantines stay too: they are about the machine.
 """
 
 from __future__ import annotations
@@ -65,4 +65,11 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
 
 def emptied(last: Generation) -> Generation:
     """Return what stays of the last generation of a job that ended: what the next job under its id has to know."""
-    return Generation(number=last.number, attempt=last.attempt, cause=last.cause, nodes=(), distrusted=last.distrusted)
+    return Generation(
+        number=last.number,
+        attempt=last.attempt,
+        cause=last.cause,
+        nodes=(),
+        distrusted=last.distrusted,
+        rollbacks=last.rollbacks,
+    )

@@ -26,7 +26,7 @@ from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.probing import probe
 from elastic3d.membership.driver.writer import MemberWriter
 from elastic3d.membership.machine.core import Core
-from elastic3d.membership.machine.situation import Planner
+from elastic3d.membership.machine.situation import Ladder, Planner
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import BaseUnknown, MemberRecord, Pulse
 from elastic3d.membership.stalls import Judge
@@ -68,9 +68,9 @@ class Member:
     `act` is called on the member's thread with each local action, `heard` whenever etcd begins or ceases to answer,
     `noted` with every event the core takes in, `trusted` with every change of the run's secret, which is `secret` at
     the start ("" for a member that has none to keep), `pulse` when the next pulse is due, and while this member leads
-    `planner` for layouts and `judge` for why nothing moves; none may block. `tell` may be
-    called from any thread. The owner closes client and links after this; after `Exit(rejoin=True)` it may close this
-    and start another member, of a new incarnation, over the same ones.
+    `planner` for layouts, `judge` for why nothing moves and `ladder` for memory that runs out; none may block. `tell`
+    may be called from any thread. The owner closes client and links after this; after `Exit(rejoin=True)` it may
+    close this and start another member, of a new incarnation, over the same ones.
     """
 
     def __init__(
@@ -88,12 +88,13 @@ class Member:
         secret: str = "",
         trusted: Callable[[SecretNews], None] = lambda news: None,
         judge: Judge | None = None,
+        ladder: Ladder | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._client, self._root, self._policy, self._clock = client, root, policy, clock
         self._act, self._heard, self._noted = act, heard, noted
         self._agreement, self._trusted = Agreement(secret) if secret else None, trusted
-        self._core = Core(record, policy, planner, judge)
+        self._core = Core(record, policy, planner, judge, ladder)
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._writer = MemberWriter(
             client,

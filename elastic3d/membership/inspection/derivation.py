@@ -83,6 +83,7 @@ def _sealed(generation: Generation, run_keys: RunKeys, wall: float) -> Generatio
         nodes=tuple(node.name for node in generation.nodes),
         spares=tuple(node.name for node in generation.spares),
         mesh=_mesh(generation),
+        memory=generation.memory,
         age=max(0.0, wall - history.at) if history is not None and history.at else None,
         switching=proposal is not None and proposal.generation.key == generation.key and proposal.switch,
     )
@@ -151,6 +152,9 @@ def _watched(pulses: list[Pulse]) -> HealthStatus | None:
         clean=min(one.clean for one in given),
         slow_from=watch.slow_from,
         slow=max((one.slow for one in given), key=len),
+        left_out=max(one.left_out for one in given),
+        skipped=max(one.skipped for one in given),
+        spike=max(one.spike for one in given),
         uncovered=uncovered(watch),
     )
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from elastic3d.coverage import AuditCoverage
 from elastic3d.membership.records import Pulse, SlowFigures
+from elastic3d.shortfall import MemoryBound
 from elastic3d.values import Cause, DeviceFacts, Layout
 
 
@@ -121,6 +122,8 @@ class GenerationStatus:
     """Names of those that wait."""
     mesh: tuple[tuple[str, ...], ...] = ()
     """By pipeline stage and replica, the node that stands there; () without a layout."""
+    memory: MemoryBound | None = None
+    """What its ranks may need, and compute again for it, since memory ran out; None where it never did."""
     age: float | None = None
     """Seconds since it was sealed, by the leader's wall clock; None where that is not known."""
     switching: bool = False
@@ -200,6 +203,12 @@ class HealthStatus:
     """How many times as long as elsewhere the same work takes on a node that counts as slow; 0: nobody measures it."""
     slow: tuple[SlowFigures, ...]
     """Nodes that are slow."""
+    left_out: int
+    """Micro-batches that the run has left out so far."""
+    skipped: int
+    """Its updates that were skipped, since they were not finite."""
+    spike: int
+    """The newest step in which its loss had jumped up, -1 for none."""
     uncovered: tuple[str, ...]
     """What nobody looks for, in plain words."""
 

@@ -9,7 +9,7 @@ alarm         when it wants to be woken
 generation_index  what follows from a generation alone
 situation     what a decision looks at, in one value
 leader        what the leader decides, keeping its notes in `leader_state`, from these:
-  convictions       from which states nobody goes on, since a device computes wrongly
+  convictions       from which states nobody goes on, since a device computes wrongly or the loss jumped up
   triggers          why a generation cannot go on; script_errors: whose code raised, and whether trying again helps
   damping           how fast generations may follow each other; flaps: machines that are lost again and again
   partition         which nodes are cut off; suspicions: since when; failure_detector: which of them are dead

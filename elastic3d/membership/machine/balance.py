@@ -6,6 +6,7 @@ what it would have saved so far equals what it costs (`planner.remedy`). What ca
     swap    a spare takes the place of a slow node, which becomes one
     recut   the stage of a slow node gets fewer blocks, or it trades places with a node of a lighter stage; once it is
             well again, the same way back. Of no use where its data loader or its network is slow
+    shares  a slow node of a layout without stages gets fewer micro-batches of each step; once it is well, as many again
     evict   the others go on without it: only reported, since a node less is for a person to decide
 
 A membership that is about to change for another reason changes first: it is planned for the speeds that are known, as
@@ -110,9 +111,10 @@ def sealed_for(situation: Situation, seal: acts.Seal) -> acts.Seal:
 
 
 def decided(done: WriteDone) -> tuple[acts.Concluded, ...]:
-    """Return what to tell this leader's owner about slow nodes now that a write of its own was made."""
-    verdict = done.write.verdict if done.ok and isinstance(done.write, acts.Seal | acts.PutVerdict) else None
-    if verdict is None or verdict.kind is not VerdictKind.SLOW:
+    """Return what to tell this leader's owner about slow nodes, or memory, now that a write of its own was made."""
+    made = done.write if done.ok and isinstance(done.write, acts.Seal | acts.PutVerdict | acts.PutEnd) else None
+    verdict = made.verdict if made is not None else None
+    if verdict is None or verdict.kind not in (VerdictKind.SLOW, VerdictKind.MEMORY):
         return ()
     return (acts.Concluded(verdict=verdict, stalls={}),)
 
@@ -148,14 +150,14 @@ def _remedies(
     if present is None or any(node.id not in by_id for node in current.nodes):
         return
     me = view.me
-    ones = (1.0,) * len(current.nodes)
+    ones, bound = (1.0,) * len(current.nodes), forming.bound_of(situation)
 
     def planned(nodes: Sequence[Node]) -> Plan | None:
         try:
-            plan = planner(len(nodes), me, present, speeds_of(nodes, paces) or ones[: len(nodes)])
+            plan = planner(len(nodes), me, present, speeds_of(nodes, paces) or ones[: len(nodes)], bound)
         except LayoutError:
             return None
-        if plan.nodes != len(nodes) or plan.seconds <= 0.0:
+        if plan.nodes != len(nodes) or plan.seconds <= 0.0 or not plan.fits:
             return None
         return replace(plan, seconds=plan.seconds * delay_of(nodes, paces))
 
@@ -173,7 +175,7 @@ def _remedies(
         return Rung(kind=kind, before=before * scale, after=plan.seconds * scale, cost=cost, uses=uses, acts=acts)
 
     def remedy(kind: RungKind, plan: Plan, nodes: tuple[Node, ...]) -> Remedy:
-        formed = forming.formed_of(situation, there, nodes, plan.layout)
+        formed = forming.formed_of(situation, there, nodes, plan, bound)
         return Remedy(rung=rung(kind, plan), formed=formed)
 
     best, order = now, current.nodes
@@ -181,7 +183,8 @@ def _remedies(
         plan = planned(nodes)
         if plan is not None and plan.seconds < best.seconds - SAME * before:
             best, order = plan, nodes
-    yield remedy(RungKind.RECUT, best, order)
+    # The planner has chosen among both; a layout has one or the other.
+    yield remedy(RungKind.SHARES if best.layout.shares else RungKind.RECUT, best, order)
     spares = [p.node for p in there.candidates if not view.active(p.node.id) and _fresh(p.node, paces)]
     slow = [node for node in current.nodes if node.place in slow_places(paces, current.nodes)]
     slow.sort(key=lambda node: -paces[node.place].rho)
@@ -271,6 +274,8 @@ def _what(kind: RungKind, *, back: bool) -> str:
             return "a spare takes its place"
         case RungKind.RECUT:
             return "its stage gets less to compute"
+        case RungKind.SHARES:
+            return "it gets fewer micro-batches of each step"
         case RungKind.EVICT:
             return "the others would be faster without it"
 

@@ -1,8 +1,9 @@
-"""A device was convicted: which states no generation may go on from is put into the record, before anything else.
+"""A run goes back: which states no generation may go on from is put into the record, before anything else.
 
-The rule does not wait for the next generation: if too few nodes are left to form one, the job ends, and the one that is
-started after it has to know. Every node whose trainers ended for the conviction says how far the audits vouch, so that
-the rule does not depend on the word of the node that was convicted, which may be gone by then.
+It does because a device was convicted, or because the loss jumped up, which also leaves samples out from then on. The
+rule does not wait for the next generation: if too few nodes are left to form one, the job ends, and the one that is
+started after it has to know. Every node whose trainers ended for it says how far back, so that the rule does not depend
+on the word of a node that was convicted, which may be gone by then, nor on that of any other.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from elastic3d.distrust import Distrust, with_rule
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.records import Report
+from elastic3d.rollback import Rollback
 from elastic3d.values import Generation
 
 
 def vouched(situation: Situation) -> int | None:
-    """Return the newest step vouched for, if a device of the sealed generation was convicted; None if none was."""
+    """Return the newest step to go on from, if the sealed generation ended in order to go back; None if it did not."""
     view, reports = situation.view, situation.roster.reports
     current, index = view.generation, view.index
     assert current is not None
@@ -26,18 +28,29 @@ def vouched(situation: Situation) -> int | None:
     return min((reports[id].clean for id in said if id in index.node_ranks and reports[id].clean >= 0), default=None)
 
 
+def rollback(situation: Situation) -> Rollback | None:
+    """Return for what the sealed generation goes back because its loss jumped up, None if it does not."""
+    view, reports = situation.view, situation.roster.reports
+    current, index = view.generation, view.index
+    assert current is not None
+    assert index is not None
+    said = (reports[id].rollback for id in reports.who("peer_lost", current.key) if id in index.node_ranks)
+    return next((one for one in said if one is not None and one.before == current.number + 1), None)
+
+
 def distrust(situation: Situation) -> acts.Fenced | None:
-    """Return the write that puts a conviction's rule into the sealed generation's record; None if it is there.
+    """Return the write that puts such a rule into the sealed generation's record; None if it is there.
 
     Steps beyond it are made again: none of them was reached, and trying them again is progress.
     """
-    view, clean = situation.view, vouched(situation)
+    view, clean, back = situation.view, vouched(situation), rollback(situation)
     current = view.generation
     assert current is not None
     if clean is None:
         return None
     rules = with_rule(current.distrusted, Distrust(before=current.number + 1, step=clean))
-    if rules == current.distrusted:
+    left_out = current.rollbacks if back is None or back in current.rollbacks else (*current.rollbacks, back)
+    if (rules, left_out) == (current.distrusted, current.rollbacks):
         return None
     if view.proposal is not None:
         # It is written as changes against the record as it stands.
@@ -45,6 +58,7 @@ def distrust(situation: Situation) -> acts.Fenced | None:
     mended = replace(
         current,
         distrusted=rules,
+        rollbacks=left_out,
         reached=min(current.reached, clean),
         tried_at=min(current.tried_at, clean),
     )
@@ -52,7 +66,7 @@ def distrust(situation: Situation) -> acts.Fenced | None:
 
 
 def goes_back(formed: Generation, clean: int | None) -> Generation:
-    """Return the generation that follows a conviction, None for none: it says how far it goes back."""
+    """Return the generation that follows, which says how far it goes back; the same one with None."""
     if clean is None:
         return formed
     back = f"; the run goes on from the state of step {clean} or one before"

@@ -41,7 +41,7 @@ from elastic3d.membership.machine.neighbours import Neighbours
 from elastic3d.membership.machine.own_speeds import OwnSpeeds
 from elastic3d.membership.machine.own_stall import OwnStall
 from elastic3d.membership.machine.reach import Reach
-from elastic3d.membership.machine.situation import Planner, Situation
+from elastic3d.membership.machine.situation import Ladder, Planner, Situation
 from elastic3d.membership.machine.standstill import conclude
 from elastic3d.membership.machine.suspicions import Suspicions
 from elastic3d.membership.machine.trainers import Trainers, TrainersPhase
@@ -67,10 +67,17 @@ class Core:
     """One member of one job. All times are the member's own monotonic seconds.
 
     planner: finds layouts while this member leads; it must be the same for all. stuck: finds out, while this member
-    leads, why nothing moves; None where nobody does.
+    leads, why nothing moves; None where nobody does. ladder: what is done where memory runs out, None for nothing.
     """
 
-    def __init__(self, record: MemberRecord, policy: Policy, planner: Planner, stuck: Judge | None = None) -> None:
+    def __init__(
+        self,
+        record: MemberRecord,
+        policy: Policy,
+        planner: Planner,
+        stuck: Judge | None = None,
+        ladder: Ladder | None = None,
+    ) -> None:
         self.record = record
         self.policy = policy
         self.view = View(record)
@@ -79,6 +86,7 @@ class Core:
         self._id = record.node.id
         self._planner = planner
         self._stuck = stuck
+        self._ladder = ladder
         self._stall = OwnStall()
         self._speeds = OwnSpeeds()
         self._trainers = Trainers(self._id)
@@ -248,6 +256,7 @@ class Core:
                         detail=event.detail,
                         final=event.final,
                         out_of_memory=event.out_of_memory,
+                        short=event.short,
                     )
                 else:
                     self.report = replace(
@@ -263,7 +272,9 @@ class Core:
                 worse = event.key in (self.report.error, self.report.failed)
                 detail = self.report.detail if worse else event.detail
                 clean = self.report.clean if worse else event.clean
-                self.report = replace(self.report, peer_lost=event.key, detail=detail, clean=clean)
+                self.report = replace(
+                    self.report, peer_lost=event.key, detail=detail, clean=clean, rollback=event.rollback
+                )
             case e.StepReported():
                 if self.running is not None:
                     self._reach.stepped(self.running, now)
@@ -417,6 +428,7 @@ class Core:
             leader_state=self._leader_state,
             alarm=self._alarm,
             judge=self._stuck,
+            ladder=self._ladder,
         )
         if contends:
             leader = self.view.leader_id

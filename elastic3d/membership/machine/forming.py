@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
@@ -14,6 +14,8 @@ from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import GenerationHistory, MemberRecord, Proposal
 from elastic3d.membership.topology import arrange
+from elastic3d.planner import Plan
+from elastic3d.shortfall import MemoryBound
 from elastic3d.values import Cause, Generation, Layout, Node
 
 NAMED = 32
@@ -92,17 +94,32 @@ def _unsure(situation: Situation, without: set[str], places: set[str], known: li
             yield id, node
 
 
-def form(situation: Situation, there: Crowd) -> Generation:
-    """Return the next generation of the members there, its cause to be filled in; LayoutError if none is legal."""
+def form(situation: Situation, there: Crowd, bound: MemoryBound | None = None) -> Generation:
+    """Return the next generation of the members there, its cause to be filled in; LayoutError if none is legal.
+
+    bound: what its ranks may need; None for what the present generation was formed for.
+    """
     view = situation.view
     present = view.generation.layout if view.generation is not None else None
-    used, layout = _fit(situation, there, present)
+    bound = bound or bound_of(situation)
+    used, plan = _fit(situation, there, present, bound)
     chosen = [p.node for p in there.candidates[:used]]
-    return formed_of(situation, there, arrange(view.generation, chosen, layout), layout)
+    layout = plan.layout if plan is not None else None
+    return formed_of(situation, there, arrange(view.generation, chosen, layout), plan, bound)
 
 
-def formed_of(situation: Situation, there: Crowd, nodes: tuple[Node, ...], layout: Layout | None) -> Generation:
-    """Return the next generation of these nodes in this order, its cause to be filled in; all others are spares."""
+def bound_of(situation: Situation) -> MemoryBound | None:
+    """Return what ranks may need by what the present generation's record knows, None for whatever they want."""
+    return situation.view.generation.memory if situation.view.generation is not None else None
+
+
+def formed_of(
+    situation: Situation, there: Crowd, nodes: tuple[Node, ...], plan: Plan | None, bound: MemoryBound | None
+) -> Generation:
+    """Return the next generation of these nodes in this order, its cause to be filled in; all others are spares.
+
+    plan: its layout, and what blocks compute again, planned below the bound if there is one.
+    """
     view, me, roster = situation.view, situation.view.me, situation.view.roster
     active = {node.id for node in nodes}
     floor = max((p.record.floor for p in there.candidates), default=0)
@@ -111,19 +128,23 @@ def formed_of(situation: Situation, there: Crowd, nodes: tuple[Node, ...], layou
         cause=Cause.START,
         nodes=nodes,
         spares=tuple(p.node for p in (*there.candidates, *there.others) if p.node.id not in active),
-        layout=layout,
+        layout=plan.layout if plan is not None else None,
         leader=me.node.name,
         job=me.profile.job if me.profile else "",
         reached=max(
             view.generation.reached if view.generation else 0, roster.reports.safe() if roster is not None else 0
         ),
         distrusted=view.distrusted,
+        rollbacks=view.rollbacks,
         paces=tuple(known(situation).values()),
+        memory=replace(bound, recompute=plan.recompute or "none") if plan is not None and bound is not None else None,
     )
 
 
-def _fit(situation: Situation, there: Crowd, present: Layout | None) -> tuple[int, Layout | None]:
-    """Return how many of the candidates can be active, and their layout."""
+def _fit(
+    situation: Situation, there: Crowd, present: Layout | None, bound: MemoryBound | None
+) -> tuple[int, Plan | None]:
+    """Return how many of the candidates can be active, and their plan."""
     policy, planner, me = situation.policy, situation.planner, situation.view.me
     count, paces = len(there.candidates), known(situation)
     used = policy.allowed(count)
@@ -135,10 +156,10 @@ def _fit(situation: Situation, there: Crowd, present: Layout | None) -> tuple[in
             # In the order that the present layout gives them: another one moves newcomers only.
             chosen = [p.node for p in there.candidates[:used]]
             speeds = speeds_of(arrange(situation.view.generation, chosen, present), paces)
-        plan = planner(used, me, present, speeds)
+        plan = planner(used, me, present, speeds, bound) if bound is not None else planner(used, me, present, speeds)
         used = policy.allowed(plan.nodes)
         if used == plan.nodes:
-            return used, plan.layout
+            return used, plan
     raise LayoutError(
         f"no layout uses an allowed number of {count} node(s); {policy.counting()}: add nodes or allow other numbers"
     )

@@ -20,6 +20,7 @@ from elastic3d.membership.machine.damping import calm, spent, storm
 from elastic3d.membership.machine.evictions import TOGETHER, evict
 from elastic3d.membership.machine.failure_detector import judge
 from elastic3d.membership.machine.flaps import blame, condemned, count
+from elastic3d.membership.machine.memory_bounds import acted, lower, reported
 from elastic3d.membership.machine.planned import planned
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.script_errors import Raising, raised_in, raising
@@ -29,7 +30,7 @@ from elastic3d.membership.machine.triggers import Interruption, expired, interru
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import End, Out
 from elastic3d.membership.stalls import Verdict
-from elastic3d.values import Cause
+from elastic3d.values import Cause, Generation
 
 COMMIT_LIMIT = 240.0
 """Seconds that the store has for the last commit of a run, all retries included."""
@@ -166,6 +167,8 @@ def _reform(
         return drains.end(view)
     if why.cause.of_script and not policy.beside:
         return acts.PutEnd(end=End(failed=True, detail=why.detail), token=view.token)
+    # Whatever ends the generation: a node that ran out of memory may have been followed by one that died.
+    bound = acted(situation)
     # Where torchrun restarts the workers, it counts the tries.
     own = (why.cause.of_script or why.cause in (Cause.FAILURE, Cause.STUCK)) and policy.beside
     step = roster.reports.step() if own else 0
@@ -178,8 +181,9 @@ def _reform(
         if enough and not _set_aside(situation, verdict):
             end = End(failed=True, detail=_no_further(verdict, tries))
             return acts.PutEnd(end=end, token=view.token, verdict=verdict, standing=rests_on)
-    elif own and not why.out and (why.final or tries >= policy.tries):
-        return acts.PutEnd(end=End(failed=True, detail=why.detail), token=view.token)
+    elif own and not why.out and bound is None and (why.final or tries >= policy.tries):
+        short = reported(situation, None) if tries == 1 else None
+        return acts.PutEnd(end=End(failed=True, detail=why.detail), token=view.token, verdict=short)
     storms = storm(situation, why)
     if leader_state.suspicions.pending or not calm(situation, storms):
         return None
@@ -202,15 +206,18 @@ def _reform(
     if _too_few(situation, len(there.candidates)):
         return _below(situation, len(there.candidates)) or chore(situation)
     try:
-        formed = forming.form(situation, there)
+        formed = forming.form(situation, there, bound)
+        short = _short(situation, there, formed, tries)
     except LayoutError as error:
         return _without_layout(situation, error) or chore(situation)
     leader_state.unplanned = None
+    # What needs less than what failed has not been tried before.
+    tries = 0 if bound is not None else tries
     formed = replace(
         formed,
         attempt=leader_state.next_attempt(),
         cause=why.cause,
-        detail=why.detail[:2000],
+        detail=(f"{short.detail}\n{why.detail}" if short is not None else why.detail)[:2000],
         tries=tries,
         raised=_raised(view, roster, tries) if own else (),
         hung=hung if own else 0,
@@ -219,7 +226,17 @@ def _reform(
         storm=storms,
     )
     formed = goes_back(formed, vouched(situation))
-    return replace(forming.seal(view, formed), verdict=verdict, standing=rests_on)
+    return replace(forming.seal(view, formed), verdict=verdict or short, standing=rests_on)
+
+
+def _short(situation: Situation, there: forming.Crowd, formed: Generation, tries: int) -> Verdict | None:
+    """Return what is reported about memory that ran out: each rung, and once that there is none."""
+    if acted(situation) is not None:
+        return reported(situation, formed)
+    bound = lower(situation)
+    if bound is not None:
+        return reported(situation, forming.form(situation, there, bound))
+    return reported(situation, None) if tries <= 1 else None
 
 
 def _set_aside(situation: Situation, verdict: Verdict) -> bool:

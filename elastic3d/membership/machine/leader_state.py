@@ -8,6 +8,7 @@ from elastic3d.membership.machine.suspicions import Suspicions
 from elastic3d.membership.records import SavedStep
 from elastic3d.membership.stalls import Verdict
 from elastic3d.planner.remedy import Rung
+from elastic3d.shortfall import MemoryBound
 from elastic3d.values import Generation
 
 
@@ -86,6 +87,7 @@ class LeaderState:
     newest one that it answered about is no checkpoint, "" if it is one. ended: since when `main` has returned
     everywhere. rewritten: members for which the generation's record was written again, as a whole. able: since when
     everybody has been able to write. standstill: what was found about ranks that stand still. balance: about slow ones.
+    bounded: the generation's key and what was missing on which node, and the bound that follows from it.
     """
 
     buried: dict[str, None]
@@ -114,6 +116,7 @@ class LeaderState:
     rewritten: dict[str, None] = field(default_factory=dict)
     standstill: Standstill = field(default_factory=Standstill)
     balance: Balance = field(default_factory=Balance)
+    bounded: tuple[object, MemoryBound | None] | None = None
     _sealed: int = -1
 
     def next_attempt(self) -> int:

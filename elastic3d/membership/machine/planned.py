@@ -171,7 +171,9 @@ def _drive(situation: Situation) -> acts.Fenced | None:
         return None
     # No step may have been safe yet when it was proposed.
     reached = max(formed.reached, roster.reports.safe())
-    made = replace(formed, spent=spent(situation), reached=reached, distrusted=view.distrusted)
+    made = replace(
+        formed, spent=spent(situation), reached=reached, distrusted=view.distrusted, rollbacks=view.rollbacks
+    )
     return sealed_for(situation, forming.seal(view, made))
 
 

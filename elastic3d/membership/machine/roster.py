@@ -415,6 +415,18 @@ def refusal(theirs: MemberRecord, mine: MemberRecord) -> str:
                     f"this node's {what} differs from that of the job that runs under this run id: start it with the "
                     "same file and arguments, or choose another --rdzv-id"
                 )
+        if mine.profile.health != theirs.profile.health:
+            here, there = (
+                ", ".join(sorted(set(one) - set(other))) or "no such option"
+                for one, other in (
+                    (theirs.profile.health, mine.profile.health),
+                    (mine.profile.health, theirs.profile.health),
+                )
+            )
+            return (
+                f"this node's health= says {here}, that of the job which runs under this run id {there}: every rank "
+                "has to decide alike, so give all nodes the same, or choose another --rdzv-id"
+            )
     return ""
 
 

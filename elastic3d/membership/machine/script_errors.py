@@ -8,7 +8,8 @@ same goes for a node whose code raises while it prepares for the generation that
 *The same one each time.* In all `Policy.tries` generations without progress the code of this node raised and no other's
 did, and enough nodes are left without it. This counts as proof once: the next node whose code raises before any
 progress ends the job. Memory that runs out proves nothing in this way: what a rank needs follows from its place in the
-mesh, and whoever takes that place needs it too.
+mesh, and whoever takes that place needs it too. As long as there is a layout that needs less, it proves nothing of a
+newcomer either (`memory_bounds`).
 
 Code that is wrong everywhere raises everywhere, but not at the same moment, and a node that loses a peer first does not
 get to it. So no node is judged before all the others have reported the end of their trainers, or have had `HEARING`
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from elastic3d.membership.machine.memory_bounds import acted
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
@@ -51,6 +53,8 @@ def raising(situation: Situation) -> Raising:
             if id in roster.members and not view.active(id):
                 out[id] = _words(roster, id, "while it prepared, and the nodes that train have no trouble")
     said = raised_in(view, roster)
+    if acted(situation) is not None:
+        said = [id for id in said if not roster.reports[id].out_of_memory]
     suspects = _newcomers(view, roster, said) or _each_time(situation, said)
     if not suspects:
         leader_state.raised = None
@@ -95,8 +99,8 @@ def _each_time(situation: Situation, said: list[str]) -> dict[str, str]:
 
 
 def _words(roster: Roster, id: str, why: str) -> str:
-    name = id.partition("@")[0]
+    name, report = id.partition("@")[0], roster.reports[id]
+    what = f"memory ran out on node {name}" if report.out_of_memory else f"the code of node {name} raised"
     return (
-        f"the code of node {name} raised {why}: the job goes on without it. Mend what is wrong on that node and start "
-        f"it again. {roster.reports[id].detail}"
+        f"{what} {why}: the job goes on without it. Mend what is wrong on that node and start it again. {report.detail}"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,21 +12,56 @@ from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord
-from elastic3d.membership.stalls import Judge
+from elastic3d.membership.stalls import Judge, Verdict
 from elastic3d.planner import Plan
-from elastic3d.values import Layout
+from elastic3d.shortfall import MemoryBound, Shortfall
+from elastic3d.values import Generation, Layout, ModelProfile
 
 
 class Planner(Protocol):
     """Finds the layout for a number of nodes."""
 
     def __call__(
-        self, nodes: int, record: MemberRecord, present: Layout | None, speeds: Sequence[float] = (), /
+        self,
+        nodes: int,
+        record: MemberRecord,
+        present: Layout | None,
+        speeds: Sequence[float] = (),
+        bound: MemoryBound | None = None,
+        /,
     ) -> Plan:
         """Return the plan; LayoutError if none fits.
 
         record: the leader's own. speeds: of each node in rank order, as for `planner.plan`; () while none is slow.
+        bound: as for `planner.plan_below`, None where memory never ran out.
         """
+        ...
+
+
+class Ladder(Protocol):
+    """Says what is done where memory ran out: `health.memory`. short: what was missing, by id of the node."""
+
+    @property
+    def acts(self) -> bool:
+        """Whether it is done, or only reported."""
+        ...
+
+    def bounds(
+        self, generation: Generation, profile: ModelProfile, short: Mapping[str, Shortfall], /
+    ) -> Sequence[MemoryBound]:
+        """Return below which bounds to look for a layout in place of this generation's, the one to begin with first."""
+        ...
+
+    def verdict(
+        self,
+        generation: Generation,
+        profile: ModelProfile,
+        short: Mapping[str, Shortfall],
+        climbed: Generation | None,
+        step: int,
+        /,
+    ) -> Verdict:
+        """Return what is reported. climbed: the generation that needs less, None where there is none."""
         ...
 
 
@@ -44,6 +79,8 @@ class Situation:
     """Finds the layout for a number of nodes."""
     judge: Judge | None = None
     """Finds out from stalls why nothing moves; None where nobody does."""
+    ladder: Ladder | None = None
+    """Says what is done where memory ran out; None where nothing is."""
     leader_state: LeaderState
     """What the leader remembers between decisions; decisions write their notes into it."""
     alarm: Alarm

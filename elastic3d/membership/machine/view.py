@@ -16,6 +16,7 @@ from elastic3d.membership import events as e
 from elastic3d.membership.machine.generation_index import GenerationIndex, Ring, index_of, ring_of
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.records import Claim, Doubt, End, MemberRecord, Out, Proposal, Tomb
+from elastic3d.rollback import Rollback
 from elastic3d.values import Generation
 
 
@@ -67,6 +68,11 @@ class View:
     def distrusted(self) -> tuple[Distrust, ...]:
         """Rules for states that the sealed generation must not go on from."""
         return self.generation.distrusted if self.generation is not None else ()
+
+    @property
+    def rollbacks(self) -> tuple[Rollback, ...]:
+        """What the sealed generation leaves out since the loss jumped up."""
+        return self.generation.rollbacks if self.generation is not None else ()
 
     @property
     def unread(self) -> str:

@@ -27,6 +27,10 @@ def shard_unit(
     """
     fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy, ignored_params=set(ignored))
     assert isinstance(module, FSDPModule)
+    if zero != 3:
+        # Parameters are whole in all backward passes of a step. FSDP would prefetch by the order of all its forward
+        # passes, and gather in the last one what it has just let go of: in vain, and alone where others go on.
+        module.set_modules_to_backward_prefetch([module])
     return module
 
 

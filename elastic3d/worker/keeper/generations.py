@@ -39,7 +39,7 @@ HELD_WITHIN = 60.0
 HOUR = 3600.0
 """Seconds within which a second accident of a node's devices or memory has it set aside."""
 
-ENDING = (Audited.LYING, Audited.ALTERED, Audited.SPLIT, Audited.MISCALCULATED)
+ENDING = (Audited.LYING, Audited.ALTERED, Audited.SPLIT, Audited.MISCALCULATED, Audited.SPIKED)
 """What ends a generation where something is done about it."""
 
 LINE = 300
@@ -151,6 +151,7 @@ class Generations:
             near=tuple(NearMemory(server=f"{me.address}:{s.tile_port}", lender=s.lender) for s in self._slots),
             reached=generation.reached,
             distrusted=generation.distrusted,
+            rollbacks=generation.rollbacks,
             failed_after=generation.tried_at if failed else -1,
             failure=generation.detail if failed else "",
         )
@@ -382,7 +383,8 @@ class Generations:
                     detail += "; so did something on this node within the last hour" if again and not lying else ""
                     self._tell(m.TrainerFailed(key=key, detail=detail, lying=lying or again, clean=report.clean))
                 else:
-                    self._tell(m.TrainerLostPeer(key=key, detail=detail, clean=report.clean))
+                    lost = m.TrainerLostPeer(key=key, detail=detail, clean=report.clean, rollback=report.rollback)
+                    self._tell(lost)
                 self.stop(key)
             case w.ExitKind.ERROR | w.ExitKind.OUT_OF_MEMORY:
                 said = self.raised = words(event, self._settings.node, rank)
@@ -399,7 +401,11 @@ class Generations:
                     self._journal.emit("memory.exhausted", error=said.partition("\n\n")[0], **about)
                 else:
                     self._journal.emit("script.raised", error=said.partition("\n")[0], **about)
-                self._tell(m.TrainerFailed(key=key, detail=said, error=True, final=final, out_of_memory=short))
+                self._tell(
+                    m.TrainerFailed(
+                        key=key, detail=said, error=True, final=final, out_of_memory=short, short=event.short
+                    )
+                )
                 self.stop(key)
             case _:
                 detail = f"trainer of rank {rank} ended by {event.kind}: {event.detail or event.code}"

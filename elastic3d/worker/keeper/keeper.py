@@ -22,7 +22,8 @@ from elastic3d.etcd import EtcdClient
 from elastic3d.etcd_refs import EtcdRegister
 from elastic3d.health import deadlines, stuck
 from elastic3d.health.evidence import EvidenceWriter
-from elastic3d.health.options import Watching
+from elastic3d.health.memory import MemoryLadder
+from elastic3d.health.options import Exhaustion, Watching, shared
 from elastic3d.log import Level
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
@@ -31,9 +32,10 @@ from elastic3d.membership.driver.member import Member
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Notice, Pulse
 from elastic3d.membership.stalls import Judge, Stall, Verdict
-from elastic3d.planner import Plan, plan
+from elastic3d.planner import Plan, plan, plan_below
 from elastic3d.rendezvous.connect import connect, encryption
 from elastic3d.rendezvous.settings import Settings
+from elastic3d.shortfall import MemoryBound
 from elastic3d.storage import open_checked
 from elastic3d.trust.agreement import SecretNews, What
 from elastic3d.trust.credentials import Credentials
@@ -144,17 +146,17 @@ class Keeper:
         self._take_part(measured, store, floor)
 
     def _plan(
-        self, nodes: int, profile: ModelProfile, present: Layout | None = None, speeds: Sequence[float] = ()
+        self,
+        nodes: int,
+        profile: ModelProfile,
+        present: Layout | None = None,
+        speeds: Sequence[float] = (),
+        bound: MemoryBound | None = None,
     ) -> Plan:
-        return plan(
-            nodes,
-            len(self._slots),
-            profile,
-            self._options.layout or Layout(),
-            previous=present,
-            costs=self._costs,
-            speeds=speeds,
-        )
+        given = (nodes, len(self._slots), profile, self._options.layout or Layout())
+        if bound is None:
+            return plan(*given, previous=present, costs=self._costs, speeds=speeds)
+        return plan_below(bound, *given, previous=present, costs=self._costs, speeds=speeds)
 
     # Taking part.
 
@@ -182,7 +184,7 @@ class Keeper:
         policy = self._settings.policy
         record = MemberRecord(
             node=node,
-            profile=measured.profile,
+            profile=replace(measured.profile, health=shared(self._options.health)),
             device=measured.device,
             floor=floor,
             minimum=policy.minimum,
@@ -246,7 +248,9 @@ class Keeper:
             self._settings.root,
             record,
             _balancing(self._settings.policy, self._options.health),
-            lambda nodes, mine, present, speeds=(): self._plan(nodes, mine.profile or self._profile, present, speeds),
+            lambda nodes, mine, present, speeds=(), bound=None: self._plan(
+                nodes, mine.profile or self._profile, present, speeds, bound
+            ),
             self._inbox.put,
             pulse=self._pulse,
             heard=lambda there: self._inbox.put(EtcdHeard(there)),
@@ -254,6 +258,7 @@ class Keeper:
             secret=self._generations.credentials.secret,
             trusted=self._inbox.put,
             judge=_judge(self._options.health),
+            ladder=_ladder(self._options.health),
         )
         if self._member.start(links, again=again, end_seen=self._settings.end_seen):
             self._journal.emit("member.joined", incarnation=record.node.incarnation)
@@ -452,6 +457,13 @@ class Keeper:
 def _balancing(policy: Policy, health: Watching | None) -> Policy:
     """Return the policy with what the script says of slow nodes."""
     return replace(policy, balance=health is not None and health.act and health.balance)
+
+
+def _ladder(health: Watching | None) -> MemoryLadder | None:
+    """Return what is done where memory runs out; None for nothing."""
+    if health is None or health.oom is Exhaustion.OFF:
+        return None
+    return MemoryLadder(acts=health.act and health.oom is Exhaustion.RECOMPUTE)
 
 
 def _judge(health: Watching | None) -> Judge | None:

@@ -57,7 +57,8 @@ class ProgressReporter:
         now = self._clock.monotonic()
         self._longest = max(self._longest, now - self._stepped_at) if self._said_step >= 0 else 0.0
         self._stepped_at, self._late_at = now, None
-        finite = math.isfinite(record.loss)
+        # A step all of whose samples are left out has no loss, and nothing is wrong with that.
+        finite = math.isfinite(record.loss) or record.excluded == (record.samples,)
         if not finite and not self._nonfinite:
             self._emit("loss.nonfinite", step=record.step, loss=str(record.loss), generation=record.generation)
         self._nonfinite = not finite

@@ -11,6 +11,7 @@ from enum import StrEnum
 from elastic3d.admission.check import CheckResult
 from elastic3d.membership.stalls import RankStall
 from elastic3d.port import AuditReport, StateRestored, StepRecord
+from elastic3d.shortfall import Shortfall
 from elastic3d.trust.listening import Refusal
 from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain
 
@@ -23,8 +24,8 @@ class ExitKind(StrEnum):
     MEASURED = "measured"  # a measuring trainer reported its profile
     PEER_LOST = "peer_lost"  # a collective failed: another rank is gone
     ERROR = "error"  # the script raised
-    OUT_OF_MEMORY = "out_of_memory"  # the script raised that memory ran out
-    CONVICTED = "convicted"  # an audit found a rank that computes wrongly, this one or another: no update was made
+    OUT_OF_MEMORY = "out_of_memory"  # the script raised that memory ran out, or the kernel killed it for that
+    CONVICTED = "convicted"  # a check found a rank that computes wrongly, or a loss that jumped up: no update was made
     STOPPED = "stopped"  # killed because the keeper asked for it
     CRASH = "crash"  # died by a signal nobody here asked for, or with an exit code that is not ours
     TEMPLATE = "template"  # its template died, and it died with it
@@ -35,7 +36,7 @@ class RaisedException:
     """An exception as sent to another process: its class, its message and its formatted traceback.
 
     final: it will be raised again however often it is tried. memory_use: who held the memory, where it says that memory
-    ran out; None otherwise.
+    ran out; None otherwise. short: then what was missing.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class RaisedException:
     traceback: str
     final: bool = False
     memory_use: str | None = None
+    short: Shortfall | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +170,7 @@ class TrainerExited:
     the final state, where kind is `done` and it was computed. exception: where kind is `error`, `out_of_memory` or
     `peer_lost`.
     unsaved: where kind is `done`, the step that must still go to the store, -1 for none. detail: one line for people.
+    short: what was missing, where kind is `out_of_memory`.
     """
 
     slot: int
@@ -179,6 +182,7 @@ class TrainerExited:
     exception: RaisedException | None = None
     unsaved: int = -1
     detail: str = ""
+    short: Shortfall | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

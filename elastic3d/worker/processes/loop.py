@@ -19,9 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastic3d.devices import device_at
+from elastic3d.devices.oom_killer import KillCount
 from elastic3d.health.watch import SlotWatch
 from elastic3d.log import process_log
 from elastic3d.port import Assignment, Flags, Go, StateRestored
+from elastic3d.shortfall import Shortfall
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.memory import SnapshotMemory
@@ -29,6 +31,7 @@ from elastic3d.values import to_json
 from elastic3d.worker.processes import channel, events, template
 from elastic3d.worker.processes.channel import FromKeeper, FromTrainer, KeeperEnd
 from elastic3d.worker.processes.events import ExitKind, SlotEvent
+from elastic3d.worker.processes.failure import OUT_OF_MEMORY
 from elastic3d.worker.processes.process import ExitCode
 from elastic3d.worker.processes.supervisor import TemplateLost, TemplateSupervisor, describe_exit
 from elastic3d.worker.processes.survivors import TrainerUnkillable
@@ -53,6 +56,7 @@ class _Trainer:
     step: int = -1
     table: str = ""
     last: FromTrainer | None = None
+    kills: KillCount | None = None
     early: list[FromTrainer] = field(default_factory=list)  # messages that arrived before its template had reported it
 
 
@@ -263,7 +267,7 @@ class SlotLoop:
             match packet:
                 case template.Forked():
                     trainer = self._trainers[packet.trainer]
-                    trainer.pid = packet.pid
+                    trainer.pid, trainer.kills = packet.pid, KillCount.of(packet.pid)
                     if trainer.gone:
                         self._watchers.begin(trainer.number, packet.pid, trainer.assignment)
                     self._close_theirs(trainer)
@@ -431,6 +435,13 @@ class SlotLoop:
             # gloo's own threads end the process where the sizes of a collective do not fit: that is no fault of the
             # rank that they end, and what all recorded says whose it is.
             kind = ExitKind.PEER_LOST
+        short = _short(trainer, kind, code)
+        if short is not None and short.killed:
+            kind, limit = ExitKind.OUT_OF_MEMORY, f" of {short.total} bytes" if short.total else ""
+            detail = (
+                f"the kernel killed the trainer of rank {trainer.assignment.rank}: the memory{limit} of its control "
+                f"group, or of the host, ran out. {OUT_OF_MEMORY}"
+            )
         self._watchers.ended(trainer.number, kind)
         self._tell(
             events.TrainerExited(
@@ -443,6 +454,7 @@ class SlotLoop:
                 exception=trainer.last.exception if isinstance(trainer.last, channel.MainRaised) else None,
                 unsaved=trainer.last.unsaved if isinstance(trainer.last, channel.MainReturned) else -1,
                 detail=detail or f"the trainer of rank {trainer.assignment.rank} {describe_exit(code)}",
+                short=short,
             )
         )
 
@@ -463,6 +475,17 @@ class SlotLoop:
 
     def _tell(self, event: SlotEvent) -> None:
         self._events.put(event)
+
+
+def _short(trainer: _Trainer, kind: ExitKind, code: int) -> Shortfall | None:
+    """Return what was missing where a trainer ended because memory ran out: by its own words, or by the kernel's."""
+    if kind is ExitKind.OUT_OF_MEMORY and isinstance(trainer.last, channel.MainRaised):
+        return trainer.last.exception.short
+    killed = kind is ExitKind.CRASH and code == -signal.SIGKILL
+    if not killed or trainer.kills is None or not trainer.kills.killed_since():
+        return None
+    given = trainer.assignment
+    return Shortfall(rank=given.rank, host=True, device=given.device, total=trainer.kills.limit(), killed=True)
 
 
 def _kind(trainer: _Trainer, code: int) -> ExitKind:

@@ -19,8 +19,8 @@ from elastic3d import environment, threads
 from elastic3d.admission.check import CheckResult
 from elastic3d.admission.devices import check_devices
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.devices import contract, device_at
-from elastic3d.devices.exhaustion import is_out_of_memory
+from elastic3d.devices import contract, device_at, oom_killer
+from elastic3d.devices.exhaustion import asked, is_out_of_memory, of_host
 from elastic3d.errors import Elastic3dError
 from elastic3d.health import record, stacks
 from elastic3d.log import bind_process, process_log
@@ -36,6 +36,7 @@ from elastic3d.port import (
     StateRestored,
     StepRecord,
 )
+from elastic3d.shortfall import Shortfall
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import Cadence
@@ -214,8 +215,10 @@ class ChannelPort:
     def failed(self, error: BaseException) -> NoReturn:
         """End this trainer because the user's code raised."""
         self._finish_quietly()
-        memory_use = self._memory_use() if is_out_of_memory(error) else None
-        self._say(channel.MainRaised(peer=False, exception=dataclasses.replace(_raised(error), memory_use=memory_use)))
+        raised = _raised(error)
+        if is_out_of_memory(error):
+            raised = dataclasses.replace(raised, memory_use=self._memory_use(), short=self._short(error))
+        self._say(channel.MainRaised(peer=False, exception=raised))
         process.leave(ExitCode.ERROR)
 
     def _say(self, message: channel.FromTrainer) -> None:
@@ -240,6 +243,22 @@ class ChannelPort:
             return self.device.memory_use()
         except Exception as error:  # noqa: BLE001 - a device that has failed may not answer: the error itself matters more
             return f"who holds the memory could not be found out: {error}"
+
+    def _short(self, error: BaseException) -> Shortfall:
+        """Return what was missing; of a host, what the process itself may have is not known."""
+        device = self.device
+        short = Shortfall(
+            rank=self.assignment.rank,
+            host=of_host(error) or not device.exclusive,
+            device=device.kind,
+            asked=asked(error),
+        )
+        if short.host:
+            return short
+        try:
+            return dataclasses.replace(short, free=device.free(), total=device.facts(1).memory)
+        except Exception:  # noqa: BLE001 - a device that has failed may not answer: the error itself matters more
+            return short
 
     def _finish_quietly(self, patience: float | None = None) -> None:
         try:
@@ -299,6 +318,7 @@ def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoRetu
     )
     end = socket.socket(fileno=descriptors[0])
     process.children_die_too()
+    oom_killer.be_killed_first()
     process.overwrite_environment(os.environ, assignment)
     tp = assignment.layout.tp if assignment.layout is not None else 1
     replaced = contract.apply(contract.settings(assignment.device, interface=assignment.interface, tp=tp))

@@ -31,6 +31,7 @@ from elastic3d.membership.records import (
 )
 from elastic3d.membership.stalls import Verdict, VerdictKind
 from elastic3d.membership.transactions import lease_of, transaction
+from elastic3d.shortfall import MemoryBound
 from elastic3d.values import Cause, DeviceFacts, Generation, Layout, Node, Slot
 
 ROOT = "/elastic3d/gpt-1b/"
@@ -171,6 +172,13 @@ def training() -> Scene:
     return scene.put(f"pulses/{E.id}", pulse(-1, state="spare", snapshot_step=-1, checkpoint_step=-1, verified_step=-1))
 
 
+def short() -> Scene:
+    """Memory ran out in the generation before, and this one was formed to need less."""
+    bound = MemoryBound(most=61_000_000_000, recompute="full")
+    lean = replace(FOUR, cause=Cause.OUT_OF_MEMORY, detail="rank 1 on b ran out of its device's memory", memory=bound)
+    return registered(A, B, C, D).write(A, sealed(lean))
+
+
 def draining() -> Scene:
     scene = training()
     scene.put("roll/drains/b", encode(Drain(seconds=30, reason="new kernel", by="ops@bastion", at=WALL - 12)))
@@ -251,7 +259,17 @@ def audited() -> Scene:
     coverage = AuditCoverage(every=25, pieces=0.25, nodes=2, sums=0.05)
     for each, clean in ((A, 1225), (B, 1225), (C, 1225), (D, 1150)):
         watch = HealthFigures(
-            idle=3.0, busy=30.0, audit=0.01, coverage=coverage, clean=clean, slow_from=1.15, slow=SLOW, at_rest=0.005
+            idle=3.0,
+            busy=30.0,
+            audit=0.01,
+            coverage=coverage,
+            clean=clean,
+            slow_from=1.15,
+            slow=SLOW,
+            at_rest=0.005,
+            left_out=3,
+            skipped=1,
+            spike=1180,
         )
         scene.put(f"pulses/{each.id}", pulse(watch=watch, vetted_step=1190, vetted_age=24.0))
     return scene
@@ -306,6 +324,7 @@ def many() -> Scene:
 SCENES: dict[str, Callable[[], Scene]] = {
     "forming": forming,
     "training": training,
+    "short": short,
     "draining": draining,
     "losses": losses,
     "stuck": stuck,

@@ -282,7 +282,20 @@ def test_the_json_schema_is_stable() -> None:
         data["generation"].keys()
         == {field.name for field in fields(GenerationStatus)}
         == {
-            *("number", "attempt", "cause", "detail", "layout", "world", "nodes", "spares", "mesh", "age", "switching"),
+            *(
+                "number",
+                "attempt",
+                "cause",
+                "detail",
+                "layout",
+                "world",
+                "nodes",
+                "spares",
+                "mesh",
+                "age",
+                "switching",
+                "memory",
+            ),
         }
     )
     assert (

@@ -22,6 +22,7 @@ from elastic3d.values import Cause, Generation
 
 STEPS, OUT = int(sys.argv[1]), Path(sys.argv[2])
 STAGES = int(os.environ.get("STAGES", "0"))
+ZERO = int(os.environ.get("ZERO", "3"))
 LOOKED_AT = 3
 SLOW_FOR = 8
 LAST = 3
@@ -46,7 +47,8 @@ class Chain(nn.Module):
 
 def is_over(generation: Generation) -> bool:
     """Return whether node1 was slow once, and the layout for equal nodes is back."""
-    return generation.cause is Cause.BALANCE and generation.layout is not None and not generation.layout.cuts
+    layout = generation.layout
+    return generation.cause is Cause.BALANCE and layout is not None and not (layout.cuts or layout.shares)
 
 
 def find_slow(member: Member, event: m.StepReported, seen: dict[str, int]) -> None:
@@ -92,7 +94,7 @@ if __name__ == "__main__":
     Member.tell = tell  # type: ignore[method-assign]
     elastic3d.run(
         main,
-        layout=elastic3d.Layout(pp=STAGES),
+        layout=elastic3d.Layout(pp=STAGES, zero=ZERO),
         events=os.environ.get("EVENTS"),
         snapshot_every=1,
         # What is really found on this machine is another story.

@@ -71,6 +71,35 @@ def test_without_a_spare_a_slow_nodes_stage_gets_fewer_blocks_until_it_is_well()
     assert [line.partition(":")[0] for line in story.verdicts[0].verdict.rungs] == ["recut"]
 
 
+def test_without_stages_a_slow_node_gets_fewer_micro_batches_until_it_is_well() -> None:
+    """All stay in their ranks; that beats going on without it, which is only told beside it."""
+    story = Noting(
+        "> policy minimum=2 maximum=4\n> layout pp=1 zero=2\n> start a b c d\n> run 5\n> lags b 2\n> run 300"
+    )
+    assert [cause for cause, _, _ in story.shape] == ["start", "balance"]
+    layout = story.sealed[-1].layout
+    assert layout is not None
+    assert story.shape[-1][1] == "abcd"
+    assert layout.shares[1] == min(layout.shares) < min(layout.shares[2:])
+    story.tell("> well b\n> run 1800")
+    assert story.sealed[-1].layout == replace(layout, shares=())
+    assert [one.verdict.fault for one in story.verdicts] == ["shares", "back"]
+    assert all(one.verdict.act and one.verdict.after < one.verdict.before for one in story.verdicts)
+    assert "it gets fewer micro-batches of each step" in story.verdicts[0].verdict.detail
+    assert [line.partition(":")[0] for line in story.verdicts[0].verdict.rungs] == ["shares", "evict"]
+
+
+def test_a_spare_is_better_than_fewer_micro_batches() -> None:
+    """And the layout is for equal nodes then."""
+    story = Noting(
+        "> policy minimum=2 maximum=3\n> layout pp=1 zero=2\n> start a b c d\n> run 5\n> lags b 2\n> run 300"
+    )
+    assert story.shape == [("start", "abc", ()), ("balance", "adc", ())]
+    layout = story.sealed[-1].layout
+    assert layout is not None
+    assert layout.shares == ()
+
+
 def test_less_work_does_not_help_a_node_with_slow_data() -> None:
     """Another node does; without one the others would be as fast without it, which is only reported."""
     assert Noting(SPARE, "> lags b 2.5 data\n> run 300").shape[-1] == ("balance", "aecd", ())

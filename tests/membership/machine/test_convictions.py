@@ -7,8 +7,9 @@ from dataclasses import replace
 from elastic3d.distrust import Distrust
 from elastic3d.etcd import Put
 from elastic3d.membership.driver.ended import emptied
-from elastic3d.membership.records import encode
-from elastic3d.values import Cause
+from elastic3d.membership.records import decode, encode
+from elastic3d.rollback import Rollback
+from elastic3d.values import Cause, Generation
 from tests.membership.story import ROOT, Story
 
 START = "> policy minimum=1 maximum=3\n> start a b c d\n> run 3\n> step 40\n"
@@ -67,3 +68,43 @@ def test_nothing_is_written_for_a_loss_without_a_conviction() -> None:
     story.tell(START + "> lost a\n> fail b\n> lost c\n> run 8")
     assert [generation.distrusted for generation in story.sealed] == [(), ()]
     assert not any("distrusts" in line for line in story.lines)
+
+
+BACK = Rollback(before=2, step=30, spike=40, first=300, stop=400)
+
+
+def test_a_spike_ends_the_generation_at_once_and_what_it_leaves_out_stays() -> None:
+    """Nobody waits for a death that explains it, and every generation that follows knows the hole."""
+    story = Story()
+    story.tell(START + "> spikes a b c 30\n> run 3\n> kill a\n> run 12")
+    assert (story.sealed[1].cause, story.sealed[1].tries) == (Cause.SPIKE, 0)
+    assert [generation.rollbacks for generation in story.sealed] == [(), *[(BACK,)] * (len(story.sealed) - 1)]
+    assert [generation.distrusted for generation in story.sealed[1:]] == [(RULE,)] * (len(story.sealed) - 1)
+    assert Cause.DEATH in {generation.cause for generation in story.sealed}
+    assert all(decode(Generation, encode(one), "key") == one for one in story.sealed)
+
+
+def test_one_node_that_says_so_is_enough() -> None:
+    """Others may have lost it before they could; and the leader dies with the news in its hands."""
+    story = Story()
+    story.tell(START + "> kill a\n> spikes b 30\n> lost c\n> run 12")
+    assert story.sealed[-1].cause is Cause.DEATH
+    assert story.sealed[-1].rollbacks == (BACK,)
+    assert story.sealed[-1].distrusted == (RULE,)
+
+
+def test_the_next_job_under_the_id_knows_what_is_left_out() -> None:
+    """It may begin from a state of before that does not say so."""
+    story = Story()
+    story.tell(START + "> spikes a b c 30\n> run 3")
+    assert emptied(story.sealed[-1]).rollbacks == (BACK,)
+
+
+def test_a_node_with_other_health_options_is_refused_by_their_names() -> None:
+    """Ranks that decide by unlike rules would part at the first step that is not finite."""
+    story = Story()
+    story.tell("> policy minimum=2 maximum=4\n> start a b c\n> run 2\n> kill a\n> health x\n> run 3")
+    refused = [line for line in story.lines if "refused this node" in line]
+    assert refused
+    assert "this node's health= says numerics=skip, that of the job" in refused[0]
+    assert [node.name for node in story.sealed[-1].nodes] == ["b", "c"]

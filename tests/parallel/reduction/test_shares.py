@@ -15,7 +15,7 @@ import torch
 from elastic3d.port import Audited
 from elastic3d.training import Run
 from elastic3d.values import Layout
-from tests.parallel import audited_mains, mains, numeric_mains, unsound_mains
+from tests.parallel import audited_mains, mains, numeric_mains, paced_mains, unsound_mains
 from tests.parallel.audited_mains import Flip
 from tests.parallel.models import Model, Sentences, loss_fn
 from tests.parallel.unsound_mains import GRADIENT, LOSS
@@ -100,6 +100,14 @@ def test_what_is_not_finite_is_left_out_of_unequal_shares() -> None:
     made = played(main, shared(1, 3, 2), numerics="skip")
     assert len(made.holes) >= 2
     assert made.digest == played(partial(main, exclude=made.holes)).digest
+
+
+@pytest.mark.long
+def test_nobody_gathers_parameters_while_others_go_on() -> None:
+    """Not even in a model whose root has no parameters of its own, with ranks that have several micro-batches."""
+    main = partial(paced_mains.train, seconds=0.0, slow={}, micro_batches=10, steps=3)
+    for report in run_world(main, Orders(layout=shared(2, 5, 3))):
+        assert report.ended == "done", report.error
 
 
 def ahead(run: Run, *, folder: Path, waits: float) -> int:

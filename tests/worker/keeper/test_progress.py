@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from elastic3d.data.holes import Holes
 from elastic3d.port import StepRecord
 from elastic3d.worker.keeper.progress import ProgressReporter
 from elastic3d.worker.pulse import Figures
@@ -36,10 +37,10 @@ class Heard:
     def _emit(self, name: str, **fields: Any) -> None:
         self.said.append((name, fields))
 
-    def steps(self, first: int, last: int, *, every: float = 0.5, loss: float = 1.25) -> None:
+    def steps(self, first: int, last: int, *, every: float = 0.5, loss: float = 1.25, excluded: Holes = ()) -> None:
         for step in range(first, last + 1):
             self.clock.now += every
-            self.progress.stepped(replace(RECORD, step=step, loss=loss))
+            self.progress.stepped(replace(RECORD, step=step, loss=loss, excluded=excluded))
             self.progress.look()
 
     def taken(self, name: str) -> list[dict[str, Any]]:
@@ -80,6 +81,17 @@ def test_a_non_finite_loss_is_reported_once_in_a_row() -> None:
     assert heard.health() == "ok"
     heard.steps(7, 7, loss=math.inf)
     assert [said["step"] for said in heard.taken("loss.nonfinite")] == [3, 7]
+
+
+def test_a_step_of_which_nothing_is_left_has_no_loss_and_that_is_well() -> None:
+    """Its samples were left out; one of which only a part was is judged as any other."""
+    heard = Heard()
+    heard.progress.began(first=True)
+    first, stop = RECORD.samples
+    heard.steps(1, 3, loss=math.nan, excluded=((first, stop),))
+    assert heard.health() == "ok"
+    heard.steps(4, 4, loss=math.nan, excluded=((first, stop - 1),))
+    assert [said["step"] for said in heard.taken("loss.nonfinite")] == [4]
 
 
 def test_a_minute_without_a_step_is_reported_each_minute() -> None:

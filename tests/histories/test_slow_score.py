@@ -1,0 +1,56 @@
+"""Nodes that are really slow, in real jobs: the right one is named, within its bar, and nobody where nobody is slow.
+
+Each ends with the bits of a job to which nothing happened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from chaos.play import play
+from chaos.score import KINDS, LONG, SETTLED, WORK, Trial, play_trial, read, setting
+from elastic3d.values import Layout
+from tests.histories.conftest import Quiet
+
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(600)]
+
+PAIR = Layout(pp=1, dp=2)
+BEGINS, STEPS = 24, 120
+SQUARE = Layout(pp=2, dp=2)
+
+
+@pytest.mark.long
+def test_the_slow_node_is_named_in_a_real_job(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """On a machine that is busy besides, too: its blocks take two and a half times as long."""
+    calm = setting(None, PAIR, STEPS)
+    options = (*calm.options, f"--work={WORK}", f"--fault=slow:1@{BEGINS}:2.5")
+    outcome = play(replace(calm, options=options), etcd=job_etcd, workdir=tmp_path)
+    trial = Trial(kind="slow", rank=1, step=BEGINS, micro_batch=0, layout=PAIR)
+    result = read(trial, outcome, quiet(calm), tmp_path)
+    assert result.broken == ()
+    assert result.same_bits
+    assert result.classed, result.said
+    assert result.named, result.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [PAIR, Layout(pp=1, dp=3), SQUARE], ids=str)
+@pytest.mark.parametrize("kind", [kind for kind, row in KINDS.items() if row.lasts])
+def test_who_is_slow_is_named(kind: str, layout: Layout, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Its node and no other, and what is slow about it; in a control nobody."""
+    trial = Trial(kind=kind, rank=1, step=SETTLED, micro_batch=0, layout=layout)
+    undisturbed = quiet(setting(None, PAIR, LONG))
+    result = play_trial(trial, lambda: undisturbed, etcd=job_etcd, workdir=tmp_path, steps=LONG)
+    assert result.broken == ()
+    assert result.same_bits
+    if KINDS[kind].control:
+        assert result.first is None, result.said
+        return
+    assert result.happened
+    assert result.classed, result.said
+    assert result.named, result.said
+    # How soon depends on how busy this machine is besides; the score card says that.
