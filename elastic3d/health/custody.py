@@ -10,6 +10,10 @@ steps, in ways that leave no trace in torch (`p.data`), and snapshots are not ta
 the passes, without any operation of torch's, in few words, nobody's code has written. The snapshot is the third copy:
 where it agrees with the one taken beside, it is the live state that changed.
 
+The buddy's copy of that snapshot is not asked. It could only tell which of two memories of this same node lost a bit,
+and nothing depends on that: the node is named in either case, and the step is not made. Whoever restores compares each
+tile with the digest that it had when it was taken, and takes the buddy's where this node's own is another one.
+
 All of it is pure: no clock, no tensor.
 """
 
