@@ -94,6 +94,9 @@ class Kind:
 ALTERED = "altered"
 """What the card calls bits that change in memory."""
 
+SHORT = "out of memory"
+"""What it calls memory that runs out on a rank."""
+
 NOT_FINITE, SPIKED = "not finite", "spiked"
 """What it calls samples that bring such numbers, and a loss that jumped up."""
 
@@ -141,6 +144,7 @@ KINDS: Mapping[str, Kind] = {
         from_step=40,
     ),
     "rest": Kind(faults=(ALTERED,), bar=5.0, alone=True),
+    "memory": Kind(faults=(SHORT,), bar=5.0, alone=True),
     "slow": Kind(faults=(SlowKind.COMPUTE,), bar=60.0, lasts=True, options=_LONG, factor=1.3),
     "quota": Kind(faults=(SlowKind.COMPUTE,), bar=40.0, lasts=True, options=_LONG, share=0.4),
     "stall": Kind(),
@@ -148,7 +152,7 @@ KINDS: Mapping[str, Kind] = {
     "tenth": Kind(lasts=True, options=_LONG, factor=1.1),
     "busy": Kind(lasts=True, options=_LONG, hogs=3),
 }
-_CURES = ("stuck", "lying", "spike", "balance")
+_CURES = ("stuck", "lying", "spike", "balance", "out_of_memory")
 _LIES = {"auditor": "flip", "leader": "sticky"}
 """Under what name the script knows a kind that is the same lie at another place."""
 
@@ -486,6 +490,17 @@ def _said(events: Sequence[Event], at: float) -> Iterator[Said]:
                 after=event.at - at,
                 detail=str(event.fields.get("detail") or ""),
                 step=int(event.fields.get("step", -1)),
+                generation=event.generation,
+            )
+        if event.name == "memory.short":
+            yield Said(
+                fault=SHORT,
+                nodes=tuple(event.fields["nodes"]),
+                ranks=tuple(event.fields["ranks"]),
+                act=bool(event.fields["act"]),
+                after=event.at - at,
+                detail=str(event.fields["detail"]),
+                step=int(event.fields["step"]),
                 generation=event.generation,
             )
         excluded = event.name == "batch.excluded" and event.fields.get("detail") != KNOWN

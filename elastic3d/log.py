@@ -169,7 +169,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "audit.off": _warning("detail"),
         # Two ranks that ran micro-batch `micro_batch` of step `step` came to other bits, first at `where`; `finding` is
         # that of the ranks which then repeated it: "transient", "persistent", "nondeterministic" or "undecided".
-        # `ranks` and `nodes` are those that computed wrongly.
+        # `ranks` and `nodes` are those that computed wrongly. Or, without a micro-batch, what one rank sent another is
+        # something else there, where `ranks` are both if it may be either; or a sum.
         "audit.failed": _warning("step", "micro_batch", "where", "finding", "ranks", "nodes", "detail"),
         # Nobody could be convicted, and training goes on with what may be wrong.
         "audit.inconclusive": _error("step", "micro_batch", "where", "finding", "detail"),

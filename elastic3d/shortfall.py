@@ -31,8 +31,8 @@ class Shortfall:
 
     @property
     def missing(self) -> int:
-        """Bytes that were missing at least; 0 if that is not known, as where what is free is in pieces."""
-        return max(0, self.asked - self.free)
+        """Bytes that were missing; 0 if that is not known: nobody said what was free, or it was in pieces."""
+        return max(0, self.asked - self.free) if self.total else 0
 
     @property
     def elsewhere(self) -> bool:

@@ -25,6 +25,7 @@ KIND, in the forward pass of micro-batch MB (0 by default) of the step after STE
     liars       the same on this rank and on the next one, another bit each
     nandevice   every gradient of a block's weight is not a number, from then on
     rest        one bit of its first parameter changes in memory
+    memory      it asks for more memory than the kernel lets it have
     nan         the samples of micro-batch MB of the step bring a loss that is not a number, whoever computes it
     spike       those of three steps from this one on bring ten times the loss, by which it shows
     slow        its blocks take FACTOR times as long, both ways, from then on: slow:RANK@STEP:FACTOR
@@ -46,6 +47,7 @@ import ctypes
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import threading
@@ -72,6 +74,7 @@ from elastic3d.parallel.reduction.lanes import Lane
 from elastic3d.parallel.state import local
 
 LONG = 100_000
+ROOM = 16 << 20
 STALL = 20.0
 
 Waiting = Callable[[], Tensor]
@@ -309,6 +312,18 @@ def _shape() -> None:
     _instead_of_vote(larger)
 
 
+def _memory() -> None:
+    """Be refused by the kernel, once: what this process may map is bounded by little more than it has."""
+    mapped = re.search(r"^VmData:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert mapped is not None
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, ((int(mapped[1]) << 10) + ROOM, before[1]))
+    try:
+        torch.empty(4 * ROOM, dtype=torch.uint8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
 def _rest() -> None:
     fault = Fault.present_one
     assert fault is not None
@@ -381,6 +396,7 @@ KINDS: dict[str, Callable[[], None]] = {
     "slow": lambda: None,
     "sluggish": lambda: None,
     "rest": _rest,
+    "memory": _memory,
     "nan": lambda: None,  # what samples bring is in `FaultyFiles` and in the loss
     "spike": lambda: None,
 }

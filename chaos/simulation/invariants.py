@@ -19,6 +19,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import INTERVAL, SILENCE
 from elastic3d.membership.records import Out
+from elastic3d.rollback import Rollback
 from elastic3d.values import Cause, Generation
 
 FELT = SILENCE - INTERVAL - 0.05
@@ -111,6 +112,11 @@ class Checker(Observer):
         self._troubled[generation.key] = None
         self._lies.convicted(member, generation, clean)
         self.ail(member.id, "kept out")
+
+    def spiked(self, generation: Generation, rollback: Rollback) -> None:
+        """The loss jumped up: the generation ends, and what is left out for it stays so."""
+        self._troubled[generation.key] = None
+        self._lies.spiked(generation, rollback)
 
     def stuck(self, member: Member, key: str) -> None:
         """A rank stands still: unless something else happens, the generation has to end for it."""
@@ -539,4 +545,5 @@ class Checker(Observer):
 
 def _same(before: Generation, now: Generation) -> bool:
     """Return whether this is the same membership, with newer knowledge of what is safe and what nobody goes on from."""
-    return replace(before, reached=now.reached, tried_at=now.tried_at, distrusted=now.distrusted) == now
+    newer = {name: getattr(now, name) for name in ("reached", "tried_at", "distrusted", "rollbacks")}
+    return replace(before, **newer) == now

@@ -1,4 +1,7 @@
-"""What has to hold where devices are convicted: they stay out, nobody else does, and nobody goes on from their work."""
+"""What has to hold where a run goes back: nobody goes on from later states, and what is left out is never forgotten.
+
+For a device that was convicted: it stays out, and nobody else does.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from chaos.simulation.stuck_checks import LATE
 from chaos.simulation.world import World
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.flaps import WRONG
+from elastic3d.rollback import Rollback
 from elastic3d.values import Generation
 
 
@@ -17,13 +21,15 @@ class Conviction:
     """What was said to every node whose trainers ended for it. passed_on: nothing had kept them from
     telling it lately.
 
-    clean: audits vouch for so many steps, and `number` is the generation in which that was.
+    clean: audits vouch for so many steps, and `number` is the generation in which that was. rollback: it was no device,
+    but the loss that jumped up; then there is no place.
     """
 
     place: str
     number: int
     clean: int
     passed_on: bool
+    rollback: Rollback | None = None
 
 
 @dataclass(slots=True)
@@ -44,6 +50,14 @@ class LieChecks:
         place = member.record.node.place
         self.convictions.append(Conviction(place=place, number=generation.number, clean=clean, passed_on=passed_on))
 
+    def spiked(self, generation: Generation, rollback: Rollback) -> None:
+        """The loss jumped up."""
+        passed_on = self.world.loop.now > self.disturbed_until + LATE
+        spike = Conviction(
+            place="", number=generation.number, clean=rollback.step, passed_on=passed_on, rollback=rollback
+        )
+        self.convictions.append(spike)
+
     def disturb(self, until: float) -> None:
         """Note that until `until` something else happens: convictions of a moment ago may not have been passed on."""
         self.disturbed_until = max(self.disturbed_until, until)
@@ -59,8 +73,13 @@ class LieChecks:
         return [f"{event.place} is kept out for computing wrongly, and it never did"]
 
     def sealed(self, formed: Generation) -> list[str]:
-        """Return what is wrong with the nodes that train in a generation."""
-        return [
+        """Return what is wrong with the nodes that train in a generation, and with what it leaves out."""
+        forgotten = [
+            f"{formed.key} forgets what is left out for the spike of generation {one.number}"
+            for one in self._heeded(formed)
+            if one.rollback is not None and one.rollback not in formed.rollbacks
+        ]
+        return forgotten + [
             f"{node.name} was convicted in generation {one.number}, and {formed.key} holds it"
             for one in self._heeded(formed)
             for node in formed.nodes

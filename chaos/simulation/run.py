@@ -141,7 +141,7 @@ def _do(world: World, checker: Checker, command: Command, hosts: range) -> None:
     seconds = command.seconds
     # The effect of a dead link is over once the job goes on without one of the two.
     checker.disturb(command.at if command.do in LINKS else command.ends)
-    if command.do is not Do.LIE:
+    if command.do not in (Do.LIE, Do.SPIKE):
         checker.hinder(command.ends)
     if command.do not in STANDING:
         checker.interfere(command.ends)
@@ -268,6 +268,8 @@ def _do_to(world: World, checker: Checker, command: Command, host: int) -> None:
                 checker.erred()
         case Do.LIE:
             world.lie(member)
+        case Do.SPIKE:
+            world.spike(member)
         case Do.STICK:
             world.stick(member)
             world.loop.later(seconds, world.trainers.unstick, member)

@@ -40,6 +40,7 @@ class Do(StrEnum):
     STICK = "stick"  # a running trainer stands still
     STICKS = "sticks"  # every trainer of theirs stands still soon after it started
     LIE = "lie"  # an audit convicts a device of theirs
+    SPIKE = "spike"  # the loss jumps up where they train, and the run goes back
     SLOW = "slow"  # their work takes several times as long
     CUT = "cut"  # these and the others hear nothing of each other
     MUTE = "mute"  # nothing that these send arrives at the others
@@ -160,7 +161,7 @@ _WEIGHTS = {
     Do.START: 8, Do.KILL: 6, Do.VANISH: 6, Do.PAUSE: 10, Do.LEAVE: 2, Do.NOTICE: 3, Do.DRAIN: 3, Do.QUARANTINE: 2,
     Do.FAIL: 4, Do.ERROR: 1, Do.CUT: 7, Do.MUTE: 3, Do.DEAFEN: 3, Do.ISOLATE: 4, Do.LOSE: 4, Do.LAG: 3,
     Do.UNANSWERED: 3, Do.REVOKE: 2, Do.ETCD_AWAY: 4, Do.ETCD_STOP: 3, Do.ETCD_ELECT: 3, Do.ETCD_SLOW: 2, Do.COMPACT: 5,
-    Do.FINISH: 0, Do.BROKEN: 3, Do.STICK: 0, Do.STICKS: 0, Do.LIE: 0, Do.SLOW: 0,
+    Do.FINISH: 0, Do.BROKEN: 3, Do.STICK: 0, Do.STICKS: 0, Do.LIE: 0, Do.SPIKE: 0, Do.SLOW: 0,
 }  # fmt: skip
 
 
@@ -227,6 +228,11 @@ def draw(seed: int) -> Schedule:
         for _ in range(lies.choice((1, 1, 2))):
             node, when = lies.choice((LEADER, *range(1, newest + 1))), round(lies.uniform(2.0, at + 6.0), 3)
             commands.append(Command(at=when, do=Do.LIE, nodes=(node,)))
+    spikes = Random(f"spikes {seed}")
+    if spikes.random() < 0.15:
+        for _ in range(spikes.choice((1, 1, 2))):
+            node, when = spikes.choice((LEADER, *range(1, newest + 1))), round(spikes.uniform(2.0, at + 6.0), 3)
+            commands.append(Command(at=when, do=Do.SPIKE, nodes=(node,)))
     slow = Random(f"slow {seed}")
     if slow.random() < 0.2:
         commands += _slow(slow, newest, at)

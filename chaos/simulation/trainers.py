@@ -22,6 +22,7 @@ from elastic3d.membership import events as e
 from elastic3d.membership.records import SavedStep
 from elastic3d.membership.slowness import Slowness
 from elastic3d.planner.paced import step_seconds
+from elastic3d.rollback import Rollback
 from elastic3d.values import Generation, ModelProfile, Node
 
 if TYPE_CHECKING:
@@ -336,6 +337,30 @@ class Trainers:
                 else:
                     other.tell(e.TrainerLostPeer(key=key, detail="a device computes wrongly", clean=self.clean))
             return group.generation
+        return None
+
+    def spike(self, member: Member) -> tuple[Generation, Rollback] | None:
+        """Have the loss jump up in the step that is made now; return the generation, and what is left out.
+
+        None where it does not: no trainers of this node run, or not all of its generation's.
+        """
+        for group in self._groups.values():
+            members = list(group.members.values())
+            if group.phase.get(member.id) is not Phase.RUNNING or group.broken or group.stuck:
+                continue
+            if group.running < len(members) or not self._together(members):
+                return None
+            group.broken = group.told = True
+            before, step = group.generation.number + 1, self.clean
+            rollback = Rollback(before=before, step=step, spike=step + 1, first=8 * step, stop=8 * step + 8)
+            for other in members:
+                self._free(other.id, group)
+                group.phase[other.id] = Phase.OVER
+                lost = e.TrainerLostPeer(
+                    key=group.generation.key, detail="the loss jumped up", clean=step, rollback=rollback
+                )
+                other.tell(lost)
+            return group.generation, rollback
         return None
 
     def _raise(self, member: Member, group: _Group) -> None:

@@ -23,6 +23,7 @@ from elastic3d.membership.records import Drain, MemberRecord, Notice, Quarantine
 from elastic3d.membership.stalls import Judge
 from elastic3d.membership.transactions import BREVITY, Brevity, Transaction
 from elastic3d.planner import Plan, plan, plan_below
+from elastic3d.rollback import Rollback
 from elastic3d.shortfall import MemoryBound
 from elastic3d.values import Generation, Layout, ModelProfile, Node, Slot
 
@@ -78,6 +79,9 @@ class Observer:
 
     def convicted(self, member: Member, generation: Generation, clean: int) -> None:
         """A device of this node was convicted in this generation; audits vouch for `clean` steps."""
+
+    def spiked(self, generation: Generation, rollback: Rollback) -> None:
+        """The loss jumped up in this generation, and all its nodes say so."""
 
 
 class World:
@@ -253,6 +257,14 @@ class World:
             self._note(member, "computes wrongly")
             for observer in self.observers:
                 observer.convicted(member, generation, clean)
+
+    def spike(self, member: Member) -> None:
+        """Have the loss jump up in the generation in which a node trains, if it does."""
+        spiked = self.trainers.spike(member)
+        if spiked is not None:
+            self._note(member, "sees the loss jump up, as all others do")
+            for observer in self.observers:
+                observer.spiked(*spiked)
 
     def quarantine(self, host: int, seconds: float) -> None:
         """Let an operator keep a machine out for a time."""

@@ -14,7 +14,9 @@ wants to can make two tensors of one digest.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,21 +41,37 @@ def digest_of(tensor: torch.Tensor, start: int = 0) -> int:
     start: where its bytes begin in the whole, a multiple of 8; bytes that do not fill the last word count as followed
     by zeros, so that only the end of the whole may be no multiple of 8. Computed where the tensor is; waits for it.
     """
+    return int(digest_there(tensor, start)) & _MASK
+
+
+def digest_there(tensor: torch.Tensor, start: int = 0) -> torch.Tensor:
+    """Return the same as one int64, which wraps around, where the tensor is; waits for no device.
+
+    Sums of what it returns are digests too.
+    """
     assert tensor.is_contiguous()
     assert start % WORD == 0
     flat = tensor.detach().reshape(-1).view(torch.uint8)
     whole = flat.numel() // WORD * WORD
-    rest = bytes(flat[whole:].tolist())
     # The address of a view may be no multiple of 8, and then neither torch nor numpy can see words in it.
     body = flat[:whole] if flat.data_ptr() % WORD == 0 else flat[:whole].clone()
     first = start // WORD
-    if body.device.type == "cpu":
-        total = words_digest(body.numpy().view(np.uint64), first)
-    else:
-        total = _on_device(body.view(torch.int64), first)
-    if rest:
-        total += words_digest(np.array([int.from_bytes(rest, "little")], dtype=np.uint64), first + whole // WORD)
-    return total & _MASK
+    total = _digest(body.view(torch.int64), first)
+    if whole < flat.numel():
+        last = torch.zeros(WORD, dtype=torch.uint8, device=flat.device)
+        last[: flat.numel() - whole] = flat[whole:]
+        total += _digest(last.view(torch.int64), first + whole // WORD)
+    return total
+
+
+def _digest(words: torch.Tensor, first: int) -> torch.Tensor:
+    if words.device.type != "cpu":
+        return _on_device(words, first)
+    if not len(words):
+        return torch.zeros((), dtype=torch.int64)
+    # As memory: torch does not let go of a storage any more that numpy has seen, as FSDP does after each use.
+    memory: Any = (ctypes.c_char * words.nbytes).from_address(words.data_ptr())
+    return torch.tensor(_signed(words_digest(np.frombuffer(memory, dtype=np.uint64), first)))
 
 
 def words_digest(words: Words, first: int = 0) -> int:
@@ -69,26 +87,31 @@ def words_digest(words: Words, first: int = 0) -> int:
     return total
 
 
-def _on_device(words: torch.Tensor, first: int) -> int:
+def _on_device(words: torch.Tensor, first: int) -> torch.Tensor:
     """Return the same, computed by the device: products of int64 wrap around, as those of uint64 do."""
-    total, at = 0, 0
-    table = torch.from_numpy(_table().view(np.int64)).to(words.device)
-    sums, factors = [], []
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    at = 0
+    table = _table_on(words.device)
     while at < len(words):
         block, inside = divmod(first + at, BLOCK)
         count = min(BLOCK - inside, len(words) - at)
-        sums.append((words[at : at + count] * table[inside : inside + count]).sum())
-        factors.append(_odd(block, 1))
+        total += (words[at : at + count] * table[inside : inside + count]).sum() * _signed(_odd(block, 1))
         at += count
-    if sums:
-        dots = torch.stack(sums).tolist()
-        total = sum(dot * factor for dot, factor in zip(dots, factors, strict=True))
-    return total & _MASK
+    return total
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number
 
 
 @functools.cache
 def _table() -> Words:
     return np.array([_odd(place, 0) for place in range(BLOCK)], dtype=np.uint64)
+
+
+@functools.cache
+def _table_on(device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(_table().view(np.int64)).to(device)
 
 
 def _odd(number: int, of: int) -> int:

@@ -245,6 +245,11 @@ class Assembly:
         for stage, reduction in self._watched:
             reduction.watch(witness, stage)
 
+    @property
+    def ordered(self) -> list[Ordered]:
+        """The reductions of all stages, where several ranks take part in them."""
+        return [reduction for _, reduction in self._watched if isinstance(reduction, Ordered)]
+
     def drop(self) -> None:
         """Forget what the passes of the step have left: they are made again."""
         for _, reduction in self._watched:

@@ -34,33 +34,27 @@ from elastic3d.data.sources import nothing_more
 from elastic3d.health import audit, exam
 from elastic3d.health.audit import Audit, AuditPlan
 from elastic3d.health.hearing import Finding, Hearing, Statement, decided, hear
+from elastic3d.health.links import HOUR
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.witness import ChainLink, Witness
 from elastic3d.planner import place_of
 from elastic3d.port import Assignment, Audited, AuditReport, Port
 from elastic3d.training import identity
+from elastic3d.training.exchanges import Accusation, Exchanges, sums_again
+from elastic3d.training.findings import AuditedRank, Convicted
 from elastic3d.training.state_facts import Nondeterminism
 
 if TYPE_CHECKING:
     from elastic3d.parallel.pipeline.passes import LossFunction
 
-HOUR = 3600.0
-"""Seconds within which a second accident of one rank is none."""
+MOST_REDONE = 3
+"""How often a step is made again at most for what looks like accidents."""
 
 TESTS = 2
 """How often a product whose result is known has to be wrong: once may be an accident, of an honest device too."""
 
 Losses = dict[int, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditedRank:
-    """A rank of the generation: the node it is on, the name of its device, and whether the node is a newcomer."""
-
-    node: str
-    device: str
-    newcomer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +69,6 @@ class Dispute:
     link: ChainLink
     said: dict[int, int]
     elsewhere: tuple[int, ...] = ()
-
-
-class Convicted(Exception):
-    """A rank computes wrongly, again and again. Never leaves this package: `Run` has the port end the trainer."""
-
-    def __init__(self, report: AuditReport) -> None:
-        super().__init__(report.detail)
-        self.report = report
 
 
 class Auditor:
@@ -101,10 +87,12 @@ class Auditor:
         batches: Batches,
         *,
         peers: Sequence[AuditedRank],
+        exchanges: Exchanges,
         coverage: AuditCoverage,
         port: Port,
         clock: Clock,
     ) -> None:
+        self._exchanges = exchanges
         self._plan, self._assembly, self._batches, self._peers = plan, assembly, batches, peers
         self._port, self._report, self._clock = port, port.audited, clock
         self._mesh = assembly.mesh
@@ -153,21 +141,20 @@ class Auditor:
             # What others repeat was loaded already where it was seen in this generation.
             own, turns = batch.micro_batches[: share.rounds(batch.count)], share.turns(batch.step, batch.count)
             return self._assembly.passes.run(replace(batch, micro_batches=own, turns=turns), loss_fn)
-        redone = False
+        redone = 0
         while True:
-            losses, dispute = self._audited(audited, batch, loss_fn)
-            if dispute is None:
+            losses, accusation = self._audited(audited, batch, loss_fn)
+            if accusation is None:
                 if not redone:
                     self._vouch(batch.step)
                 return losses
-            hearing, now = self._hear(dispute, batch, loss_fn)
-            report = self._reported(hearing, dispute, batch)
+            hearing, report, now = accusation.hearing, accusation.report, accusation.now
             self._report(report)
             match hearing.finding:
                 case Finding.PERSISTENT:
                     self._convict(report)
                     return losses
-                case Finding.TRANSIENT:
+                case Finding.TRANSIENT if redone < MOST_REDONE:
                     if any(now - self._accidents.get(rank, -HOUR) < HOUR for rank in hearing.culprits):
                         self._convict(replace(report, detail=f"{hearing.detail}; so it did within the last hour"))
                         return losses
@@ -181,8 +168,8 @@ class Auditor:
                     return losses
             self._report(replace(report, kind=Audited.REDONE))
             self._port.progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
-            self._assembly.drop()
-            redone = True
+            self._assembly.begin_again()
+            redone += 1
 
     def _vouch(self, step: int) -> None:
         self.clean, self.clean_nodes = step, dict.fromkeys(self.clean_nodes, step)
@@ -230,8 +217,11 @@ class Auditor:
         detail = f"{report.detail}. act='log' has training go on with it"
         self._report(replace(report, kind=Audited.INCONCLUSIVE, detail=detail))
 
-    def _audited(self, audited: Audit, batch: Batch, loss_fn: LossFunction) -> tuple[Losses, Dispute | None]:
-        """Run the passes, and return what all ranks together disagree on first."""
+    def _audited(self, audited: Audit, batch: Batch, loss_fn: LossFunction) -> tuple[Losses, Accusation | None]:
+        """Run the passes and complete the sums; return what follows from what all ranks together disagree on first.
+
+        What was exchanged comes first: where that is wrong, passes are too.
+        """
         owners, column = self._batches.share.owners, self._mesh.place.dp
         leaf, leaves = self._plan.leaf, batch.count // self._plan.leaf
         own = audited.audited(column, owners, leaves)
@@ -241,9 +231,19 @@ class Auditor:
         heard = [(owners.owner(one).number, one) for one in own]
         heard += [(turns + number, one) for number, one in enumerate(others)]
         witness = self._watched([turn for turn, _ in heard])
-        losses = self._passes(batch, loss_fn, witness)
-        chains = {one: witness.said[turn] for turn, one in heard}
-        return losses, self._compared(chains)
+        self._exchanges.begin(batch.step)
+        try:
+            losses = self._passes(batch, loss_fn, witness)
+            self._assembly.reduction.finish()
+        finally:
+            self._exchanges.end()
+        accusation = self._exchanges.accused(batch.step, self.clean)
+        if accusation is None:
+            dispute = self._compared({one: witness.said[turn] for turn, one in heard})
+            if dispute is not None:
+                hearing, now = self._hear(dispute, batch, loss_fn)
+                accusation = Accusation(hearing=hearing, report=self._reported(hearing, dispute, batch), now=now)
+        return losses, accusation
 
     def _compared(self, chains: dict[int, dict[ChainLink, int]]) -> Dispute | None:
         """Return the first link of the lowest leaf over which two ranks of one place differ; a collective.
@@ -391,10 +391,10 @@ def begin(
     if not budget:
         return None, None
     layout, device = mesh.layout, port.device
-    mine = json.dumps([port.assignment.node, device.described(), port.assignment.newcomer]).encode()
-    peers = [
-        AuditedRank(node=node, device=name, newcomer=new) for node, name, new in map(json.loads, mesh.gather(mine))
-    ]
+    again = sums_again(assembly, order.counts)
+    mine = json.dumps([port.assignment.node, device.described(), port.assignment.newcomer, again]).encode()
+    said = [json.loads(data) for data in mesh.gather(mine)]
+    peers = [AuditedRank(node=node, device=name, newcomer=new) for node, name, new, _ in said]
     names = sorted({peer.node for peer in peers})
     nodes = [names.index(peer.node) for peer in peers]
     plan = audit.plan(
@@ -420,7 +420,10 @@ def begin(
 
     batches.take(replace(batches.share, extra=extra, heard=heard))
     seen = audit.coverage(plan, layout, counts=order.counts, nodes=nodes)
-    return Auditor(plan, assembly, batches, peers=peers, coverage=seen, port=port, clock=clock), seen
+    exchanges = Exchanges(assembly, peers=peers, seed=order.seed, port=port, clock=clock)
+    seen = replace(seen, sums=min(share for *_, share in said) if exchanges.adds_again else 0.0)
+    made = Auditor(plan, assembly, batches, peers=peers, exchanges=exchanges, coverage=seen, port=port, clock=clock)
+    return made, seen
 
 
 def _summary(chain: dict[ChainLink, int]) -> str:

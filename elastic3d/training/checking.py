@@ -29,8 +29,7 @@ from elastic3d.parallel.numerics.update import Update
 from elastic3d.parallel.vote import Outcome
 from elastic3d.port import Audited, AuditReport, Port
 from elastic3d.training.at_rest import AtRest
-from elastic3d.training.auditing import AuditedRank
-from elastic3d.training.findings import end, nodes_of
+from elastic3d.training.findings import AuditedRank, end, nodes_of
 from elastic3d.training.updates import Updates
 
 

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from elastic3d.port import AuditReport, Port
-from elastic3d.training.auditing import AuditedRank, Convicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedRank:
+    """A rank of the generation: the node it is on, the name of its device, and whether the node is a newcomer."""
+
+    node: str
+    device: str
+    newcomer: bool = False
+
+
+class Convicted(Exception):
+    """A rank computes wrongly, again and again. Never leaves this package: `Run` has the port end the trainer."""
+
+    def __init__(self, report: AuditReport) -> None:
+        super().__init__(report.detail)
+        self.report = report
 
 
 def end(port: Port, report: AuditReport, *, certain: bool) -> None:

@@ -23,7 +23,7 @@ from elastic3d.parallel.assembly import Assembly
 from elastic3d.port import Assignment, Audited, AuditReport, Go, Progress
 from elastic3d.rollback import MOST, WITHIN, Rollback, exhausted
 from elastic3d.training import restoring
-from elastic3d.training.auditing import Convicted
+from elastic3d.training.findings import Convicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

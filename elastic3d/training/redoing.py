@@ -35,7 +35,7 @@ from elastic3d.parallel.vote import Outcome
 from elastic3d.parallel.witness import ChainLink, Witness, all_finite
 from elastic3d.planner import place_of
 from elastic3d.port import Audited, AuditReport, Port
-from elastic3d.training.auditing import AuditedRank, Convicted
+from elastic3d.training.findings import AuditedRank, Convicted
 from elastic3d.training.loss import Loss
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from checkpointing.format.tiles import Box, TensorSpec, uncovered
 from checkpointing.reading.sources import Offered, TileSource
-from elastic3d.data import Order
 from elastic3d.distrust import Distrust, refused
 from elastic3d.errors import StateError, StateUnfit
 from elastic3d.log import process_log
@@ -24,7 +23,6 @@ from elastic3d.snapshots import offer_columns
 from elastic3d.snapshots.memory import SnapshotName
 from elastic3d.snapshots.offer_columns import OfferColumns
 from elastic3d.snapshots.offers import OfferedShard, SpelledOut, spell_out
-from elastic3d.training.state_facts import StateFacts
 from elastic3d.values import StoreAt
 
 MEMORY, STORE, NONE = "memory", "store", "none"
@@ -400,32 +398,6 @@ def _from_the_beginning(known: Known) -> Decision:
         "started again, goes on behind that step where it is in the store. With snapshot_every=1 the state before a "
         "step is kept, and what raised is tried again" + (f". What raised: {known.failure}" if known.failure else "")
     )
-
-
-def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> None:
-    """Accept the facts of the state of a step; StateUnfit if its samples were counted in another order than these.
-
-    The micro-batch may differ: it changes the bits, but not which samples are consumed. data: the data set's
-    fingerprint; a data set without one is taken on trust.
-    """
-    saved = facts.order
-    for name in ("length", "global_batch", "seed"):
-        then, now = getattr(saved, name), getattr(order, name)
-        if name == "global_batch":
-            then, now = saved.taken(step), order.taken(step)
-        if then != now:
-            raise StateUnfit(
-                f"the state of step {step} was trained with {name}={then} and run.batches now has {now}: its "
-                "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
-                "new run"
-            )
-    then = facts.data
-    if then and data and then != data:
-        raise StateUnfit(
-            f"the state of step {step} was trained on the data set {then} and run.batches now has {data}: its "
-            "samples could not be accounted for. Trying again does not help: go back to the old files, or start a new "
-            "run"
-        )
 
 
 def dump(decision: Decision) -> bytes:

@@ -32,8 +32,9 @@ from elastic3d.parallel.numerics.update import Update
 from elastic3d.parallel.vote import Outcome
 from elastic3d.port import Port
 from elastic3d.training import auditing, checking, redoing
-from elastic3d.training.auditing import Auditor, Convicted
+from elastic3d.training.auditing import Auditor
 from elastic3d.training.checking import Checks
+from elastic3d.training.findings import Convicted
 from elastic3d.training.going_back import GoingBack
 from elastic3d.training.loss import Loss
 from elastic3d.training.redoing import Redoing

@@ -150,3 +150,29 @@ def parse(plain: Mapping[str, Any] | None, step: int) -> StateFacts:
             f"what the state of step {step} says beside its tensors cannot be read: {error}. Trying again does not "
             "help: upgrade if a newer version saved it, or go back to another checkpoint with restore="
         ) from error
+
+
+def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> None:
+    """Accept the facts of the state of a step; StateUnfit if its samples were counted in another order than these.
+
+    The micro-batch may differ: it changes the bits, but not which samples are consumed. data: the data set's
+    fingerprint; a data set without one is taken on trust.
+    """
+    saved = facts.order
+    for name in ("length", "global_batch", "seed"):
+        then, now = getattr(saved, name), getattr(order, name)
+        if name == "global_batch":
+            then, now = saved.taken(step), order.taken(step)
+        if then != now:
+            raise StateUnfit(
+                f"the state of step {step} was trained with {name}={then} and run.batches now has {now}: its "
+                "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
+                "new run"
+            )
+    then = facts.data
+    if then and data and then != data:
+        raise StateUnfit(
+            f"the state of step {step} was trained on the data set {then} and run.batches now has {data}: its "
+            "samples could not be accounted for. Trying again does not help: go back to the old files, or start a new "
+            "run"
+        )

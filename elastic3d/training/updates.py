@@ -21,13 +21,13 @@ from elastic3d.data.permutation import key
 from elastic3d.health import recheck
 from elastic3d.health.custody import Rotation
 from elastic3d.health.hearing import Finding, Hearing, Statement, hear
+from elastic3d.health.links import HOUR
 from elastic3d.health.recheck import CannotRepeat, Piece
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.state import local
 from elastic3d.port import Audited, AuditReport, Port
-from elastic3d.training.auditing import HOUR, AuditedRank
-from elastic3d.training.findings import end, nodes_of
+from elastic3d.training.findings import AuditedRank, end, nodes_of
 
 _EXCHANGE, _HEARING = 11, 12
 """Kinds of steps, for their fingerprints: those that end with an exchange of pieces, and the hearing over one."""

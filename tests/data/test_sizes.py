@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from elastic3d.data import Growing, Order, check
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.errors import ConfigurationError, StateError, UsageError
-from elastic3d.training import restoring
+from elastic3d.training import state_facts
 from elastic3d.training.state_facts import StateFacts
 from elastic3d.values import from_json, to_json
 
@@ -73,10 +73,10 @@ def test_sizes_of_past_steps_may_not_change_and_later_ones_may() -> None:
     """A run may be given another future, but another past could not be accounted for."""
     facts = StateFacts(step=5, order=ORDER, ledger=(), optimizer_groups=(), schedule=None)
     later = Order(length=37, global_batch=4, micro_batch=2, seed=1, changes=((2, 8), (7, 16)))
-    restoring.check_facts(facts, 5, later)
+    state_facts.check_facts(facts, 5, later)
     other = Order(length=37, global_batch=4, micro_batch=2, seed=1, changes=((3, 8),))
     with pytest.raises(StateError, match=r"global_batch=Growing\(\(0, 4\), \(2, 8\)\) and run.batches now has Growing"):
-        restoring.check_facts(facts, 5, other)
+        state_facts.check_facts(facts, 5, other)
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,42 @@ def test_the_command_reads_what_was_done_about_slow_nodes(tmp_path: Path) -> Non
     assert document["rungs"] == list(SLOW.rungs)
 
 
+SHORT = Verdict(
+    kind=VerdictKind.MEMORY,
+    fault="recompute full",
+    key="1.4",
+    step=0,
+    detail="rank 1 on n1 ran out of its device's memory; from now on pp 1 x dp 2 x tp 1, ZeRO-3, recompute full",
+    culprits=("n1@7",),
+    ranks=(1,),
+)
+
+
+def test_memory_that_ran_out_is_explained_with_the_rung_that_was_taken() -> None:
+    """Or with what to leave open, where there was none; it is no word about who is at fault."""
+    text = page(explain(SHORT, formed=[Formed(number=2, active=2)]))
+    for part in (
+        "Generation 1 ran out of memory before its first step: recompute full",
+        "node n1 (rank 1): what a rank needs follows from its place in the mesh",
+        "generation 2 was formed to need less, with the same bits",
+        "memory.exhausted in the events names it",
+    ):
+        assert part in text, text
+    text = page(explain(replace(SHORT, fault="none", act=False, step=7), ended="out of memory"))
+    assert "after step 7: none" in text
+    assert "the same layout was tried again, and the job ended: out of memory" in text
+    assert "leave layout= and the ZeRO stage open" in text
+
+
+def test_the_command_reads_where_memory_ran_out(tmp_path: Path) -> None:
+    """From the events of whoever led, and of no bundle: there is none."""
+    journal = Journal(str(tmp_path), "job", "n0")
+    journal.concluded(SHORT)
+    journal.close()
+    document = json.loads(run("--events", str(tmp_path), "--json").output)
+    assert (document["kind"], document["fault"], document["nodes"]) == ("memory", "recompute full", ["n1"])
+
+
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(application(), ["explain", *arguments])
 

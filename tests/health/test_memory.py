@@ -97,6 +97,15 @@ def test_what_was_missing_is_what_the_next_rung_needs_less() -> None:
     assert below.needed <= first.needed - missing
 
 
+def test_what_a_host_was_asked_for_is_not_what_was_missing() -> None:
+    """What a process may have of it is not known: a small model that asks for much at once still has its ladder."""
+    model, sealed = profile(), generation(Layout(pp=1, dp=4))
+    said = {"n0@1": Shortfall(rank=0, host=True, asked=2**50)}
+    assert MemoryLadder().bounds(sealed, model, said) == MemoryLadder().bounds(
+        sealed, model, {"n0@1": Shortfall(rank=0, host=True)}
+    )
+
+
 def test_more_than_any_layout_could_save_leads_nowhere() -> None:
     """As where the script asks for too much by itself: the tries are as many as without a ladder."""
     model = profile()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chaos.cluster import Cluster, Launch
 from chaos.etcd import EtcdServer
+from chaos.memory_group import MemoryGroup
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(400)]
 
+Event = dict[str, Any]
 SCRIPT = Path(__file__).parent / "scripts" / "short_of_memory.py"
 STEPS = 3
 ROOM = "260"
@@ -21,33 +25,59 @@ ROOM = "260"
 330 to 390 without."""
 
 
-@pytest.mark.long
-def test_a_job_whose_first_layout_does_not_fit_ends_with_the_same_bits(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """In one generation more, and nobody says that the script raised."""
-    events = tmp_path / "events"
+def played(
+    etcd: EtcdServer, folder: Path, environment: dict[str, str], group: MemoryGroup | None = None
+) -> list[Event]:
+    """Return the events of the job that ended well and with the quiet run's bits. group: that of its node0, if any."""
+    events = folder / "events"
     launch = Launch(
-        run_id="short-of-memory",
-        endpoint=job_etcd.endpoint,
+        run_id=folder.name,
+        endpoint=etcd.endpoint,
         script=SCRIPT,
-        script_args=(str(STEPS), str(tmp_path)),
+        script_args=(str(STEPS), str(folder)),
         min_nodes=2,
         max_nodes=2,
         conf={"mode": "resident", "last_call": "20"},
-        environment={"EVENTS": str(events), "ROOM": ROOM},
+        environment={"EVENTS": str(events), **environment},
     )
-    with Cluster(launch, tmp_path / "nodes") as cluster:
+    with Cluster(launch, folder / "nodes") as cluster:
         for number in range(2):
-            cluster.start_node(f"node{number}")
+            node = cluster.start_node(f"node{number}")
+            if group is not None and not number:
+                group.add(node.pid)
         codes = cluster.wait(300)
         logs = "\n".join(cluster.tail(f"node{number}") for number in range(2))
     assert set(codes.values()) == {0}, logs
-    lines = [json.loads(line) for file in sorted(events.iterdir()) for line in file.read_text().splitlines()]
+    lines = [json.loads(line) for file in sorted(events.glob("*.jsonl")) for line in file.read_text().splitlines()]
     sealed = {line["number"]: line for line in lines if line["event"] == "generation.sealed"}
     assert [sealed[number]["cause"] for number in sorted(sealed)] == ["start", "out_of_memory"], logs
     short = [line for line in lines if line["event"] == "memory.short"]
     assert [(line["rung"], line["act"], line["generation"]) for line in short] == [("recompute full", True, 1)], logs
     assert {line["event"] for line in lines} & {"script.raised", "memory.exhausted"} == {"memory.exhausted"}
-    quiet = tmp_path / "quiet"
+    quiet = folder / "quiet"
     quiet.mkdir()
     subprocess.run([sys.executable, SCRIPT, str(STEPS), quiet], check=True, timeout=200)
-    assert (tmp_path / "digest").read_text() == (quiet / "digest").read_text()
+    assert (folder / "digest").read_text() == (quiet / "digest").read_text()
+    return short
+
+
+@pytest.mark.long
+def test_a_job_whose_first_layout_does_not_fit_ends_with_the_same_bits(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """In one generation more, and nobody says that the script raised."""
+    (short,) = played(job_etcd, tmp_path, {"ROOM": ROOM})
+    assert "ran out of the host's memory (8.0 MiB asked)" in short["detail"]
+
+
+@pytest.mark.slow
+def test_a_trainer_that_the_kernel_kills_for_its_memory_is_no_kill_by_a_person(
+    job_etcd: EtcdServer, tmp_path: Path
+) -> None:
+    """Its control group counts such kills; its keeper, which has the snapshots, lives on."""
+    name = f"elastic3d-{tmp_path.name}-{os.getpid()}"
+    try:
+        with MemoryGroup(name) as group:
+            (short,) = played(job_etcd, tmp_path, {"ROOM": ROOM, "GROUP": name}, group)
+    except PermissionError as error:
+        pytest.skip(f"no control group can bound memory here: {error}")
+    assert short["nodes"] == ["node0"]
+    assert "the kernel killed it" in short["detail"]

@@ -403,9 +403,9 @@ def facts_of(order: Order, data: str = "") -> StateFacts:
 def test_a_state_of_other_samples_is_refused() -> None:
     """Another data set, batch or seed than the saved run's could not be accounted for; another micro-batch can."""
     order = Order(length=10, global_batch=4, micro_batch=2, seed=1)
-    restoring.check_facts(facts_of(order), 2, Order(length=10, global_batch=4, micro_batch=1, seed=1))
+    state_facts.check_facts(facts_of(order), 2, Order(length=10, global_batch=4, micro_batch=1, seed=1))
     with pytest.raises(StateError, match=r"trained with global_batch=4 and run.batches now has 8"):
-        restoring.check_facts(facts_of(order), 2, Order(length=10, global_batch=8, micro_batch=2, seed=1))
+        state_facts.check_facts(facts_of(order), 2, Order(length=10, global_batch=8, micro_batch=2, seed=1))
 
 
 def test_state_of_another_data_set_is_refused() -> None:
@@ -413,9 +413,9 @@ def test_state_of_another_data_set_is_refused() -> None:
     order = Order(length=10, global_batch=4, micro_batch=2, seed=1)
     facts = facts_of(order, "old.bin")
     with pytest.raises(StateError, match=r"data set old\.bin and run\.batches now has new\.bin"):
-        restoring.check_facts(facts, 2, order, "new.bin")
-    restoring.check_facts(facts, 2, order, "old.bin")
-    restoring.check_facts(facts, 2, order)
+        state_facts.check_facts(facts, 2, order, "new.bin")
+    state_facts.check_facts(facts, 2, order, "old.bin")
+    state_facts.check_facts(facts, 2, order)
 
 
 def test_facts_are_read_once_and_what_cannot_be_is_said() -> None:

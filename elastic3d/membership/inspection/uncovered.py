@@ -20,7 +20,11 @@ def uncovered(watch: HealthFigures) -> tuple[str, ...]:
         lines.append("a bit that changes once in memory, in state that was not looked at in that step")
     else:
         lines.append("the optimizer's arithmetic, and state at rest in a device's memory")
-    lines.append("what is summed, gathered or sent between ranks")
+    seen = watch.coverage if watch.audit else None
+    if seen is not None and seen.every:
+        lines += _of_exchanges(seen)
+    elif seen is None or seen.off:
+        lines.append("what is summed, gathered or sent between ranks")
     if not watch.slow_from:
         lines.append("nodes that are slow: nobody measures them")
     else:
@@ -44,4 +48,15 @@ def _of_audits(coverage: AuditCoverage) -> list[str]:
         lines.append("faults that strike every time: each pass is repeated on its own node, which nobody contradicts")
     elif coverage.nodes == 2:
         lines.append("which of two nodes errs, where they differ again and both come to a product that is known")
+    return lines
+
+
+def _of_exchanges(coverage: AuditCoverage) -> list[str]:
+    lines = []
+    if coverage.every > 1:
+        most = f"{coverage.every - 1} of {coverage.every} steps"
+        lines.append(f"gradients and weights that change on their way between ranks, in {most}")
+    twice = coverage.sums / coverage.every
+    if twice < 1:
+        lines.append(f"what adds up gradients wrongly, in {100 * (1 - twice):.4g} % of the sums")
     return lines

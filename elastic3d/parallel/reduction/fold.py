@@ -21,6 +21,7 @@ from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
 from elastic3d.owners import SenderTurn
 from elastic3d.parallel.reduction.flat import Flat, intercept
+from elastic3d.parallel.reduction.fold_sample import FoldSample
 from elastic3d.parallel.reduction.lanes import Lane, Lanes
 
 Add = Callable[[torch.Tensor, torch.Tensor, bool], None]
@@ -45,7 +46,8 @@ class _Stretch:
 class Fold:
     """One unit's sum. group: None where nobody shares it. pieces: how many count in this step, None for all.
 
-    holes: pieces below that number which do not count either, and are dropped likewise.
+    holes: pieces below that number which do not count either, and are dropped likewise. sample: keeps what is added
+    to a part of the sum, None in most steps.
 
     wire: returns the dtype that pieces are sent in, known from the first forward pass on; by default that of the sum.
     rounds: it need not hold them exactly. Pieces are numbered in the order of rounds, and in a round in that of its
@@ -74,6 +76,7 @@ class Fold:
         self.pieces: int | None = None
         self.holes: frozenset[int] = frozenset()
         self.watch: Seen | None = None
+        self.sample: FoldSample | None = None
         self._rank = group.rank() if group else 0
         self._ranks = group.size() if group else 1
         assert self._ranks == flat.shards * ways
@@ -119,6 +122,17 @@ class Fold:
         """Forget the sum of the rounds so far; nothing may be under way."""
         for stretch in self._stretches:
             stretch.empty = True
+
+    @property
+    def total(self) -> torch.Tensor:
+        """What this rank has added up, until the next step's first piece."""
+        return self._sum
+
+    @property
+    def counted(self) -> int:
+        """How many pieces of the step are added up; to be asked where not all are."""
+        assert self.pieces is not None
+        return self.pieces - sum(hole < self.pieces for hole in self.holes)
 
     def chunk(self) -> torch.Tensor | None:
         """Return the sum of this rank's chunk, and begin a new one with the next round; None without any round.
@@ -171,6 +185,7 @@ class Fold:
             self._group,
             functools.partial(self._arrived, stretch, turn),
             turn.senders,
+            self._lanes.transit,
         )
 
     def _arrived(self, stretch: _Stretch, turn: SenderTurn, pieces: torch.Tensor) -> None:
@@ -181,6 +196,9 @@ class Fold:
         if any(first <= hole < first + len(pieces) for hole in self.holes):
             pieces = pieces[[row for row in range(len(pieces)) if first + row not in self.holes]]
         if len(pieces):
+            if self.sample is not None:
+                parts = [(one.at, one.mine) for one in self._stretches]
+                self.sample.added(parts, stretch.at, pieces, self.counted)
             self._add(self._sum[stretch.at : stretch.at + stretch.mine], pieces, stretch.empty)
             stretch.empty = False
 
@@ -191,20 +209,20 @@ class Fold:
             self._whole = torch.empty(self.flat.chunk, dtype=self._sum.dtype, device=self._sum.device)
         shards, item = self.flat.shards, self._sum.dtype.itemsize
         holders = [other % shards == self._rank // self._ways for other in range(self._ranks)]
-        progress = self._lanes.progress
+        progress, transit = self._lanes.progress, self._lanes.transit
         for stretch in self._stretches:
             received = [0] * self._ranks
             for way, part in enumerate(stretch.parts):
                 received[self._rank % shards * self._ways + way] = part * item
+            into = self._whole[stretch.start : stretch.stop].view(torch.uint8)
+            out = self._sum[stretch.at : stretch.at + stretch.mine].repeat(self._ways).view(torch.uint8)
+            sent = [stretch.mine * item if holds else 0 for holds in holders]
+            exchange = transit.sends(out, sent) if transit is not None else 0
             number = progress.enter(Axis.DP, fingerprint(item, stretch.start, stretch.stop))
-            dist.all_to_all_single(
-                self._whole[stretch.start : stretch.stop].view(torch.uint8),
-                self._sum[stretch.at : stretch.at + stretch.mine].repeat(self._ways).view(torch.uint8),
-                received,
-                [stretch.mine * item if holds else 0 for holds in holders],
-                group=self._group,
-            )
+            dist.all_to_all_single(into, out, received, sent, group=self._group)
             progress.leave(Axis.DP, number)
+            if transit is not None:
+                transit.arrived(exchange, into, received)
         return self._whole
 
 

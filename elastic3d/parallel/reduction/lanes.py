@@ -16,6 +16,7 @@ import torch.distributed as dist
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.dtypes import dtype_mark
+from elastic3d.parallel.reduction.transit import Transit
 from elastic3d.planner.memory import BUCKET
 from elastic3d.port import UNRECORDED, Progress
 
@@ -52,10 +53,12 @@ class Lane:
         group: dist.ProcessGroup,
         arrived: Arrived,
         senders: Sequence[int],
+        transit: Transit | None = None,
     ) -> None:
         """Send splits[i] numbers to rank i, and have `arrived` called with the `mine` numbers that each sender sends.
 
         A rank that is none of the senders sends nothing, whatever is in `out`: its splits are those of the others.
+        transit: what looks at numbers as they leave and as they arrive.
         """
         item, rank = out.dtype.itemsize, group.rank()
         self._in = _at_least(self._in, len(senders) * mine * item, out.device)
@@ -66,6 +69,9 @@ class Lane:
         for sender in senders:
             received[sender] = mine * item
         sends = rank in senders
+        if transit is not None:
+            counts = [numbers // item for numbers in received]
+            arrived = _seen(transit, transit.sends(out, splits if sends else ()), counts, arrived)
         number = self._progress.post(self._axis, mark)
         # As bytes: they are moved, not computed with, and gloo does not know every dtype.
         work = dist.all_to_all_single(
@@ -94,6 +100,8 @@ class Lanes:
 
     bound = BUCKET
     """Bytes of what may be sent at once."""
+    transit: Transit | None = None
+    """What looks at all that is sent, None in most steps."""
 
     def __init__(self, progress: Progress = UNRECORDED, axis: Axis = Axis.DP) -> None:
         self.progress, self._axis = progress, axis
@@ -118,6 +126,14 @@ class Lanes:
         """Wait for everything under way."""
         for _ in self._lanes:
             self.next()
+
+
+def _seen(transit: Transit, number: int, counts: Sequence[int], arrived: Arrived) -> Arrived:
+    def seen(pieces: torch.Tensor) -> None:
+        transit.arrived(number, pieces.reshape(-1), counts)
+        arrived(pieces)
+
+    return seen
 
 
 def _at_least(buffer: torch.Tensor, size: int, device: torch.device) -> torch.Tensor:

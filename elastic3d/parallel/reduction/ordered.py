@@ -49,7 +49,9 @@ from torch.distributed.fsdp import FSDPModule
 from elastic3d.owners import SenderTurn
 from elastic3d.parallel.reduction.flat import Flat
 from elastic3d.parallel.reduction.fold import Add, Fold
+from elastic3d.parallel.reduction.gathers import Gathers
 from elastic3d.parallel.reduction.lanes import Lanes
+from elastic3d.parallel.reduction.transit import Transit
 from elastic3d.parallel.reduction.units import flats_of, reduce_now
 from elastic3d.parallel.witness import Witness
 from elastic3d.port import UNRECORDED, Progress
@@ -84,7 +86,9 @@ class Ordered:
         self._own: list[int] = []
         self._taken = 0
         wire = _summed if splits or leaf > 1 else _computed
-        self._folds = [Fold(flat, self._lanes, group, add, ways=replicas, wire=wire) for flat in flats_of(model, units)]
+        flats = flats_of(model, units)
+        self._folds = [Fold(flat, self._lanes, group, add, ways=replicas, wire=wire) for flat in flats]
+        self.gathers = [Gathers(flat) for flat in flats]
 
     def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
         """Tell every fold which pieces count in the step; what is under way still belongs to the pass before."""
@@ -106,6 +110,20 @@ class Ordered:
             # The root's gradients are complete last, those of blocks from the last one on.
             number = index if index == len(self._folds) - 1 else len(self._folds) - 2 - index
             fold.watch = functools.partial(_tell, witness, stage, number, fold.flat.name)
+
+    @property
+    def folds(self) -> Sequence[Fold]:
+        """The sums of all units."""
+        return self._folds
+
+    def inspect(self, transit: Transit | None) -> None:
+        """Have all that is exchanged looked at, or no longer; nothing may be under way."""
+        self._lanes.settle()
+        self._lanes.transit = transit
+        for gathers in self.gathers:
+            if transit is not None:
+                gathers.begin()
+            gathers.watching = transit is not None
 
     def drop(self) -> None:
         """Forget what the step has summed so far: its passes are made again."""

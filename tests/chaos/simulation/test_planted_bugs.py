@@ -327,6 +327,34 @@ def convictions() -> Iterator[Schedule]:
             yield replace(schedule, commands=lies)
 
 
+def forget_what_is_left_out(patch: pytest.MonkeyPatch) -> None:
+    """Only the generation that goes back knows what is left out, and none that follows."""
+    patch.setattr(View, "rollbacks", ())
+
+
+def make_what_is_left_out_again(patch: pytest.MonkeyPatch) -> None:
+    """The run ends for a spike, and goes on from the newest state."""
+    patch.setattr(leader, "distrust", lambda situation: None)
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [(forget_what_is_left_out, "forgets what is left out"), (make_what_is_left_out_again, "forgets")],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_planted_bug_about_spikes_is_found(plant: Plant, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, within those schedules in which the loss jumps up, and nothing else happens."""
+    it_is_found(plant, words, monkeypatch, spikes())
+
+
+def spikes() -> Iterator[Schedule]:
+    """Yield schedules in which the loss jumps up."""
+    for schedule in map(draw, range(1, MOST + 1)):
+        own = tuple(command for command in schedule.commands if command.do in (Do.SPIKE, Do.START))
+        if any(command.do is Do.SPIKE for command in own):
+            yield replace(schedule, commands=own)
+
+
 def standstills() -> Iterator[Schedule]:
     """Yield schedules in which ranks stand still: first some in which that ends when it is just being noticed."""
     for seed in range(1, 9):

@@ -256,7 +256,7 @@ SLOW = (
 def audited() -> Scene:
     """One step in 25 is audited; d has reported nothing for a while; c is slow."""
     scene = training()
-    coverage = AuditCoverage(every=25, pieces=0.25, nodes=2)
+    coverage = AuditCoverage(every=25, pieces=0.25, nodes=2, sums=0.05)
     for each, clean in ((A, 1225), (B, 1225), (C, 1225), (D, 1150)):
         watch = HealthFigures(
             idle=3.0,

@@ -1,6 +1,7 @@
 """A script whose trainers have room for what their blocks keep only where these are computed again.
 
-What a trainer may have is bounded by the kernel, once it has its state: beyond that, torch's allocator is refused.
+What a trainer may have is bounded by the kernel, once it has its state: beyond that, torch's allocator is refused. Or
+a control group bounds what all processes of its node may have, and the kernel kills.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ import torch
 from torch import nn
 
 import elastic3d
+from chaos.memory_group import MemoryGroup
 
 STEPS, OUT = int(sys.argv[1]), Path(sys.argv[2])
 ROOM = int(os.environ.get("ROOM", "0")) << 20
 """Bytes beside what a trainer has when it got its state, 0 for as many as there are."""
+
+GROUP = os.environ.get("GROUP", "")
+"""The control group of this node, whose memory is bounded in place of its trainers'; "" for none."""
 
 TOKENS, WIDTH = 8192, 64
 
@@ -68,7 +73,9 @@ def main(run: elastic3d.Run) -> None:
     data = [(torch.randn(TOKENS, 8, generator=torch.Generator().manual_seed(i)), torch.zeros(4)) for i in range(16)]
     batches = run.batches(data, global_batch=8, micro_batch=2, seed=5)
     run.restore(model=model, optimizer=optimizer, batches=batches)
-    if ROOM:
+    if GROUP and run.generation == 1 and GROUP in Path("/proc/self/cgroup").read_text():
+        MemoryGroup(GROUP).limit(ROOM)
+    elif ROOM and not GROUP:
         resource.setrlimit(resource.RLIMIT_DATA, (held() + ROOM, resource.RLIM_INFINITY))
     for batch in batches.until(step=STEPS):
         run.step(optimizer, loss=run.backward(model, batch, lambda y, t: (y.mean(1) - t).square().mean()), clip=0.5)
