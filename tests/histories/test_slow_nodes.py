@@ -48,8 +48,8 @@ def test_a_slow_node_gets_less_to_compute_and_its_share_back_and_no_bit_changes(
     assert [sealed[number]["cause"] for number in sorted(sealed)] == ["start", "balance", "balance"], logs
     done = [(line["remedy"], line["nodes"], line["act"]) for line in lines if line["event"] == "layout.rebalanced"]
     assert done == [(remedy, ["node1"], True), ("back", [], True)], logs
-    steps = [line["step"] for line in lines if line["event"] == "step.committed"]
-    assert steps == sorted(set(steps)), "a step was made twice"
+    made = [line["step"] for line in lines if line["event"] == "step.committed"]
+    assert made == sorted(set(made)), "a step was made twice"
     quiet = tmp_path / "quiet"
     quiet.mkdir()
     subprocess.run([sys.executable, SCRIPT, str(steps), quiet], check=True, timeout=300)
