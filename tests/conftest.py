@@ -18,7 +18,7 @@ from hypothesis import settings
 from chaos.certificates import Certificates
 from chaos.preloaded import PreloadedServer
 from chaos.processes import Found, marked, wait_until
-from elastic3d import threads
+from elastic3d import log, threads
 from elastic3d.threads import ThreadFailure
 
 GRACE = 5.0
@@ -81,6 +81,15 @@ def preloaded() -> Iterator[PreloadedServer]:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """Certificates of an authority, a server and a client, which no test changes."""
     return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(autouse=True)
+def same_log() -> Iterator[None]:
+    """Undo what a test bound to the log of this process, which later ones would show."""
+    before = dict(log._process)
+    yield
+    log._process.clear()
+    log._process.update(before)
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import subprocess
@@ -178,7 +179,12 @@ def test_a_node_whose_trainer_cannot_be_killed_leaves_for_good(
 def test_ctrl_c_ends_the_card_and_all_its_jobs(tmp_path: Path) -> None:
     """Whatever its lanes are at; that nothing of them is left is checked after every test."""
     command = [str(Path(sys.executable).with_name("elastic3d")), "chaos", "score", "--kind=stop", f"--out={tmp_path}"]
-    with (tmp_path / "said").open("w") as said, subprocess.Popen(command, stdout=said, stderr=said) as card:
+    # A shell's background jobs ignore SIGINT, and so would their children.
+    heeding = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
+    with (
+        (tmp_path / "said").open("w") as said,
+        subprocess.Popen(command, stdout=said, stderr=said, preexec_fn=heeding) as card,
+    ):
         try:
             assert wait_until(lambda: any(tmp_path.glob("*/events/*.jsonl")), 200), (tmp_path / "said").read_text()
             card.send_signal(signal.SIGINT)
