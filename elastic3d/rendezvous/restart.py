@@ -18,6 +18,7 @@ import secrets
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -58,6 +59,9 @@ from elastic3d.values import Generation, Layout, Node
 
 END_PATIENCE = 30.0
 """Seconds that a finished agent waits to hear that the job is over."""
+
+AGAIN = 0.2
+"""Seconds after which an agent that gives up looks whether another generation has begun meanwhile."""
 
 
 class RestartHandler(RendezvousHandler):
@@ -217,18 +221,37 @@ class RestartHandler(RendezvousHandler):
         if self._member is None or self._foreign():
             return True
         error = sys.exc_info()[1]
-        if self._running is not None:
-            if error is None:
-                self._member.tell(m.MainFinished(key=self._running.key))
-            else:
-                detail = f"{self._settings.node}: torchrun gave up: {error}"[:4000]
-                self._member.tell(m.TrainerFailed(key=self._running.key, detail=detail, error=True))
-            try:
-                while not isinstance(self._news.get(timeout=END_PATIENCE), acts.Exit):
-                    pass
-            except queue.Empty:
-                pass
+        if error is not None:
+            self._give_up(f"{self._settings.node}: torchrun gave up: {error}"[:4000])
+        elif self._running is not None:
+            self._member.tell(m.MainFinished(key=self._running.key))
+            self._await_exit(END_PATIENCE)
         self._leave(clean=error is None)
+        return True
+
+    def _give_up(self, why: str) -> None:
+        """Have the job fail everywhere, in whichever generation it is by now, and wait until it has.
+
+        The workers whose failure ended it may be of a generation that has just been replaced.
+        """
+        assert self._member is not None
+        until, said = time.monotonic() + END_PATIENCE, ""
+        while (self._store is not None or self._wanted) and time.monotonic() < until:
+            with self._lock:
+                key = self._running.key if self._running is not None else self._wanted
+            if key and key != said:
+                self._member.tell(m.TrainerFailed(key=key, detail=why, error=True))
+                said = key
+            if self._await_exit(AGAIN):
+                return
+
+    def _await_exit(self, patience: float) -> bool:
+        """Return whether the membership says within these seconds that this node's part is over."""
+        try:
+            while not isinstance(self._news.get(timeout=patience), acts.Exit):
+                pass
+        except queue.Empty:
+            return False
         return True
 
     def _join(self) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from chaos.etcd import EtcdServer
 from elastic3d import output
 from elastic3d.errors import UsageError
 from elastic3d.etcd import EtcdClient
-from elastic3d.rendezvous.guard import VARIABLE
+from elastic3d.rendezvous.errors import RendezvousEnded
+from elastic3d.rendezvous.guard import DONE, VARIABLE
 from elastic3d.rendezvous.restart import RestartHandler
 from elastic3d.rendezvous.settings import from_parameters
 from tests.rendezvous.agents import Agent, Agents
@@ -77,9 +79,9 @@ class _Waiting(threading.Thread):
 
 
 @pytest.fixture
-def handlers(etcd: EtcdServer, request: pytest.FixtureRequest) -> Iterator[Handlers]:
+def handlers(etcd: EtcdServer) -> Iterator[Handlers]:
     """Handlers that have left in the end."""
-    made = Handlers(etcd.endpoint, request.node.name)
+    made = Handlers(etcd.endpoint, uuid.uuid4().hex)
     yield made
     for handler in made.all:
         handler._leave(clean=True)
@@ -119,6 +121,30 @@ def test_a_spare_ends_well_when_the_job_does(handlers: Handlers) -> None:
     assert [type(error) for error in spare.errors] == [RendezvousGracefulExitError]
     with pytest.raises(RendezvousClosedError):
         first.next_rendezvous()
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["while it runs", "just replaced"])
+def test_an_agent_that_gives_up_ends_the_job(handlers: Handlers, replaced: bool) -> None:
+    """Even where the generation whose workers failed was replaced just before, which it has not met for yet."""
+    first = handlers.add("a")
+    first.next_rendezvous()
+    spare = handlers.waits("b")
+    guards = [handler._guard for handler in handlers.all]
+    if replaced:
+        with first._lock:
+            assert first._running is not None
+            first._running, first._wanted = None, first._running.key
+    try:
+        raise ValueError("no tries left")
+    except ValueError:
+        assert first.shutdown()
+    spare.join(timeout=60)
+    for guard in guards:
+        # Each would wait for the end of this process, to look for workers.
+        assert guard is not None
+        guard.communicate(DONE, timeout=30)
+    assert [type(error) for error in spare.errors] == [RendezvousEnded]
+    assert "no tries left" in str(spare.errors[0])
 
 
 def test_a_fork_of_an_agent_is_refused(handlers: Handlers) -> None:
