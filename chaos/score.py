@@ -28,7 +28,7 @@ from chaos.processes import leashed
 from chaos.scenario import Slow, When, node_name
 from chaos.scripts import SECOND, mark_of
 from elastic3d.health.hearing import Finding
-from elastic3d.health.speeds import SlowKind
+from elastic3d.health.slow_node import SlowKind
 from elastic3d.health.stuck import Fault
 from elastic3d.health.trouble import KNOWN
 from elastic3d.owners import Owners
