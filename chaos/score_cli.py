@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from chaos.list_cli import list_faults
 from chaos.score import KINDS, Result, Row, card
 from chaos.series import EACH, draw, play_all, steps_of
 from elastic3d.errors import Elastic3dError, UsageError
@@ -24,6 +25,7 @@ app = typer.Typer(
     name="chaos", help="Break real jobs on this machine, and judge what becomes of them.", no_args_is_help=True
 )
 app.callback()(lambda: None)
+app.command("list")(list_faults)
 
 
 @app.command()
