@@ -112,8 +112,8 @@ def page() -> str:
         "# Faults",
         "",
         "What `elastic3d chaos` can do to a job: what `elastic3d chaos list` shows, written from the code by",
-        "`make reference`. How to use it: [Breaking your own training](../guides/chaos.md). A fault is here if it can be",
-        "made. *Exact*: it happens at the same place of the program again. *Near*: after the same event, some",
+        "`make reference`. How to use it: [Breaking your own training](../guides/chaos.md). What is here",
+        "can be made. *Exact*: it happens at the same place of the program again. *Near*: after the same event, some",
         "milliseconds after it is seen. *Timed*: it also lasts for real seconds, which no replay repeats exactly.",
     ]
     for place in Place:
