@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 
-from chaos.faults.fault import node_name as node_name
-from chaos.faults.moment import When as When
+from chaos.faults.fault import node_name
+from chaos.faults.moment import When
 from chaos.faults.orders import Drain, Join
 from chaos.faults.process import Kill, Stop
-from chaos.faults.process import Slow as Slow
 from elastic3d.errors import UsageError
 
 
