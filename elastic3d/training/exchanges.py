@@ -34,7 +34,7 @@ from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.reduction.fold import Fold
 from elastic3d.parallel.reduction.fold_sample import FoldSample, width_of
 from elastic3d.parallel.reduction.transit import Transit
-from elastic3d.port import Audited, AuditReport, Port
+from elastic3d.port import Audited, AuditReport, Compared, Port
 from elastic3d.training.findings import AuditedRank, nodes_of
 
 BYTES = 1 << 20
@@ -49,12 +49,11 @@ _HEARING, _PUBLISHED = 13, 96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accusation:
-    """What follows from something that differs. now: rank 0's clock, which is everybody's. link: it is of a link."""
+    """What follows from something that differs. now: rank 0's clock, which is everybody's."""
 
     hearing: Hearing
     report: AuditReport
     now: float
-    link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,8 @@ class Exchanges:
             where = f"the weights of {weights[link]} that rank {link.receiver} has gathered from rank {link.sender}"
         else:
             where = f"a piece of a gradient {min(pieces)}"
-        return Accusation(hearing=hearing, report=self._reported(report, hearing, ranks, where), now=now, link=True)
+        report = replace(report, compared=Compared.WEIGHTS if weights else Compared.TRANSIT)
+        return Accusation(hearing=hearing, report=self._reported(report, hearing, ranks, where), now=now)
 
     def _holders(self, weights: Mapping[RankLink, str]) -> tuple[int, ...]:
         """Return whose gathered weights are wrong: of an owner with whom others agree, who does not; else also it."""
@@ -221,6 +221,7 @@ class Exchanges:
             ]
         )
         where = f"the sum of gradients that rank {owner} has added up"
+        report = replace(report, compared=Compared.SUM)
         return Accusation(hearing=hearing, report=self._reported(report, hearing, hearing.culprits, where), now=now)
 
     def _reported(self, report: AuditReport, hearing: Hearing, ranks: Sequence[int], where: str) -> AuditReport:

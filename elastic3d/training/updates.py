@@ -26,7 +26,7 @@ from elastic3d.health.recheck import CannotRepeat, Piece
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.state import local
-from elastic3d.port import Audited, AuditReport, Port
+from elastic3d.port import Audited, AuditReport, Compared, Port
 from elastic3d.training.findings import AuditedRank, end, nodes_of
 
 _EXCHANGE, _HEARING = 11, 12
@@ -164,6 +164,7 @@ class Updates:
         report = AuditReport(
             kind=Audited.LYING if persistent else Audited.MISCALCULATED,
             step=step - 1,
+            compared=Compared.UPDATE,
             where="the optimizer's update",
             finding=str(hearing.finding),
             ranks=culprits,
