@@ -228,32 +228,22 @@ class Audited(StrEnum):
     UNFIT = "unfit"  # a rank failed the entrance exam, or was found to compute wrongly in it
 
 
-class Compared(StrEnum):
-    """Of what ranks came to other bits."""
-
-    PASSES = "passes"  # a micro-batch that several ran
-    TRANSIT = "transit"  # a piece of a gradient, where it leaves and where it arrives
-    WEIGHTS = "weights"  # gathered weights, and those of their owner
-    SUM = "sum"  # a sum of gradients that another rank added up again
-    UPDATE = "update"  # a piece of an update that another rank computed again
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
     """One thing that audits have to say, the same on every rank.
 
     step: that would have been made of the audited passes, -1 for none. micro_batch: the first over which ranks
-    differed. compared, where: what they differed on, and in words. finding: of the hearing. ranks, nodes: who computed
-    wrongly. clean: the newest step that audits vouch for: in whose audit all agreed, in this generation or an earlier
-    one; -1 where nothing is audited. acted: something is done about it. rollback: what is left out for a spike; `clean`
-    is then the newest step whose state the run may go back to.
+    differed. compared, where: what they differed on, of `hearing.Compared`, and in words. finding: of the hearing.
+    ranks, nodes: who computed wrongly. clean: the newest step that audits vouch for: in whose audit all agreed, in this
+    generation or an earlier one; -1 where nothing is audited. acted: something is done about it. rollback: what is left
+    out for a spike; `clean` is then the newest step whose state the run may go back to.
     """
 
     kind: Audited
     detail: str
     step: int = -1
     micro_batch: int = -1
-    compared: Compared = Compared.PASSES
+    compared: str = ""
     where: str = ""
     finding: str = ""
     ranks: tuple[int, ...] = ()

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastic3d.health.hearing import Finding
+from elastic3d.health.hearing import Compared, Finding
 from elastic3d.health.speeds import SlowKind
 from elastic3d.health.stuck import Fault
-from elastic3d.port import Compared
 
 
 class Culprit(StrEnum):

@@ -26,7 +26,7 @@ from elastic3d.clock import Clock
 from elastic3d.data.permutation import key
 from elastic3d.health import recheck
 from elastic3d.health.digest import digest_of
-from elastic3d.health.hearing import Hearing, Statement, hear
+from elastic3d.health.hearing import Compared, Hearing, Statement, hear
 from elastic3d.health.links import FailedLinks, RankLink
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
@@ -34,7 +34,7 @@ from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.reduction.fold import Fold
 from elastic3d.parallel.reduction.fold_sample import FoldSample, width_of
 from elastic3d.parallel.reduction.transit import Transit
-from elastic3d.port import Audited, AuditReport, Compared, Port
+from elastic3d.port import Audited, AuditReport, Port
 from elastic3d.training.findings import AuditedRank, nodes_of
 
 BYTES = 1 << 20
@@ -191,7 +191,7 @@ class Exchanges:
             where = f"the weights of {weights[link]} that rank {link.receiver} has gathered from rank {link.sender}"
         else:
             where = f"a piece of a gradient {min(pieces)}"
-        report = replace(report, compared=Compared.WEIGHTS if weights else Compared.TRANSIT)
+        report = replace(report, compared=str(Compared.WEIGHTS if weights else Compared.TRANSIT))
         return Accusation(hearing=hearing, report=self._reported(report, hearing, ranks, where), now=now)
 
     def _holders(self, weights: Mapping[RankLink, str]) -> tuple[int, ...]:
@@ -221,7 +221,7 @@ class Exchanges:
             ]
         )
         where = f"the sum of gradients that rank {owner} has added up"
-        report = replace(report, compared=Compared.SUM)
+        report = replace(report, compared=str(Compared.SUM))
         return Accusation(hearing=hearing, report=self._reported(report, hearing, hearing.culprits, where), now=now)
 
     def _reported(self, report: AuditReport, hearing: Hearing, ranks: Sequence[int], where: str) -> AuditReport:

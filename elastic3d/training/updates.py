@@ -20,13 +20,13 @@ from elastic3d.clock import Clock
 from elastic3d.data.permutation import key
 from elastic3d.health import recheck
 from elastic3d.health.custody import Rotation
-from elastic3d.health.hearing import Finding, Hearing, Statement, hear
+from elastic3d.health.hearing import Compared, Finding, Hearing, Statement, hear
 from elastic3d.health.links import HOUR
 from elastic3d.health.recheck import CannotRepeat, Piece
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.state import local
-from elastic3d.port import Audited, AuditReport, Compared, Port
+from elastic3d.port import Audited, AuditReport, Port
 from elastic3d.training.findings import AuditedRank, end, nodes_of
 
 _EXCHANGE, _HEARING = 11, 12
@@ -164,7 +164,7 @@ class Updates:
         report = AuditReport(
             kind=Audited.LYING if persistent else Audited.MISCALCULATED,
             step=step - 1,
-            compared=Compared.UPDATE,
+            compared=str(Compared.UPDATE),
             where="the optimizer's update",
             finding=str(hearing.finding),
             ranks=culprits,

@@ -284,7 +284,7 @@ def _audited(log: EventLog, report: AuditReport) -> None:
     said = {
         "step": report.step,
         "micro_batch": report.micro_batch,
-        "compared": str(report.compared),
+        "compared": report.compared,
         "where": report.where,
         "detail": report.detail,
     }
