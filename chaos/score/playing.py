@@ -10,10 +10,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from chaos.faults.fault import Fault, node_name
+from chaos.faults.moment import When
+from chaos.faults.orders import Join
+from chaos.faults.process import Slow
 from chaos.hung_files import HungFiles
 from chaos.play import Etcd, Outcome, Setting, play
 from chaos.processes import leashed
-from chaos.scenario import Fault, Join, Slow, When, node_name
 from chaos.score.kinds import KINDS, LONG, Kind
 from chaos.score.reading import read
 from chaos.score.results import Result
