@@ -21,7 +21,7 @@ from chaos.play import Outcome, Setting, play
 from chaos.preloaded import PreloadedServer
 from chaos.s3_proxy import ALWAYS, Do, Harm, s3_proxy
 from chaos.scenario import EtcdPause, EtcdRestart, Fault, Join, When
-from chaos.score import hogs
+from chaos.score.playing import hogs
 from chaos.scripts import mark_of
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.values import Layout

@@ -14,7 +14,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from chaos.score import KINDS, Result, Row, card
+from chaos.score.card import Row, card
+from chaos.score.kinds import KINDS
+from chaos.score.results import Result
 from chaos.series import EACH, draw, play_all, steps_of
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.values import to_json

@@ -25,7 +25,11 @@ from chaos.etcd import EtcdServer
 from chaos.oracle import compare
 from chaos.play import Etcd, Outcome, Setting, play
 from chaos.preloaded import PreloadedServer
-from chaos.score import KINDS, LONG, Result, Trial, Unable, happened_at, play_trial, read, setting, skipped, trials
+from chaos.score.kinds import KINDS, LONG
+from chaos.score.playing import Unable, play_trial, setting
+from chaos.score.reading import happened_at, read
+from chaos.score.results import Result, skipped
+from chaos.score.trials import Trial, trials
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.values import Layout
 

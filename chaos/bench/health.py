@@ -12,7 +12,7 @@ from chaos.bench import hangs, health_card, health_cost
 from chaos.bench.hangs import Verdict
 from chaos.bench.health_cost import Cost
 from chaos.controls import Calm
-from chaos.score import Result
+from chaos.score.results import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,22 +11,14 @@ import pytest
 
 from chaos.follow import Injection, Picture
 from chaos.play import Outcome
-from chaos.score import (
-    KINDS,
-    NOT_FINITE,
-    SETTLED,
-    SPIKED,
-    Result,
-    Said,
-    Trial,
-    card,
-    quantile,
-    read,
-    setting,
-    trials,
-)
-from chaos.scripts.train_faulty import LEADER
-from chaos.scripts.train_faulty import Fault as ScriptFault
+from chaos.score.card import card, quantile
+from chaos.score.kinds import KINDS, NOT_FINITE, SETTLED, SPIKED
+from chaos.score.playing import setting
+from chaos.score.reading import read
+from chaos.score.results import Result, Said
+from chaos.score.trials import Trial, trials
+from chaos.scripts.injectors.fault import LEADER
+from chaos.scripts.injectors.kinds import parse
 from elastic3d.health.hearing import Finding
 from elastic3d.health.stuck import Fault
 from elastic3d.values import Layout
@@ -149,7 +141,7 @@ def test_trials_are_drawn_from_the_seed() -> None:
     for trial in drawn:
         assert trial.layout.world <= 2 or KINDS[trial.kind].lies
         if trial.fault:
-            of = ScriptFault.parse(trial.fault, Path()).of
+            of = parse(trial.fault, Path()).of
             assert of == (LEADER if trial.kind == "leader" else trial.rank)
 
 
@@ -162,7 +154,7 @@ def test_quantiles() -> None:
 
 def test_what_is_slow_says_how_slow(tmp_path: Path) -> None:
     """It stays with the node, in whatever generation; on other nodes and before its step nothing is slow."""
-    fault = ScriptFault.parse("slow:1@8:1.3", tmp_path)
+    fault = parse("slow:1@8:1.3", tmp_path)
     assert (fault.kind, fault.of, fault.step, fault.factor) == ("slow", 1, 8, 1.3)
     fault.begin(1, 7)
     assert not fault.slowed
@@ -170,10 +162,10 @@ def test_what_is_slow_says_how_slow(tmp_path: Path) -> None:
     assert not fault.slowed
     fault.begin(1, 8)
     assert fault.slowed
-    later = ScriptFault.parse("slow:1@8:1.3", tmp_path)
+    later = parse("slow:1@8:1.3", tmp_path)
     later.begin(0, 9)
     assert later.slowed, "the same node has another rank now"
-    other = ScriptFault.parse("sluggish:0@12:0.1", tmp_path)
+    other = parse("sluggish:0@12:0.1", tmp_path)
     other.begin(1, 12)
     assert not other.slowed
 

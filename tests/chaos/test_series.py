@@ -10,7 +10,10 @@ from pathlib import Path
 
 from chaos.follow import GenerationView, Picture, Step
 from chaos.play import Outcome
-from chaos.score import KINDS, Trial, card, setting
+from chaos.score.card import card
+from chaos.score.kinds import KINDS
+from chaos.score.playing import setting
+from chaos.score.trials import Trial
 from chaos.scripts import mark_of
 from chaos.series import APART, FIRST, Series, counts, draw, job, read_series, steps_of, together
 from elastic3d.health.stuck import Fault
