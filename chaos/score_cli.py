@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from chaos.list_cli import list_faults
 from chaos.score.card import Row, card
 from chaos.score.kinds import KINDS
 from chaos.score.results import Result
@@ -26,6 +27,7 @@ app = typer.Typer(
     name="chaos", help="Break real jobs on this machine, and judge what becomes of them.", no_args_is_help=True
 )
 app.callback()(lambda: None)
+app.command("list")(list_faults)
 
 
 @app.command()
