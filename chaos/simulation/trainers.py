@@ -8,17 +8,19 @@ A request to any of them - to leave, to finish - is sent with the step's vote, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING
 
+from chaos.simulation.checkpoints import Checkpoints
 from chaos.simulation.durations import Durations
 from chaos.simulation.loop import Loop
 from chaos.simulation.network import Network, State
 from chaos.simulation.snapshots import Snapshots
 from chaos.simulation.standstills import DEADLINE, At, stall
+from elastic3d.health import vetted
 from elastic3d.membership import events as e
 from elastic3d.membership.records import SavedStep
 from elastic3d.membership.slowness import Slowness
@@ -89,15 +91,17 @@ class Trainers:
     for."""
 
     def __init__(
-        self, loop: Loop, random: Random, network: Network, *, durations: Durations, steps: int,
-        restored: Callable[[Generation, int, int, int], None], stepped: Callable[[Generation, int], None],
+        self, loop: Loop, random: Random, network: Network, checkpoints: Checkpoints, *, durations: Durations,
+        steps: int, restored: Callable[[Generation, int, int, int], None], stepped: Callable[[Generation, int], None],
         stored: Callable[[], tuple[int, int]], profile: ModelProfile, watched: bool = False,
     ) -> None:  # fmt: skip
-        self.loop, self.random, self.network = loop, random, network
+        self.loop, self.random, self.network, self.checkpoints = loop, random, network, checkpoints
         self.snapshots = Snapshots()
         self._restored, self._stepped, self._stored = restored, stepped, stored
         self.durations, self.steps = durations, steps
         self.committed = self.clean = 0
+        self._clean_nodes: Mapping[str, int] = {}
+        self._said: dict[tuple[int, int], Mapping[str, int]] = {}
         self.finishing = False
         self.prepared: dict[tuple[str, str], None] = {}
         self.left: dict[tuple[str, str], None] = {}
@@ -170,6 +174,7 @@ class Trainers:
         step, made = max(remembered, self._stored())
         self._restored(generation, self.committed, step, made)
         self.committed, self.clean = step, min(step, self.clean)
+        self._clean_nodes = vetted.begun(self._said.get((made, step)), [n.name for n in generation.nodes], step)
         self.snapshots.began(generation, step)
         return self.durations.loading(generation, stored=(step, made) != remembered)
 
@@ -399,7 +404,10 @@ class Trainers:
         self.committed += 1
         if self.committed % AUDITED == 0:
             self.clean = self.committed - 1
+            self._clean_nodes = dict.fromkeys(self._clean_nodes, self.clean)
+            self.checkpoints.audited(self._clean_nodes)
         step, key = self.committed, group.generation.key
+        self._said[group.generation.number, step] = self._clean_nodes
         self.snapshots.stepped(group.generation, step)
         self._stepped(group.generation, step)
         if self.finishing or group.leaving:
@@ -416,6 +424,7 @@ class Trainers:
         if durable:
             made = group.generation
             saved = SavedStep(step=durable, made_in=made.number, attempt=made.attempt, world=made.world)
+            self.checkpoints.made(saved, self._said[made.number, durable])
         reported = self.durations.reported(group.generation, step, self.loop.now)
         for member in members:
             if reported:
