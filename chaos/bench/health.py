@@ -1,4 +1,4 @@
-"""Health in figures: what it costs, who finds hangs how soon, and a score card of faults and controls."""
+"""Health in figures: what it costs, who finds hangs how soon, how good a cure is, and a score card of its verdicts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 from rich.table import Table
 
-from chaos.bench import hangs, health_card, health_cost
+from chaos.bench import hangs, health_card, health_cost, health_cures
 from chaos.bench.hangs import Verdict
 from chaos.bench.health_cost import Cost
+from chaos.bench.health_cures import Cure
 from chaos.controls import Calm
 from chaos.score.results import Result
 
@@ -36,6 +37,7 @@ class Measured:
 
     cost: Cost
     verdicts: tuple[Verdict, ...]
+    cures: tuple[Cure, ...]
     results: tuple[Result, ...]
     calm: tuple[Calm, ...]
 
@@ -47,21 +49,23 @@ class Measured:
     def tables(self) -> list[Table]:
         """Return the tables for people."""
         card = health_card.tables(self.results, self.calm)
-        return [*health_cost.tables(self.cost), hangs.table(self.verdicts), *card]
+        return [*health_cost.tables(self.cost), hangs.table(self.verdicts), health_cures.table(self.cures), *card]
 
     def as_json(self) -> dict[str, Any]:
         """Return every figure."""
         return {
             "cost": health_cost.as_json(self.cost),
             "hangs": hangs.as_json(self.verdicts),
+            "cures": health_cures.as_json(self.cures),
             "card": health_card.as_json(self.results, self.calm),
         }
 
 
 def measure(size: Size, *, say: Callable[[str], None] = lambda text: None) -> Measured:
-    """Measure the cost, then the hangs of ours and of peers, then the controls, then the card."""
+    """Measure the cost, then the hangs of ours and of peers, a cure, then the controls, then the card."""
     cost = health_cost.measure(width=size.width, pairs=size.pairs, say=say)
     verdicts = tuple(hangs.measure(say))
+    cures = tuple(health_cures.measure(say, health_cures.ILL[:1]))
     calm = tuple(health_card.controls(size.minutes, say=say))
     results = health_card.faults(size.faults, seed=size.seed, lanes=size.lanes, say=say) if size.faults else ()
-    return Measured(cost=cost, verdicts=verdicts, results=results, calm=calm)
+    return Measured(cost=cost, verdicts=verdicts, cures=cures, results=results, calm=calm)
