@@ -16,11 +16,13 @@ from rich.console import Console
 from rich.live import Live
 
 from chaos.etcd import EtcdServer
+from chaos.faults.fault import Fault
 from chaos.follow import Picture
 from chaos.oracle import document, judge
 from chaos.play import Etcd, Outcome, Setting, play
 from chaos.plot import loss_plot
-from chaos.scenario import Fault, check, parse_drain, parse_join, parse_kill, parse_stop
+from chaos.scenario import parse_drain, parse_join, parse_kill, parse_stop
+from chaos.schedule import check
 from chaos.view import progress, summary
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.etcd import EtcdClient

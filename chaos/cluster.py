@@ -28,8 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from chaos.processes import MARK, Found, children, descendants, end_all, leashed, marked, send, wait_until
-from chaos.scenario import Part
+from chaos.processes import MARK, Found, Part, children, descendants, end_all, leashed, marked, send, wait_until
 from elastic3d.environment import DEVICE
 
 # torch's launcher and compiler never remove these.

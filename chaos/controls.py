@@ -15,13 +15,16 @@ from pathlib import Path
 from chaos import s3
 from chaos.cluster import started_by
 from chaos.etcd import EtcdServer
+from chaos.faults.etcd import EtcdPause, EtcdRestart
+from chaos.faults.fault import Fault
+from chaos.faults.moment import When
+from chaos.faults.orders import Join
 from chaos.follow import Follower
 from chaos.oracle import judge
 from chaos.play import Outcome, Setting, play
 from chaos.preloaded import PreloadedServer
 from chaos.s3_proxy import ALWAYS, Do, Harm, s3_proxy
-from chaos.scenario import EtcdPause, EtcdRestart, Fault, Join, When
-from chaos.score import hogs
+from chaos.score.playing import hogs
 from chaos.scripts import mark_of
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.values import Layout

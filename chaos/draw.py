@@ -1,11 +1,18 @@
-"""Draw histories by seed: the same seed is the same history, on any machine, forever."""
+"""Draw histories and schedules by seed: the same seed is the same one, on any machine, forever."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.scenario import Fault, Join, Kill, When, node_name
+from chaos.faults.catalogue import KINDS, kind_of
+from chaos.faults.fault import Fault, node_name
+from chaos.faults.moment import When
+from chaos.faults.orders import Join
+from chaos.faults.process import Continue, Kill
+from chaos.schedule import Schedule, check
+from elastic3d.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +46,32 @@ def draw(seed: int, steps: int) -> History:
     faults: list[Fault] = [*kills, *joins]
     chance.shuffle(faults)
     return History(nodes=nodes, slots=slots, faults=tuple(faults))
+
+
+def draw_schedule(
+    seed: int, *, nodes: int, steps: int, faults: int, words: Sequence[str] = (), slots: int = 1
+) -> Schedule:
+    """Return a schedule of `faults` faults that can happen to a job of so many nodes and steps.
+
+    words: of the catalogue, all by default. What is lost is lost once, and some node is left; UsageError where so many
+    faults of these kinds cannot happen to this job.
+    """
+    kinds = [kind_of(word) for word in words] or [kind for kind in KINDS.values() if kind is not Continue]
+    chance = random.Random(f"schedule {seed}")
+    drawn: list[Fault] = []
+    for _ in range(TRIES * faults):
+        if len(drawn) == faults:
+            break
+        one = chance.choice(kinds).drawn(chance, nodes=nodes, steps=steps)
+        try:
+            check([*drawn, one], nodes=nodes, steps=steps, slots=slots)
+        except UsageError:
+            continue
+        drawn.append(one)
+    if len(drawn) < faults:
+        raise UsageError(f"{faults} faults cannot happen to {nodes} nodes in {steps} steps; ask for {len(drawn)}")
+    return Schedule(faults=tuple(sorted(drawn, key=lambda fault: fault.when.step)), seed=seed)
+
+
+TRIES = 50
+"""Faults that are drawn for each that is wanted, before it is given up."""

@@ -104,6 +104,7 @@ class EtcdMember:
         self.arguments: list[str] = []
         self.scheme = "http"
         self.context: ssl.SSLContext | None = None
+        self.stopped = False
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -136,6 +137,7 @@ class EtcdMember:
 
     def kill(self) -> None:
         """Kill it, as a power cut would, and reap it."""
+        self.stopped = False
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -144,6 +146,7 @@ class EtcdMember:
     def pause(self) -> None:
         """Stop it (SIGSTOP): connections stay open, nothing answers. Returns when every thread stands."""
         assert self.alive
+        self.stopped = True
         os.kill(self.pid, signal.SIGSTOP)
         while any(_state(task) not in "Tt" for task in Path(f"/proc/{self.pid}/task").iterdir()):
             SYSTEM.sleep(0.001)
@@ -151,6 +154,7 @@ class EtcdMember:
     def resume(self) -> None:
         """Resume it after `pause`."""
         assert self.alive
+        self.stopped = False
         os.kill(self.pid, signal.SIGCONT)
 
     @property
@@ -248,6 +252,16 @@ class EtcdCluster:
     def endpoint(self) -> str:
         """All client addresses in one text, as `--rdzv-endpoint` takes them."""
         return ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+
+    @property
+    def serving(self) -> bool:
+        """Whether all members run, and none is stopped."""
+        return all(member.alive and not member.stopped for member in self.members)
+
+    def leader_first(self) -> list[EtcdMember]:
+        """Return all members, beginning with the leader; EtcdUnavailable if there is none for long."""
+        leader = self.leader()
+        return [leader, *(member for member in self.members if member is not leader)]
 
     def client(self, **options: Any) -> EtcdClient:
         """Return a client that may do everything; `options` as EtcdClient takes them."""

@@ -8,6 +8,8 @@ right on one machine only: this is how a test or a demo looks at a local cluster
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +95,11 @@ class GenerationView:
     seconds_to_first_step: float | None
     pause: float | None
 
+    @property
+    def world(self) -> int:
+        """How many ranks it has; 0 where its layout is unknown."""
+        return math.prod(self.layout.get(axis, 1) for axis in ("pp", "dp", "tp")) if self.layout else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
@@ -109,8 +116,8 @@ class Picture:
 
     steps: the history that counts, in order; a step done again replaces its earlier self and all that came after.
     conflicts: steps done more than once with another loss or other samples, though nothing of them was left out in
-    between: broken promises. news: the last lines
-    worth a person's eye, oldest first.
+    between: broken promises. news: the last lines worth a person's eye, oldest first. seen: how many lines there are of
+    each event, by its name and its generation; sealing belongs to the sealed one.
     """
 
     generations: tuple[GenerationView, ...] = ()
@@ -120,6 +127,7 @@ class Picture:
     news: tuple[tuple[float, str], ...] = ()
     ended: tuple[str, ...] = ()
     checkpoints: tuple[int, ...] = ()
+    seen: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def losses(self) -> tuple[str, ...]:
@@ -135,6 +143,10 @@ class Picture:
     def generation(self) -> GenerationView | None:
         """The newest generation."""
         return self.generations[-1] if self.generations else None
+
+    def said(self, name: str) -> int:
+        """Return how many lines there are of an event, in all generations."""
+        return sum(count for (event, _), count in self.seen.items() if event == name)
 
 
 def parse(line: str) -> Event | None:
@@ -200,6 +212,7 @@ def picture(events: Iterable[Event], injections: Sequence[Injection] = (), start
         checkpoints=tuple(
             sorted({int(event.fields["step"]) for event in ordered if event.name == "checkpoint.committed"})
         ),
+        seen=Counter((event.name, int(event.fields.get("number") or event.generation)) for event in ordered),
     )
 
 

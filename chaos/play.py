@@ -7,39 +7,24 @@ job at the same place whatever the machine's speed.
 from __future__ import annotations
 
 import json
-import signal
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from chaos.cluster import Cluster, Launch
+from chaos.etcd import EtcdCluster, EtcdServer
+from chaos.faults.fault import Fault, node_name
+from chaos.faults.orders import Announce, Join
+from chaos.faults.process import Continue
 from chaos.follow import Event, Follower, Injection, Picture, picture
 from chaos.leftovers import leases_left, shared_memory, shared_memory_left
 from chaos.metadata import MetadataServer
-from chaos.processes import send
-from chaos.scenario import (
-    Announce,
-    Continue,
-    Drain,
-    EtcdPause,
-    EtcdRestart,
-    Fault,
-    Flap,
-    Join,
-    Kill,
-    OfNode,
-    Part,
-    Pause,
-    Slow,
-    Stop,
-    Terminate,
-    bounds,
-    node_name,
-    resolve,
-)
-from chaos.throttle import Throttle
+from chaos.s3_proxy import S3Proxy
+from chaos.schedule import bounds
+from elastic3d import etcd_keys as keys
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.orders import order_drain
@@ -61,32 +46,11 @@ class Etcd(Protocol):
         ...
 
 
-@runtime_checkable
-class OwnEtcd(Etcd, Protocol):
-    """An etcd server that may be broken: only our own."""
-
-    def pause(self) -> None:
-        """Stop it with SIGSTOP."""
-        ...
-
-    def resume(self) -> None:
-        """Wake it."""
-        ...
-
-    def kill(self) -> None:
-        """Kill it with SIGKILL."""
-        ...
-
-    def restart(self) -> None:
-        """Start it again on its own data."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """A job: how many nodes, for how long, and on what model. store: None for a folder of the history's own.
 
-    labels: where the first nodes stand, in order, "" for nowhere in particular.
+    labels: where the first nodes stand, in order, "" for nowhere in particular. proxy: what stands before the store.
     """
 
     nodes: int = 4
@@ -106,6 +70,7 @@ class Setting:
     script: Path = TRAIN_GPT
     # How long the job may make no progress at all before the history is given up.
     patience: float = 180.0
+    proxy: S3Proxy | None = field(default=None, compare=False, repr=False)
 
     def arguments(self, *, store: str, events: Path, out: Path) -> tuple[str, ...]:
         """Return the training script's arguments."""
@@ -157,7 +122,7 @@ def play(
     setting: Setting,
     faults: Sequence[Fault] = (),
     *,
-    etcd: Etcd | OwnEtcd,
+    etcd: Etcd,
     workdir: Path,
     name: str = "job",
     watch: Watcher | None = None,
@@ -199,7 +164,7 @@ class _Player:
         self,
         setting: Setting,
         faults: Sequence[Fault],
-        etcd: Etcd | OwnEtcd,
+        etcd: Etcd,
         workdir: Path,
         name: str,
         watch: Watcher | None,
@@ -214,8 +179,7 @@ class _Player:
         self._follower = Follower(events)
         self._events: list[Event] = []
         self.injections: list[Injection] = []
-        self._later: list[tuple[float, Callable[[], None]]] = []
-        self._throttles: list[Throttle] = []
+        self._later: list[tuple[float, Callable[[], object]]] = []
         self._shared_memory = shared_memory()
         self._joiners = [node_name(setting.nodes + i) for i in range(sum(isinstance(f, Join) for f in faults))]
         self._labels = {node_name(number): labels for number, labels in enumerate(setting.labels)}
@@ -241,7 +205,7 @@ class _Player:
     def run(self) -> str:
         started_at = self.clock.wall()
         for number in range(self.setting.nodes):
-            self._start(node_name(number))
+            self.start(node_name(number))
         for name in self._joiners:
             self.cluster.start_node(name, held=True)
         heard = self.clock.monotonic()
@@ -264,12 +228,9 @@ class _Player:
             self.clock.sleep(0.01)
 
     def undo(self) -> None:
-        """Carry out pending actions at once: no etcd stays stopped, and no node slow."""
-        for _, action in self._later:
-            action()
-        self._later.clear()
-        for throttle in self._throttles:
-            throttle.close()
+        """Carry out pending actions at once: no etcd stays stopped, no store away, and no node slow."""
+        while self._later:
+            self._later.pop(0)[1]()
 
     def close(self) -> None:
         """End the metadata servers."""
@@ -285,13 +246,70 @@ class _Player:
 
     def leftovers(self) -> tuple[str, ...]:
         """Return what the job left behind, as text; waits a while for what ends by itself."""
-        prefix = f"/elastic3d/{self.cluster.launch.run_id}/"
         return (
             *map(str, self.cluster.leftovers()),
             *(f"temporary file {path}" for path in self.cluster.files_left()),
             *shared_memory_left(self._shared_memory),
-            *leases_left(self.etcd.client, prefix, alone=isinstance(self.etcd, OwnEtcd)),
+            *leases_left(self.etcd.client, self._root, alone=isinstance(self.etcd, EtcdCluster)),
         )
+
+    def note(self, kind: str, node: str = "") -> None:
+        self.injections.append(Injection(kind=kind, node=node, at=self.clock.wall()))
+
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        self._later.append((self.clock.monotonic() + seconds, action))
+
+    def at_end(self, action: Callable[[], object]) -> None:
+        self._later.append((math.inf, action))
+
+    def start(self, name: str) -> None:
+        cloud, labels = self._clouds.get(name), self._labels.get(name, "")
+        conf = {"notices": "gcp", "notices_url": cloud.url} if cloud is not None else {}
+        self.cluster.start_node(name, conf=conf | ({"labels": labels} if labels else {}))
+
+    def release(self) -> None:
+        name = self._joiners.pop(0)
+        self.note("join", name)
+        self.cluster.release_node(name)
+
+    def preempt(self, name: str) -> None:
+        self._clouds[name].preempt()
+
+    def order_drain(self, name: str, seconds: float) -> None:
+        with EtcdClient(self.etcd.endpoint) as client:
+            order_drain(client, self._root, name, seconds=seconds, by="chaos")
+
+    def revoke(self, name: str) -> bool:
+        with self.own_etcd.client() as client:
+            items, _revision = client.range(self._root + keys.MEMBERS)
+            leases = [item.lease for item in items if item.lease and f"/{name}@" in item.key]
+            if leases:
+                self.note("lease revoked", name)
+                client.revoke(leases[0])
+        return bool(leases)
+
+    @property
+    def own_etcd(self) -> EtcdCluster:
+        assert isinstance(self.etcd, EtcdCluster), "only an etcd of our own may be broken"
+        return self.etcd
+
+    @property
+    def own_server(self) -> EtcdServer:
+        assert isinstance(self.etcd, EtcdServer), "only the data of an etcd of one member may be replaced"
+        return self.etcd
+
+    @property
+    def proxy(self) -> S3Proxy:
+        assert self.setting.proxy is not None, "no proxy stands before this store"
+        return self.setting.proxy
+
+    @property
+    def store_folder(self) -> str:
+        return self.store.removeprefix("file://")
+
+    @property
+    def _root(self) -> str:
+        return f"/elastic3d/{self.cluster.launch.run_id}/"
 
     def _inject(self) -> None:
         now = self.clock.monotonic()
@@ -300,13 +318,8 @@ class _Player:
             self._later.remove(item)
             item[1]()
         for fault in list(self.waiting):
-            if fault.when.come(self.picture) and self._do(fault):
+            if fault.when.come(self.picture) and fault.make(self):
                 self.waiting.remove(fault)
-
-    def _start(self, name: str) -> None:
-        cloud, labels = self._clouds.get(name), self._labels.get(name, "")
-        conf = {"notices": "gcp", "notices_url": cloud.url} if cloud is not None else {}
-        self.cluster.start_node(name, conf=conf | ({"labels": labels} if labels else {}))
 
     def _kill_who_sleeps(self) -> None:
         """Once all running nodes are stopped for good the job is over: kill them."""
@@ -315,76 +328,3 @@ class _Player:
         if asleep and not woken and set(self.cluster.running()) <= {*asleep, *self._joiners}:
             for name in asleep:
                 self.cluster.kill_node(name)
-
-    def _do(self, fault: Fault) -> bool:
-        match fault:
-            case Join():
-                name = self._joiners.pop(0)
-                self._note("join", name)
-                self.cluster.release_node(name)
-            case EtcdPause():
-                own = self._own_etcd()
-                self._note("etcd paused")
-                own.pause()
-                self._later.append((self.clock.monotonic() + fault.seconds, own.resume))
-            case EtcdRestart():
-                own = self._own_etcd()
-                self._note("etcd killed")
-                own.kill()
-                self._later.append((self.clock.monotonic() + fault.seconds, own.restart))
-            case _:
-                name_now = resolve(fault.node, self.picture)
-                # The present leader may be dead already; then its successor is meant, once there is one.
-                if name_now is None or not self.cluster.node(name_now).alive or self.cluster.node(name_now).killed:
-                    return False
-                self._do_to(fault, name_now)
-        return True
-
-    def _do_to(self, fault: OfNode, name: str) -> None:
-        node = self.cluster.node(name)
-        match fault:
-            case Kill():
-                self._note("kill", name)
-                self.cluster.kill_node(name)
-            case Drain():
-                self._note("drain", name)
-                self._order_drain(name, fault.seconds)
-            case Terminate():
-                self._note("sigterm", name)
-                self.cluster.terminate_node(name)
-            case Announce():
-                self._note("notice", name)
-                self._clouds[fault.node].preempt()
-            case Stop():
-                self._note("stop", name)
-                self.cluster.stop_node(name)
-            case Continue():
-                self._note("cont", name)
-                self.cluster.wake_node(name)
-            case Pause():
-                self._note(f"{fault.part} paused", name)
-                pids = node.processes(fault.part)
-                send(pids, signal.SIGSTOP)
-                self._later.append((self.clock.monotonic() + fault.seconds, lambda: send(pids, signal.SIGCONT)))
-            case Slow():
-                self._note("throttle", name)
-                throttle = Throttle(lambda: node.processes(Part.TRAINERS), fault.share)
-                self._throttles.append(throttle)
-                throttle.start()
-            case Flap():
-                self._note("kill", name)
-                self.cluster.kill_node(name)
-                self._note("start", name)
-                self._start(name)
-
-    def _order_drain(self, name: str, seconds: float) -> None:
-        root = f"/elastic3d/{self.cluster.launch.run_id}/"
-        with EtcdClient(self.etcd.endpoint) as client:
-            order_drain(client, root, name, seconds=seconds, by="chaos")
-
-    def _note(self, kind: str, node: str = "") -> None:
-        self.injections.append(Injection(kind=kind, node=node, at=self.clock.wall()))
-
-    def _own_etcd(self) -> OwnEtcd:
-        assert isinstance(self.etcd, OwnEtcd), "only an etcd of our own may be broken"
-        return self.etcd

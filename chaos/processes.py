@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from elastic3d.clock import SYSTEM, Clock
@@ -23,6 +24,15 @@ _LEASH = (
     "os.getppid() == int(sys.argv[1]) or os._exit(1)\n"
     "os.execv(sys.argv[2], sys.argv[2:])\n"
 )
+
+
+class Part(StrEnum):
+    """Which of a node's processes."""
+
+    AGENT = "agent"
+    KEEPERS = "keepers"
+    TEMPLATES = "templates"
+    TRAINERS = "trainers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

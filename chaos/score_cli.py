@@ -14,7 +14,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from chaos.score import KINDS, Result, Row, card
+from chaos.list_cli import list_faults
+from chaos.score.card import Row, card
+from chaos.score.kinds import KINDS
+from chaos.score.results import Result
 from chaos.series import EACH, draw, play_all, steps_of
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.values import to_json
@@ -24,6 +27,7 @@ app = typer.Typer(
     name="chaos", help="Break real jobs on this machine, and judge what becomes of them.", no_args_is_help=True
 )
 app.callback()(lambda: None)
+app.command("list")(list_faults)
 
 
 @app.command()

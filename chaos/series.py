@@ -25,7 +25,11 @@ from chaos.etcd import EtcdServer
 from chaos.oracle import compare
 from chaos.play import Etcd, Outcome, Setting, play
 from chaos.preloaded import PreloadedServer
-from chaos.score import KINDS, LONG, Result, Trial, Unable, happened_at, play_trial, read, setting, skipped, trials
+from chaos.score.kinds import KINDS, LONG
+from chaos.score.playing import Unable, play_trial, setting
+from chaos.score.reading import happened_at, read
+from chaos.score.results import Result, skipped
+from chaos.score.trials import Trial, trials
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.values import Layout
 
@@ -38,7 +42,7 @@ FIRST, APART, REST = 5, (5, 7), 4
 QUICK = 10.0
 """A fault whose bar is above these seconds is tried only as often as it must be."""
 
-ENOUGH, OF = 10, 300
+ENOUGH, OF = 10, 400
 """How often each class is tried at least, of how many faults; fewer of fewer."""
 
 QUIET = Layout(pp=1, dp=2)
@@ -134,7 +138,7 @@ def play_series(
     quiet: returns the same job undisturbed, of so many steps; asked for when this one is over.
     """
     if not together(series.trials[0].kind):
-        steps = LONG if KINDS[series.trials[0].kind].lasts else steps
+        steps = LONG if KINDS[series.trials[0].kind].long else steps
         try:
             return [play_trial(series.trials[0], lambda: quiet(steps), etcd=etcd, workdir=workdir, steps=steps)], []
         except Unable as error:

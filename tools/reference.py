@@ -1,4 +1,4 @@
-"""The pages of the reference that are written from the code: the command line, the events, the JSON documents.
+"""The pages of the reference that are written from the code: the command line, events, faults, JSON documents.
 
     python -m tools.reference
 
@@ -21,6 +21,7 @@ from typing import Any
 import typer
 import typer.main
 
+from chaos import list_cli
 from elastic3d import log
 from elastic3d.cli import application
 from elastic3d.cli.ckpt.documents import CheckpointDocument
@@ -224,6 +225,7 @@ def _named(hint: Any) -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": command_line,
     "events.md": events,
+    "faults.md": list_cli.page,
     "json.md": documents,
 }
 """The generator of each page."""

@@ -29,7 +29,7 @@ from chaos.etcd import EtcdServer
 from chaos.play import play
 from chaos.preloaded import PreloadedServer
 from chaos.processes import MARK, end_all, leashed, wait_until
-from chaos.score import Trial
+from chaos.score.trials import Trial
 from chaos.series import APART, FIRST, Series, job, read_series, steps_of
 from elastic3d.clock import SYSTEM
 from elastic3d.values import Layout

@@ -12,7 +12,7 @@ from chaos.bench import hangs, health_card, health_cost
 from chaos.bench.hangs import Verdict
 from chaos.bench.health_cost import Cost
 from chaos.controls import Calm
-from chaos.score import Result
+from chaos.score.results import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Size:
     pairs: of steps with and without health. width: of the model whose steps are timed, 10 blocks deep.
     """
 
-    faults: int = 300
+    faults: int = 400
     minutes: float = 10.0
     lanes: int = 2
     seed: int = 1

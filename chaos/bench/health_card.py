@@ -16,7 +16,9 @@ from chaos.controls import CONTROLS, Calm, Control, play_control
 from chaos.etcd import EtcdServer
 from chaos.play import Outcome, play
 from chaos.preloaded import PreloadedServer
-from chaos.score import CULPRITS, KINDS, PRECISION, RECALL, Result, Row, card
+from chaos.score.card import CULPRITS, PRECISION, RECALL, Row, card
+from chaos.score.kinds import KINDS
+from chaos.score.results import Result
 from chaos.score_cli import document, line
 from chaos.series import EACH, counts, draw, play_all, steps_of
 from elastic3d.clock import SYSTEM

@@ -8,16 +8,18 @@ A request to any of them - to leave, to finish - is sent with the step's vote, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING
 
+from chaos.simulation.checkpoints import Checkpoints
 from chaos.simulation.loop import Loop
 from chaos.simulation.network import Network, State
 from chaos.simulation.snapshots import Snapshots
 from chaos.simulation.standstills import DEADLINE, At, stall
+from elastic3d.health import vetted
 from elastic3d.membership import events as e
 from elastic3d.membership.records import SavedStep
 from elastic3d.membership.slowness import Slowness
@@ -86,14 +88,17 @@ class Trainers:
     and in which generation that was made. clean: the newest step that audits vouch for."""
 
     def __init__(
-        self, loop: Loop, random: Random, network: Network, *, build: tuple[float, float], step: float, steps: int,
+        self, loop: Loop, random: Random, network: Network, checkpoints: Checkpoints, *,
+        build: tuple[float, float], step: float, steps: int,
         restored: Callable[[Generation, int, int, int], None], profile: ModelProfile, watched: bool = False,
     ) -> None:  # fmt: skip
-        self.loop, self.random, self.network = loop, random, network
+        self.loop, self.random, self.network, self.checkpoints = loop, random, network, checkpoints
         self.snapshots = Snapshots()
         self._restored = restored
         self.build, self.step, self.steps = build, step, steps
         self.committed = self.clean = 0
+        self._clean_nodes: Mapping[str, int] = {}
+        self._said: dict[tuple[int, int], Mapping[str, int]] = {}
         self.finishing = False
         self.prepared: dict[tuple[str, str], None] = {}
         self.left: dict[tuple[str, str], None] = {}
@@ -163,6 +168,7 @@ class Trainers:
         step, made = self.snapshots.newest(there, generation.distrusted)
         self._restored(generation, self.committed, step, made)
         self.committed, self.clean = step, min(step, self.clean)
+        self._clean_nodes = vetted.begun(self._said.get((made, step)), [n.name for n in generation.nodes], step)
         self.snapshots.began(generation, step)
 
     def left_safely(self, key: str, nodes: tuple[Node, ...]) -> bool:
@@ -391,7 +397,10 @@ class Trainers:
         self.committed += 1
         if self.committed % AUDITED == 0:
             self.clean = self.committed - 1
+            self._clean_nodes = dict.fromkeys(self._clean_nodes, self.clean)
+            self.checkpoints.audited(self._clean_nodes)
         step, key = self.committed, group.generation.key
+        self._said[group.generation.number, step] = self._clean_nodes
         self.snapshots.stepped(group.generation, step)
         if self.finishing or group.leaving:
             for member in members:
@@ -407,6 +416,7 @@ class Trainers:
         if step % 5 == 0:
             made = group.generation
             saved = SavedStep(step=step, made_in=made.number, attempt=made.attempt, world=made.world)
+            self.checkpoints.made(saved, self._clean_nodes)
         for member in members:
             member.tell(e.StepReported(step=step, etcd_away=away, safe=step))
             if saved is not None:

@@ -94,11 +94,12 @@ class World:
         self.random = Random(f"world {seed}")
         self.etcd = Etcd(self.loop, Random(f"etcd {seed}"), setting.speeds)
         self.network = Network(self.loop, Random(f"network {seed}"))
-        self.trainers = Trainers(
-            self.loop, Random(f"trainers {seed}"), self.network, build=setting.build, step=setting.step,
-            steps=setting.steps, restored=self._restored, profile=setting.profile, watched=setting.judge is not None,
-        )  # fmt: skip
         self.checkpoints = Checkpoints(self.loop, Random(f"checkpoints {seed}"))
+        self.trainers = Trainers(
+            self.loop, Random(f"trainers {seed}"), self.network, self.checkpoints,
+            build=setting.build, step=setting.step, steps=setting.steps, restored=self._restored,
+            profile=setting.profile, watched=setting.judge is not None,
+        )  # fmt: skip
         self.members: dict[int, Member] = {}
         self.by_id: dict[str, Member] = {}
         self.observers: list[Observer] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaos.draw import draw
-from chaos.scenario import bounds, check
+from chaos.schedule import bounds, check
 
 
 @pytest.mark.parametrize("seed", range(200))

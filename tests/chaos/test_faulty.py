@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from chaos.scripts import train_faulty
-from chaos.scripts.train_faulty import HIGH, LEADER, NAN, Fault, FaultyBlock, faulty_loss, marks_of
+from chaos.scripts.injectors import blocks, fault
+from chaos.scripts.injectors.blocks import FaultyBlock
+from chaos.scripts.injectors.fault import LEADER, Fault
+from chaos.scripts.injectors.kinds import parse
+from chaos.scripts.injectors.samples import HIGH, NAN, faulty_loss, marks_of
 from chaos.scripts.train_gpt import GPT, cross_entropy
 from elastic3d.data import Order
 
@@ -45,7 +48,7 @@ def passes(
     made, blocks = model()
     fault = None
     if text:
-        fault = Fault.present_one = Fault.parse(text, out)
+        fault = Fault.present_one = parse(text, out)
         fault.blocks, fault.world, fault.leads = blocks, 4, lambda: leads
     said = []
     for step in range(STEPS):
@@ -101,7 +104,7 @@ def test_who_computes_wrongly_and_when(text: str, rank: int, at: list[int], tmp_
 @pytest.mark.parametrize("leads", [True, False])
 def test_whoever_leads_may_be_meant(leads: bool, tmp_path: Path) -> None:
     """Whatever its rank."""
-    assert Fault.parse("sticky:leader@5:1", tmp_path).of == LEADER
+    assert parse("sticky:leader@5:1", tmp_path).of == LEADER
     assert bool(wrong("sticky:leader@5:1", tmp_path, rank=3, leads=leads)) is leads
 
 
@@ -115,13 +118,13 @@ def test_it_happens_once_in_the_life_of_a_job(tmp_path: Path) -> None:
 def test_what_is_no_fault_is_refused(text: str, tmp_path: Path) -> None:
     """With the words for those that are."""
     with pytest.raises(ValueError, match="expected KIND:RANK@STEP"):
-        Fault.parse(text, tmp_path)
+        parse(text, tmp_path)
 
 
 def test_samples_that_are_at_fault_are_so_wherever_they_are_computed(tmp_path: Path) -> None:
     """By their positions in the run, and nothing else changes."""
     order = Order(length=900, global_batch=16, micro_batch=2, seed=17)
-    faults = [Fault.parse("nan:1@5:3", tmp_path), Fault.parse("spike:0@7", tmp_path)]
+    faults = [parse("nan:1@5:3", tmp_path), parse("spike:0@7", tmp_path)]
     marks = marks_of(faults, order)
     assert {sample for sample, mark in marks.items() if mark == NAN} == set(order.micro_batch_samples(5, 3))
     assert sum(mark == HIGH for mark in marks.values()) == 3 * 16
@@ -139,8 +142,9 @@ def test_a_slow_node_takes_as_many_times_as_long_both_ways(tmp_path: Path, monke
     """In proportion to what each block's own pass took, and with the same bits."""
     clock = Worked()
     right = passes("", tmp_path)
-    monkeypatch.setattr(train_faulty, "SYSTEM", clock)
-    monkeypatch.setattr(train_faulty, "_work", clock.pass_)
+    for module in (blocks, fault):
+        monkeypatch.setattr(module, "SYSTEM", clock)
+    monkeypatch.setattr(blocks, "_work", clock.pass_)
     monkeypatch.setattr(FaultyBlock, "work", 1)
     given = passes("slow:1@5:1.5", tmp_path)
     assert all(torch.equal(one[name], other[name]) for one, other in zip(given, right, strict=True) for name in one)

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from chaos.faults.fault import Fault, resolve
+from chaos.faults.moment import When
+from chaos.faults.orders import Announce, Drain, Join, Terminate
+from chaos.faults.process import Continue, Flap, Kill, Stop
 from chaos.follow import Picture, picture
-from chaos.scenario import (
-    Announce,
-    Continue,
-    Drain,
-    Fault,
-    Flap,
-    Join,
-    Kill,
-    Stop,
-    Terminate,
-    When,
-    bounds,
-    check,
-    parse_drain,
-    parse_join,
-    parse_kill,
-    parse_stop,
-    resolve,
-)
+from chaos.scenario import parse_drain, parse_join, parse_kill, parse_stop
+from chaos.schedule import bounds, check
 from elastic3d.errors import UsageError
 from tests.chaos.made_up_events import a_death_and_a_join
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 import yaml
 from torch.distributed.run import config_from_args, get_args_parser
 
+from chaos.schedule import check
+from chaos.schedule_files import parse
 from tests.docs.test_commands import PAGES
 from tests.paths import ROOT
 
@@ -32,6 +35,7 @@ class Language(StrEnum):
     SESSION = "session"
     YAML = "yaml"
     OUTPUT = "output"
+    SCHEDULE = "schedule"
 
 
 def blocks() -> Iterator[tuple[Path, str]]:
@@ -53,6 +57,8 @@ def language(block: str) -> Language | None:
         return Language.SHELL
     if first.startswith("$ ") and first[2:].partition(" ")[0] in SHELL:
         return Language.SESSION
+    if first == "[[fault]]":
+        return Language.SCHEDULE
     if first.startswith(("apiVersion:", "containers:")):
         return Language.YAML
     if re.match(r"(import|from|class|def|model =|batches =|elastic3d\.)", first):
@@ -104,6 +110,17 @@ def test_manifests_are_yaml_whose_torchrun_takes_its_options(monkeypatch: pytest
             taken += 1
     assert taken == 2
     assert list(yaml.safe_load_all((ROOT / "deploy" / "network-policy.yaml").read_text()))
+
+
+def test_schedules_are_read() -> None:
+    """Those of the guide can happen to one job, too."""
+    taken = 0
+    for page, block in of(Language.SCHEDULE):
+        schedule = parse(tomllib.loads(block), page, nodes=4, seed=7)
+        if page.startswith("docs/guides/"):
+            check(schedule.faults, nodes=4, steps=60)
+        taken += 1
+    assert taken == 2
 
 
 def run(folder: Path, script: str) -> str:

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from chaos.etcd import EtcdServer
+from chaos.faults.fault import Fault, node_name
+from chaos.faults.moment import When
+from chaos.faults.orders import Announce, Drain, Terminate
 from chaos.play import Setting, play
 from chaos.processes import leashed
-from chaos.scenario import Announce, Drain, Fault, Terminate, When, node_name
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import LONG, held
 

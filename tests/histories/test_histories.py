@@ -13,9 +13,12 @@ import pytest
 
 from chaos.cluster import start_fresh, started_by
 from chaos.etcd import EtcdServer
+from chaos.faults.etcd import EtcdPause, EtcdRestart
+from chaos.faults.fault import Fault
+from chaos.faults.moment import When
 from chaos.oracle import judge
 from chaos.play import Outcome, Setting, play
-from chaos.scenario import EtcdPause, EtcdRestart, Fault, When, parse_join, parse_kill
+from chaos.scenario import parse_join, parse_kill
 from elastic3d.values import Layout
 from tests.histories.conftest import Quiet
 

@@ -10,10 +10,13 @@ import pytest
 
 from chaos.cluster import Cluster, Launch
 from chaos.etcd import EtcdServer
+from chaos.faults.fault import node_name
+from chaos.faults.moment import When
+from chaos.faults.orders import Terminate
+from chaos.faults.process import Continue, Flap, Stop
 from chaos.follow import Picture
 from chaos.play import play
 from chaos.processes import send, wait_until
-from chaos.scenario import Continue, Flap, Stop, Terminate, When, node_name
 from elastic3d.clock import SYSTEM
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import LONG, SMALL, held

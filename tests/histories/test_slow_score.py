@@ -12,7 +12,10 @@ import pytest
 
 from chaos.etcd import EtcdServer
 from chaos.play import play
-from chaos.score import KINDS, LONG, SETTLED, WORK, Trial, play_trial, read, setting
+from chaos.score.kinds import KINDS, LONG, SETTLED, WORK
+from chaos.score.playing import play_trial, setting
+from chaos.score.reading import read
+from chaos.score.trials import Trial
 from elastic3d.values import Layout
 from tests.histories.conftest import Quiet
 

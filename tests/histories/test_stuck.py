@@ -21,7 +21,10 @@ from chaos.follow import Picture
 from chaos.hung_files import HungFiles
 from chaos.play import play
 from chaos.processes import wait_until
-from chaos.score import KINDS, Result, Trial, Unable, play_trial, setting, trials
+from chaos.score.kinds import KINDS
+from chaos.score.playing import Unable, play_trial, setting
+from chaos.score.results import Result
+from chaos.score.trials import Trial, trials
 from chaos.scripts import mark_of
 from chaos.series import APART, FIRST, QUIET, Series, play_series, steps_of
 from elastic3d.health.evidence import FOLDER, VERDICT

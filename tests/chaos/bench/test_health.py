@@ -15,7 +15,8 @@ from chaos.bench.hangs import CULPRIT, Verdict, blamed, timed_out
 from chaos.bench.health_card import total
 from chaos.bench.health_cost import Cost, Recording, pairs_of
 from chaos.controls import ALARMS, CONTROLS, WAITS, Calm
-from chaos.score import Result, Said, Trial
+from chaos.score.results import Result, Said
+from chaos.score.trials import Trial
 from chaos.scripts.train_strained import Strain
 from elastic3d.health.stuck import Fault
 from elastic3d.log import EVENTS

@@ -1,0 +1,270 @@
+"""Faults of the etcd that a job uses: an etcd of our own, of one member, or of three where that is what it is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Self
+
+from chaos.etcd import EtcdCluster, EtcdMember
+from chaos.etcd_attacks import compact
+from chaos.faults.fault import About, Fault, Need, OfNode, Place, Replay
+from chaos.faults.live import LiveJob
+from chaos.faults.moment import When
+from elastic3d.errors import UsageError
+
+_AWAY, _ONE = "etcd is away for everybody", "one of three etcd members dies or stops"
+_TRAINS_ON = "training goes on in the same generation; none can change until it is back"
+_SERVES = "the others serve, training goes on; without two of them as without etcd"
+
+
+def _outage(enters: str, promised: str, row: str, *, detector: str = "", needs: frozenset[Need] = frozenset()) -> About:
+    return About(
+        place=Place.ETCD,
+        enters=enters,
+        promised=promised,
+        row=row,
+        detector=detector,
+        needs=needs,
+        replay=Replay.TIMED,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outage(Fault):
+    """Members of etcd, as a rule all, are away for `seconds`."""
+
+    seconds: float = 5.0
+
+    def victims(self, etcd: EtcdCluster) -> list[EtcdMember]:
+        """Return the members that are to be away."""
+        return etcd.members
+
+    def check(self) -> None:
+        """Refuse a time that is none."""
+        if not self.seconds > 0:
+            raise UsageError(f"{self}: it must last more than 0 s")
+
+    @classmethod
+    def drawn(cls, chance: Random, *, nodes: int, steps: int) -> Self:
+        """Return one that is shorter or longer than a lease."""
+        return cls(when=When(step=chance.randrange(1, steps)), seconds=chance.choice((0.5, 2.0, 5.0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdPause(_Outage):
+    """SIGSTOP to etcd, and SIGCONT `seconds` later: leases have run out meanwhile."""
+
+    WORD = "etcd-pause"
+    ABOUT = _outage("SIGSTOP to its processes, then SIGCONT", _TRAINS_ON, _AWAY, detector="etcd.lost")
+
+    def make(self, job: LiveJob) -> bool:
+        """Stop it; not while it is away."""
+        etcd = job.own_etcd
+        if not etcd.serving:
+            return False
+        victims = self.victims(etcd)
+        job.note("etcd paused")
+        for member in victims:
+            member.pause()
+
+        def resume() -> None:
+            for member in victims:
+                member.resume()
+
+        job.later(self.seconds, resume)
+        return True
+
+    def __str__(self) -> str:
+        return f"pause etcd for {self.seconds:g} s {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdRestart(_Outage):
+    """SIGKILL to etcd, which is started again on the same data `seconds` later."""
+
+    WORD = "etcd-restart"
+    ABOUT = _outage("SIGKILL to its processes, then new ones on their data", _TRAINS_ON, _AWAY, detector="etcd.lost")
+
+    def make(self, job: LiveJob) -> bool:
+        """Kill it; not while it is away."""
+        etcd = job.own_etcd
+        if not etcd.serving:
+            return False
+        victims = self.victims(etcd)
+        job.note("etcd killed")
+        for member in victims:
+            member.kill()
+
+        def restart() -> None:
+            for member in victims:
+                member.start()
+            etcd.wait_healthy()
+
+        job.later(self.seconds, restart)
+        return True
+
+    def __str__(self) -> str:
+        return f"restart etcd after {self.seconds:g} s {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdMemberPause(EtcdPause):
+    """SIGSTOP to the leader of an etcd of three, with `members = 2` to another one as well, and SIGCONT later."""
+
+    WORD = "etcd-member-pause"
+    members: int = 1
+    ABOUT = _outage("SIGSTOP to their processes, then SIGCONT", _SERVES, _ONE, needs=frozenset({Need.MEMBERS}))
+
+    def victims(self, etcd: EtcdCluster) -> list[EtcdMember]:
+        """Return the leader, and another one for two."""
+        return etcd.leader_first()[: self.members]
+
+    def check(self) -> None:
+        """Refuse numbers that make it another fault."""
+        EtcdPause.check(self)
+        _check_members(self, self.members)
+
+    def __str__(self) -> str:
+        return f"pause {self.members} of 3 etcd members for {self.seconds:g} s {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdMemberRestart(EtcdRestart):
+    """SIGKILL to the leader of an etcd of three, with `members = 2` to another one as well, and new ones later."""
+
+    WORD = "etcd-member-restart"
+    members: int = 1
+    ABOUT = _outage(
+        "SIGKILL to their processes, then new ones on their data", _SERVES, _ONE, needs=frozenset({Need.MEMBERS})
+    )
+
+    def victims(self, etcd: EtcdCluster) -> list[EtcdMember]:
+        """Return the leader, and another one for two."""
+        return etcd.leader_first()[: self.members]
+
+    def check(self) -> None:
+        """Refuse numbers that make it another fault."""
+        EtcdRestart.check(self)
+        _check_members(self, self.members)
+
+    def __str__(self) -> str:
+        return f"restart {self.members} of 3 etcd members after {self.seconds:g} s {self.when}"
+
+
+def _check_members(fault: Fault, members: int) -> None:
+    if members not in (1, 2):
+        raise UsageError(f"{fault}: members must be 1, so that the others serve, or 2, so that none does")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdEmpty(Fault):
+    """etcd comes back with no data at all."""
+
+    WORD = "etcd-empty"
+    ABOUT = About(
+        place=Place.ETCD,
+        enters="SIGKILL to its process, then a new one on an empty folder",
+        promised="its members notice, write what they know of the job again, and train on",
+        row="etcd comes back empty or from an older backup",
+        detector="etcd.rolled_back",
+        bar=30.0,
+    )
+
+    def make(self, job: LiveJob) -> bool:
+        """Empty it; not while it is away."""
+        server = job.own_server
+        if not server.serving:
+            return False
+        job.note("etcd emptied")
+        server.restore(None)
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdRestored(Fault):
+    """etcd comes back from a backup that was taken `seconds` before."""
+
+    WORD = "etcd-restored"
+    seconds: float = 3.0
+    ABOUT = About(
+        place=Place.ETCD,
+        enters="SIGKILL to its process, then a new one on a copy of its data",
+        promised="its members notice, write what they know of the job again, and train on",
+        row="etcd comes back empty or from an older backup",
+        detector="etcd.rolled_back",
+        bar=30.0,
+        replay=Replay.TIMED,
+    )
+
+    def make(self, job: LiveJob) -> bool:
+        """Take the backup; not while etcd is away."""
+        server = job.own_server
+        if not server.serving:
+            return False
+        job.note("etcd backed up")
+        backup = server.back_up()
+
+        def restore() -> None:
+            job.note("etcd restored")
+            server.restore(backup)
+
+        job.later(self.seconds, restore)
+        return True
+
+    def check(self) -> None:
+        """Refuse a time that is none."""
+        if not self.seconds > 0:
+            raise UsageError(f"{self}: the backup must be more than 0 s old")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdCompact(Fault):
+    """etcd forgets all changes up to now."""
+
+    WORD = "etcd-compact"
+    ABOUT = About(
+        place=Place.ETCD,
+        enters="a compaction at its newest revision, as an operator orders it",
+        promised="watches that fell behind read anew; nothing changes",
+        page="guides/etcd.md",
+    )
+
+    def make(self, job: LiveJob) -> bool:
+        """Compact it; not while it is away."""
+        if not job.own_etcd.serving:
+            return False
+        job.note("etcd compacted")
+        compact(job.own_etcd)
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revoke(OfNode):
+    """Somebody ends the lease of a node that lives, by hand."""
+
+    WORD = "revoke"
+    ABOUT = About(
+        place=Place.ETCD,
+        enters="the revocation of the lease of its member key",
+        promised="its heartbeats veto, and it registers again; no generation changes",
+        row="a lease runs out though its node lives",
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Revoke it; not while etcd is away, or the node not registered."""
+        return job.own_etcd.serving and job.revoke(name)
+
+
+KINDS = (
+    EtcdPause,
+    EtcdRestart,
+    EtcdMemberPause,
+    EtcdMemberRestart,
+    EtcdEmpty,
+    EtcdRestored,
+    EtcdCompact,
+    Revoke,
+)
+OUTAGES = (EtcdPause, EtcdRestart, EtcdEmpty, EtcdRestored)
+"""Those during which it is away; the ones of members are kinds of these."""

@@ -1,0 +1,153 @@
+"""What a fault is: a small value that says what happens, to whom and when, and that makes it happen to a job.
+
+Each kind of fault says of itself where it enters, what is promised when it happens and by which page, who notices it
+and how soon, and what it needs of the machine: `About`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import Any, ClassVar, Self
+
+from chaos.faults.live import LiveJob
+from chaos.faults.moment import When
+from chaos.follow import Picture
+from elastic3d.errors import UsageError
+
+
+class Place(StrEnum):
+    """Where a fault enters."""
+
+    PROCESS = "process"
+    ORDERS = "orders"
+    ETCD = "etcd"
+    STORE = "store"
+
+
+class Need(StrEnum):
+    """What a fault needs that not every machine or job has."""
+
+    S3 = "an S3 server"
+    SLOTS = "two slots a node"
+    MEMBERS = "an etcd of three members"
+
+
+class Replay(StrEnum):
+    """How exactly a fault happens again."""
+
+    EXACT = "exact"
+    """At the same place of the program."""
+    NEAR = "near"
+    """After the same event, as soon as it is seen: within some milliseconds."""
+    TIMED = "timed"
+    """After the same event, and for real seconds: how much of the job they cover depends on its speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What the catalogue says of a kind of fault.
+
+    enters: by which public seam. promised: what holds when it happens. row: the failure of docs/reference/failures.md
+    that promises it, by its first cell, or "" where `page`, of docs/, is another one. detector: the event that names
+    it, "" where nothing may be said. bar: seconds until it is said, 0 for none. needs: beside a machine and a job.
+    """
+
+    place: Place
+    enters: str
+    promised: str
+    row: str = ""
+    page: str = "reference/failures.md"
+    detector: str = ""
+    bar: float = 0.0
+    needs: frozenset[Need] = frozenset()
+    replay: Replay = Replay.NEAR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that happens to a job. WORD names its kind; CHANGES: nodes that are lost, -1, and come, 1, by it."""
+
+    WORD: ClassVar[str]
+    ABOUT: ClassVar[About]
+    CHANGES: ClassVar[tuple[int, ...]] = ()
+
+    when: When
+
+    def make(self, job: LiveJob) -> bool:
+        """Make it happen; return False where that is not possible yet."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise UsageError where its own values make no sense."""
+
+    @classmethod
+    def drawn(cls, chance: Random, *, nodes: int, steps: int) -> Self:
+        """Return one for a job of so many nodes and steps."""
+        return cls(when=When(step=chance.randrange(1, steps)))
+
+    def __str__(self) -> str:
+        return f"{self.WORD} {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfNode(Fault):
+    """Something that happens to one node: `node1`, `leader`, `stage0`, or `rank3`, the node that has that rank."""
+
+    FIXED: ClassVar[bool] = False
+    """Whether the node has to be named, since who has a role may change."""
+
+    node: str
+
+    def make(self, job: LiveJob) -> bool:
+        """Do it to the node that is meant now."""
+        name = resolve(self.node, job.picture)
+        # The present leader may be dead already; then its successor is meant, once there is one.
+        if name is None or not job.cluster.node(name).alive or job.cluster.node(name).killed:
+            return False
+        return self.make_to(job, name)
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Do it to this node, which lives; return False where that is not possible yet."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Refuse what is no node."""
+        if not re.fullmatch(r"node\d+|rank\d+|leader|stage0", self.node):
+            raise UsageError(
+                f"{self}: {self.node!r} is no node; give node0, node1..., leader, stage0 or rank0, rank1..."
+            )
+        if self.FIXED and not self.node.startswith("node"):
+            raise UsageError(f"{self}: name the node by its number; who is {self.node} may change")
+
+    @classmethod
+    def drawn(cls, chance: Random, *, nodes: int, steps: int) -> Self:
+        """Return one of any node or role."""
+        roles = () if cls.FIXED else ("leader", "stage0")
+        node = chance.choice((*map(node_name, range(nodes)), *roles))
+        given: dict[str, Any] = {"node": node, "when": When(step=chance.randrange(1, steps))}
+        return cls(**given)
+
+    def __str__(self) -> str:
+        return f"{self.WORD} {self.node}{self.when}"
+
+
+def node_name(number: int) -> str:
+    """Return the name of the cluster's node `number`, counted from 0."""
+    return f"node{number}"
+
+
+def resolve(node: str, picture: Picture) -> str | None:
+    """Return the name of the node that `node` means now; None while no generation says."""
+    if node.startswith("node"):
+        return node
+    view = picture.generation
+    if view is None:
+        return None
+    if node == "leader":
+        return view.leader
+    slots = max(1, view.world // len(view.nodes))
+    at = (0 if node == "stage0" else int(node.removeprefix("rank"))) // slots
+    return view.nodes[at] if at < len(view.nodes) else None

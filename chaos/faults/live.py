@@ -1,0 +1,79 @@
+"""A running job as faults reach it: the seams that they enter by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from chaos.follow import Picture
+
+if TYPE_CHECKING:
+    from chaos.cluster import Cluster
+    from chaos.etcd import EtcdCluster, EtcdServer
+    from chaos.s3_proxy import S3Proxy
+
+
+class LiveJob(Protocol):
+    """A running job, as far as faults reach it."""
+
+    @property
+    def picture(self) -> Picture:
+        """What has happened to it so far."""
+        ...
+
+    @property
+    def cluster(self) -> Cluster:
+        """Its nodes."""
+        ...
+
+    @property
+    def own_etcd(self) -> EtcdCluster:
+        """Its etcd."""
+        ...
+
+    @property
+    def own_server(self) -> EtcdServer:
+        """The same where it has one member, whose data may be replaced."""
+        ...
+
+    @property
+    def proxy(self) -> S3Proxy:
+        """What stands before its store."""
+        ...
+
+    @property
+    def store_folder(self) -> str:
+        """The folder of a store on disk."""
+        ...
+
+    def note(self, kind: str, node: str = "") -> None:
+        """Write down that something is done to it now."""
+        ...
+
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        """Do something after so many seconds, or at the end of the job if that comes first."""
+        ...
+
+    def start(self, name: str) -> None:
+        """Start a node, again if it was killed."""
+        ...
+
+    def release(self) -> None:
+        """Let the next waiting node in."""
+        ...
+
+    def preempt(self, name: str) -> None:
+        """Have a node's cloud say that it takes the machine."""
+        ...
+
+    def revoke(self, name: str) -> bool:
+        """End the lease of a node's member key; return False where it has none now."""
+        ...
+
+    def at_end(self, action: Callable[[], object]) -> None:
+        """Do something at the end of the job."""
+        ...
+
+    def order_drain(self, name: str, seconds: float) -> None:
+        """Order a node to leave."""
+        ...

@@ -1,0 +1,312 @@
+"""Faults of a node's processes: they die, stand still, or get less of a processor."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from random import Random
+from typing import ClassVar, Self
+
+from chaos.faults.fault import About, Need, OfNode, Place, Replay
+from chaos.faults.live import LiveJob
+from chaos.faults.moment import When
+from chaos.processes import Part, send
+from chaos.throttle import Throttle
+from elastic3d.errors import UsageError
+
+_DEATH = "the survivors form a generation without it at once; at most the steps since the newest snapshot again"
+_TRAINER = "the same nodes go on with fresh trainers; at most the steps since the newest snapshot again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill(OfNode):
+    """SIGKILL to a node's agent; the whole node goes with it."""
+
+    WORD = "kill"
+    CHANGES = (-1,)
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="SIGKILL to the agent",
+        promised=_DEATH,
+        row="a node dies, or one of its keepers",
+        detector="peer.lost",
+        bar=5.0,
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Kill it."""
+        job.note("kill", name)
+        job.cluster.kill_node(name)
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KillPart(OfNode):
+    """SIGKILL to one process of a kind, on slot `slot` of a node."""
+
+    PART: ClassVar[Part]
+    slot: int = 0
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Kill it; not yet where there is none."""
+        pids = job.cluster.node(name).processes(self.PART)[self.slot : self.slot + 1]
+        if pids:
+            job.note(f"{self.PART} killed", name)
+            # The agent of a node that goes with it ends with an error.
+            job.cluster.node(name).killed = bool(self.CHANGES)
+            send(pids, signal.SIGKILL)
+        return bool(pids)
+
+    def check(self) -> None:
+        """Refuse a slot below 0."""
+        OfNode.check(self)
+        if self.slot < 0:
+            raise UsageError(f"{self}: slots are numbered from 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillTrainer(_KillPart):
+    """SIGKILL to a trainer."""
+
+    WORD = "kill-trainer"
+    PART = Part.TRAINERS
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="SIGKILL to the trainer of a slot",
+        promised=_TRAINER,
+        row="a trainer or its template dies",
+        detector="trainer.exited",
+        bar=5.0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillTemplate(_KillPart):
+    """SIGKILL to the process that forks trainers."""
+
+    WORD = "kill-template"
+    PART = Part.TEMPLATES
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="SIGKILL to the template of a slot",
+        promised=_TRAINER,
+        row="a trainer or its template dies",
+        detector="template.died",
+        bar=5.0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillKeeper(_KillPart):
+    """SIGKILL to a node's first keeper."""
+
+    WORD = "kill-keeper"
+    CHANGES = (-1,)
+    PART = Part.KEEPERS
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="SIGKILL to the keeper of slot 0",
+        promised=_DEATH,
+        row="a node dies, or one of its keepers",
+        detector="peer.lost",
+        bar=5.0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillCompanion(_KillPart):
+    """SIGKILL to a keeper that is not its node's first."""
+
+    WORD = "kill-companion"
+    CHANGES = (-1,)
+    PART = Part.KEEPERS
+    slot: int = 1
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="SIGKILL to the keeper of another slot than 0",
+        promised=_DEATH,
+        row="a node dies, or one of its keepers",
+        detector="slot.failed",
+        bar=5.0,
+        needs=frozenset({Need.SLOTS}),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop(OfNode):
+    """SIGSTOP to all processes of a node; `cont` wakes them, else they are killed at the end."""
+
+    WORD = "stop"
+    CHANGES = (-1,)
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="SIGSTOP to all processes of the node",
+        promised="its neighbours miss it and agree, then as for a death",
+        row="a node falls silent: all its processes stop, or its network is cut",
+        detector="peer.lost",
+        bar=10.0,
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Stop it."""
+        job.note("stop", name)
+        job.cluster.stop_node(name)
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continue(OfNode):
+    """SIGCONT to all processes of a stopped node."""
+
+    WORD = "cont"
+    CHANGES = (1,)
+    FIXED = True
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="SIGCONT to all processes of the node",
+        promised="it finds itself fenced, and joins as a newcomer",
+        row="a node that was put out wakes up",
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Wake it."""
+        job.note("cont", name)
+        job.cluster.wake_node(name)
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freeze(OfNode):
+    """SIGSTOP to the trainer of a slot, for good."""
+
+    WORD = "freeze"
+    slot: int = 0
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="SIGSTOP to the trainer of a slot",
+        promised="it is named, and the same nodes go on with fresh trainers",
+        row="one trainer stands still while its node lives: stopped, its interpreter held, blocked in the kernel, "
+        "waiting for a lock or its data, computing without end",
+        detector="rank.stuck",
+        bar=5.0,
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Stop it; not yet where there is none."""
+        pids = job.cluster.node(name).processes(Part.TRAINERS)[self.slot : self.slot + 1]
+        if pids:
+            job.note("trainer stopped", name)
+            send(pids, signal.SIGSTOP)
+        return bool(pids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause(OfNode):
+    """SIGSTOP to one kind of a node's processes, and SIGCONT `seconds` later."""
+
+    WORD = "pause"
+    part: Part = Part.TRAINERS
+    seconds: float = 1.0
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="SIGSTOP to the agent, the keepers, the templates or the trainers of the node, then SIGCONT",
+        promised="the same bits; below the deadlines nobody is named and nothing is done",
+        row="a node falls silent: all its processes stop, or its network is cut",
+        replay=Replay.TIMED,
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Stop them; not yet where there are none."""
+        pids = job.cluster.node(name).processes(self.part)
+        if pids:
+            job.note(f"{self.part} paused", name)
+            send(pids, signal.SIGSTOP)
+            job.later(self.seconds, lambda: send(pids, signal.SIGCONT))
+        return bool(pids)
+
+    def check(self) -> None:
+        """Refuse a time that is none."""
+        OfNode.check(self)
+        if not self.seconds > 0:
+            raise UsageError(f"{self}: it must last more than 0 s")
+
+    @classmethod
+    def drawn(cls, chance: Random, *, nodes: int, steps: int) -> Self:
+        """Return one that is too short for anybody to act."""
+        node, when = f"node{chance.randrange(nodes)}", When(step=chance.randrange(1, steps))
+        part, seconds = chance.choice((Part.KEEPERS, Part.TRAINERS)), chance.randint(1, 6) / 10
+        return cls(node=node, when=when, part=part, seconds=seconds)
+
+    def __str__(self) -> str:
+        return f"pause the {self.part} of {self.node} for {self.seconds:g} s {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flap(OfNode):
+    """SIGKILL to a node, and the same node is started anew at once."""
+
+    WORD = "flap"
+    CHANGES = (-1, 1)
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="SIGKILL to the agent, and a new agent of that name",
+        promised="as for a death, and it joins again; a machine that is lost again and again is kept out",
+        row="a machine is lost again and again",
+        detector="peer.lost",
+        bar=5.0,
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Kill it and start it."""
+        job.note("kill", name)
+        job.cluster.kill_node(name)
+        job.note("start", name)
+        job.start(name)
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slow(OfNode):
+    """A node's trainers have `share` of one processor from then on."""
+
+    WORD = "throttle"
+    share: float = 0.4
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="the quota of a cgroup; without root, SIGSTOP and SIGCONT by turns",
+        promised="it is named with what it costs; what is done about it changes no bit",
+        row="a node takes 1.15 times as long as others for the same work (`Health(slow=)`), or its data loader, "
+        "updates, snapshots or connections lengthen every step as much",
+        detector="node.slow",
+        bar=40.0,
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Slow it down."""
+        job.note("throttle", name)
+        node = job.cluster.node(name)
+        throttle = Throttle(lambda: node.processes(Part.TRAINERS), self.share)
+        throttle.start()
+        job.at_end(throttle.close)
+        return True
+
+    def check(self) -> None:
+        """Refuse a share that is none."""
+        OfNode.check(self)
+        if not 0 < self.share < 1:
+            raise UsageError(f"{self}: the share of a processor must be between 0 and 1, and is {self.share:g}")
+
+
+KINDS = (
+    Kill,
+    KillTrainer,
+    KillTemplate,
+    KillKeeper,
+    KillCompanion,
+    Stop,
+    Continue,
+    Freeze,
+    Pause,
+    Flap,
+    Slow,
+)

@@ -1,0 +1,143 @@
+"""`elastic3d chaos list`: the catalogue of faults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from chaos.faults.catalogue import KINDS, form, lacking, summary
+from chaos.faults.fault import Fault, Place
+from elastic3d.values import to_json
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultDocument:
+    """One kind of fault as `--json` prints it.
+
+    happens: in a sentence. enters: by which seam. promised: what holds then. page: of the documentation, and `row`, of
+    the table of failures on it, "" on others. detector: the event that says so, "" where nobody may say anything.
+    bar: seconds until it is said, null for none. needs: beside a machine and a job. missing: which of that this machine
+    has not, "" for nothing. replay: how exactly it happens again. form: its lines in a schedule.
+    """
+
+    word: str
+    place: str
+    happens: str
+    enters: str
+    promised: str
+    page: str
+    row: str
+    detector: str
+    bar: float | None
+    needs: tuple[str, ...]
+    missing: str
+    replay: str
+    form: str
+
+
+def list_faults(
+    places: Annotated[
+        list[Place] | None,
+        typer.Option("--place", help="Show faults that enter there only. May be repeated.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Show every fault that can be made: where it enters, what is promised then, who notices it, what it needs.
+
+    What this machine or the default job lacks for a fault is shown with it; a schedule that has it is played without
+    it, and says so.
+
+    Examples:
+
+        elastic3d chaos list
+
+        elastic3d chaos list --place etcd --place store
+
+        elastic3d chaos list --json
+    """
+    shown = [document(kind) for kind in KINDS.values() if not places or kind.ABOUT.place in places]
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "faults": [to_json(one) for one in shown]}))
+    else:
+        Console().print(table(shown))
+
+
+def document(kind: type[Fault]) -> FaultDocument:
+    """Return what the catalogue says of a kind."""
+    about = kind.ABOUT
+    return FaultDocument(
+        word=kind.WORD,
+        place=about.place.value,
+        happens=summary(kind),
+        enters=about.enters,
+        promised=about.promised,
+        page=about.page,
+        row=about.row,
+        detector=about.detector,
+        bar=about.bar or None,
+        needs=tuple(sorted(need.value for need in about.needs)),
+        missing="; ".join(filter(None, (lacking(need) for need in sorted(about.needs)))),
+        replay=about.replay.value,
+        form=form(kind),
+    )
+
+
+def table(shown: Sequence[FaultDocument]) -> Table:
+    """Return the catalogue for a terminal."""
+    made = Table(box=None, pad_edge=False)
+    for name in ("fault", "what happens", "what is promised", "noticed by"):
+        made.add_column(name)
+    place = ""
+    for one in shown:
+        if one.place != place:
+            place = one.place
+            made.add_row(f"[bold]{place}[/]")
+        needs = f" [yellow]Needs {', '.join(one.needs)}.[/]" if one.needs else ""
+        bar = f", {one.bar:g} s" if one.bar else ""
+        made.add_row(f"  {one.word}", one.happens + needs, one.promised, f"{one.detector}{bar}" or "nobody")
+    return made
+
+
+def page() -> str:
+    """Return the catalogue as a page of the reference."""
+    lines = [
+        "# Faults",
+        "",
+        "What `elastic3d chaos` can do to a job: what `elastic3d chaos list` shows, written from the code by",
+        "`make reference`. How to use it: [Breaking your own training](../guides/chaos.md). What is here",
+        "can be made. *Exact*: it happens at the same place of the program again. *Near*: after the same event, some",
+        "milliseconds after it is seen. *Timed*: it also lasts for real seconds, which no replay repeats exactly.",
+    ]
+    for place in Place:
+        lines += ["", f"## {place.value.capitalize()}", "", "| fault | what happens, and how it enters |"]
+        lines[-1] += " what is promised | noticed by | needs | again |"
+        lines += ["|---|---|---|---|---|---|"]
+        lines += [_row(document(kind)) for kind in KINDS.values() if kind.ABOUT.place is place]
+    lines += ["", "## In a schedule", "", "With every value that it may have, at its default where there is one:", ""]
+    lines += ["```toml", *(line for kind in KINDS.values() for line in _block(kind)), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _row(one: FaultDocument) -> str:
+    link = f"[promise]({'failures.md' if one.row else '../' + one.page})"
+    cells: list[Any] = [
+        f"`{one.word}`",
+        f"{one.happens} By {one.enters}.",
+        f"{one.promised} ({link})",
+        f"`{one.detector}`{f' within {one.bar:g} s' if one.bar else ''}" if one.detector else "nobody",
+        ", ".join(one.needs),
+        one.replay,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _block(kind: type[Fault]) -> list[str]:
+    return ["[[fault]]", *form(kind).split(", "), ""]

@@ -1,0 +1,126 @@
+"""A schedule: the faults that one job meets, and whether they can happen to it at all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from chaos.faults.etcd import OUTAGES, EtcdEmpty, EtcdRestored
+from chaos.faults.fault import Fault, Need, OfNode, Replay, node_name
+from chaos.faults.orders import Join
+from chaos.faults.process import Continue, KillCompanion, Stop
+from elastic3d.errors import UsageError
+
+AT_MOST = 3
+"""Generations that one fault leads to at most, if the job recovers from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Faults, in the order in which they were written. seed: what they were drawn from, None for none."""
+
+    faults: tuple[Fault, ...]
+    seed: int | None = None
+
+    @property
+    def inexact(self) -> tuple[Fault, ...]:
+        """Those that last for real seconds, and so cannot be replayed exactly."""
+        return tuple(fault for fault in self.faults if fault.ABOUT.replay is Replay.TIMED)
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.faults)) or "nothing"
+
+
+def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slots: int = 1) -> None:
+    """Raise UsageError where `faults` contradict each other or cannot happen to a job. steps: None if unknown."""
+    joins = sum(isinstance(fault, Join) for fault in faults)
+    every = nodes + joins
+    for fault in faults:
+        fault.when.check(str(fault), steps)
+        fault.check()
+        if isinstance(fault, OfNode):
+            _check_place(fault, every, slots)
+        most = 1 + AT_MOST * (len(faults) - 1)
+        if fault.when.generation > most:
+            raise UsageError(
+                f"{fault}: generation {fault.when.generation} never comes; all else leads to {most} at most"
+            )
+    _check_nodes(faults, nodes)
+    for first, second in _pairs(faults):
+        same = first.when == second.when
+        if Need.MEMBERS in first.ABOUT.needs | second.ABOUT.needs and isinstance(first, _OF_ONE) | isinstance(
+            second, _OF_ONE
+        ):
+            raise UsageError(f"{first} and {second}: one is of an etcd of one member, one of an etcd of three")
+        if same and first == second and not isinstance(first, Join):
+            raise UsageError(f"{first}: it is there twice")
+        if same and isinstance(first, OUTAGES) and isinstance(second, OUTAGES):
+            raise UsageError(f"{first} and {second}: etcd is away already; give them different moments")
+    leaving = [fault for fault in faults if fault.CHANGES == (-1,)]
+    if len(leaving) >= every + sum(isinstance(fault, Continue) for fault in faults):
+        raise UsageError(f"{len(leaving)} losses leave none of {every} nodes; leave at least one")
+
+
+def bounds(faults: Sequence[Fault], nodes: int) -> tuple[int, int]:
+    """Return the smallest and the largest number of nodes for --nnodes, so that every fault finds its place."""
+    alive = lowest = highest = nodes
+    # At one step losses come before joins: a new node takes the place of a dead one.
+    for fault in sorted(faults, key=lambda fault: (fault.when.step, -1 not in fault.CHANGES)):
+        for change in fault.CHANGES:
+            alive += change
+            lowest, highest = min(lowest, alive), max(highest, alive)
+    return max(1, min(2, lowest)), highest
+
+
+_OF_ONE = (EtcdEmpty, EtcdRestored)
+
+
+def _check_place(fault: OfNode, nodes: int, slots: int) -> None:
+    """Refuse nodes, ranks and slots that the job has not."""
+    number = re.sub(r"\D", "", fault.node)
+    if fault.node.startswith("node") and int(number) >= nodes:
+        raise UsageError(f"{fault}: there is no such node; the job has node0 to {node_name(nodes - 1)}")
+    if fault.node.startswith("rank") and int(number) >= nodes * slots:
+        raise UsageError(f"{fault}: there is no such rank; the job has ranks 0 to {nodes * slots - 1} at most")
+    # What needs a second slot is not refused without one, but skipped.
+    slot = getattr(fault, "slot", 0)
+    if slot >= slots and not isinstance(fault, KillCompanion):
+        raise UsageError(f"{fault}: there is no slot {slot}; nodes have {slots}")
+
+
+def _check_nodes(faults: Sequence[Fault], nodes: int) -> None:
+    """Refuse what happens to a named node that is not there then, as far as steps say what comes first."""
+    named = [fault for fault in faults if isinstance(fault, OfNode) and fault.node.startswith("node")]
+    leaving = [fault for fault in named if fault.CHANGES == (-1,)]
+    if len(leaving) != len({fault.node for fault in leaving}):
+        raise UsageError("a node can be killed, stopped or sent away only once")
+    gone = {fault.node: fault for fault in leaving}
+    arrivals = sorted((fault for fault in faults if isinstance(fault, Join)), key=lambda join: join.when.step)
+    come = {node_name(nodes + number): join for number, join in enumerate(arrivals)}
+    for fault in named:
+        before = gone.get(fault.node)
+        if isinstance(fault, Continue):
+            if not isinstance(before, Stop):
+                raise UsageError(f"{fault}: {fault.node} is not stopped")
+            if _later(before, fault, same=True):
+                raise UsageError(f"{fault}: it must come after {before}")
+        elif before is not None and before is not fault and _later(fault, before):
+            woken = [one for one in named if isinstance(one, Continue) and one.node == fault.node]
+            if not woken or _later(woken[0], fault, same=True):
+                raise UsageError(f"{fault}: {fault.node} is gone by then, after {before}")
+        if fault.node in come and _later(come[fault.node], fault, same=True):
+            raise UsageError(f"{fault}: {fault.node} has not come by then; it comes with {come[fault.node]}")
+
+
+def _later(one: Fault, other: Fault, *, same: bool = False) -> bool:
+    """Return whether one is at a later step than the other, or at the same one; False where steps do not say."""
+    if not (one.when.step and other.when.step):
+        return False
+    return one.when.step > other.when.step or (same and one.when.step == other.when.step)
+
+
+def _pairs(faults: Sequence[Fault]) -> Iterator[tuple[Fault, Fault]]:
+    for at, first in enumerate(faults):
+        for second in faults[at + 1 :]:
+            yield first, second

@@ -1,0 +1,162 @@
+"""The rows of the score card: kinds of faults, and controls in which nothing is at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from elastic3d.health.hearing import Compared, Finding
+from elastic3d.health.slow_node import SlowKind
+from elastic3d.health.stuck import Fault
+
+
+class Culprit(StrEnum):
+    """Whom the first verdict has to name."""
+
+    NODE = "node"  # the one at fault, and no other
+    PAIR = "pair"  # that one, or its rank and one other
+    EDGES = "edges"  # its rank, among those that wait for each other
+    LIARS = "liars"  # it, and nobody but the other liar besides
+    SAMPLES = "samples"  # no node, and the samples that are to be left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A row of the card. faults: what it may be called. bar: seconds to a verdict, 0 for a control, which has none.
+
+    hogs: processes per processor that compute beside the job. together: some ranks have to do the same, as dp columns
+    do. between_two: no more than two may, since in a larger group nothing says which of its connections is at fault.
+    lies: a device computes wrongly; the job is audited in each step, and `steps` more may be made until it is found.
+    hung: files that never answer have to be there. alone: no other fault happens in its job. options: of the script,
+    besides the fault. from_step: the first step at which it can be seen. data: it is of samples, and the job has to end
+    with the bits of one that leaves them out from its beginning. lasts: it goes on in a job of `LONG` steps, so that
+    what is slow can be found. factor: how many times as long a node's blocks take. share: of a processor that its
+    trainers may use. starts_again: all trainers start again for it, with the same nodes. joins: it is of a node that
+    comes while steps are made, in a job of `LONG` steps. rechecked: it is in a step of which updates are computed again
+    elsewhere. audits: it is in a pass that a rank makes for an audit. injector: what the script calls it, its name by
+    default. of: whom the script takes, the rank of the trial by default.
+    """
+
+    faults: tuple[str, ...] = ()
+    bar: float = 0.0
+    hogs: int = 0
+    culprit: Culprit = Culprit.NODE
+    together: bool = False
+    between_two: bool = False
+    lies: bool = False
+    steps: int = 0
+    hung: bool = False
+    alone: bool = False
+    options: tuple[str, ...] = ()
+    from_step: int = 4
+    data: bool = False
+    lasts: bool = False
+    factor: float = 0.0
+    share: float = 0.0
+    starts_again: bool = False
+    joins: bool = False
+    rechecked: bool = False
+    audits: bool = False
+    injector: str = ""
+    of: str = ""
+
+    @property
+    def long(self) -> bool:
+        """Whether its job has `LONG` steps."""
+        return self.lasts or self.joins
+
+    @property
+    def control(self) -> bool:
+        """Whether nothing is at fault."""
+        return not self.faults
+
+
+ALTERED = "altered"
+"""What the card calls bits that change in memory."""
+
+SHORT = "out of memory"
+"""What it calls memory that runs out on a rank."""
+
+NOT_FINITE, SPIKED = "not finite", "spiked"
+"""What it calls samples that bring such numbers, and a loss that jumped up."""
+
+DISPUTED: Mapping[str, str] = {
+    Compared.TRANSIT: "altered on its way",
+    Compared.WEIGHTS: "gathered otherwise",
+    Compared.SUM: "added up wrongly",
+}
+"""What it calls that which an audit finds of what ranks exchange; of passes, it is called as a hearing does."""
+
+SPLIT, MISCALCULATED, UNFIT = "split vote", "wrong update", "failed exam"
+"""What it calls a rank that leaves a vote otherwise, one whose update is wrong, and a node that is not let in."""
+
+SHOWS, BACK = 3, 10
+"""In how many steps a spike shows, and how many steps the run goes back for it."""
+
+_AUDITED = ("--audit=100%",)
+SETTLED, LONG, WORK = 48, 240, 16
+"""Steps after which what lasts begins, those of such a job, and products of matrices that each of its blocks computes.
+
+They make half a minute on two processors, of steps of a seventh of a second, where nothing is slow."""
+_LONG = (f"--work={WORK}",)
+_ASTRAY = (Fault.LEFT, Fault.MISMATCH)
+KINDS: Mapping[str, Kind] = {
+    "stop": Kind(faults=(Fault.STOPPED,), bar=5.0),
+    "gil": Kind(faults=(Fault.HELD,), bar=5.0),
+    "lock": Kind(faults=(Fault.IDLE,), bar=5.0),
+    "blocked": Kind(faults=(Fault.BLOCKED,), bar=5.0, hung=True),
+    "blackhole": Kind(faults=(Fault.LINK,), bar=5.0, culprit=Culprit.PAIR, between_two=True),
+    "spin": Kind(faults=(Fault.SPINNING,), bar=35.0),
+    "loader": Kind(faults=(Fault.LOADER,), bar=35.0),
+    "skip": Kind(faults=_ASTRAY, bar=5.0, together=True),
+    "order": Kind(faults=_ASTRAY, bar=5.0),
+    "shape": Kind(faults=_ASTRAY, bar=5.0),
+    "dtype": Kind(faults=_ASTRAY, bar=5.0),
+    "deadlock": Kind(faults=(Fault.DEADLOCK, Fault.LEFT), bar=5.0, culprit=Culprit.EDGES, together=True),
+    "flip": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True, options=_AUDITED),
+    "forward": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True, options=_AUDITED),
+    "backward": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True, options=_AUDITED),
+    "auditor": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True, options=_AUDITED, audits=True, injector="flip"),
+    "sticky": Kind(faults=(Finding.PERSISTENT,), bar=5.0, lies=True, steps=1, options=_AUDITED),
+    "leader": Kind(
+        faults=(Finding.PERSISTENT,), bar=5.0, lies=True, steps=1, options=_AUDITED, injector="sticky", of="leader"
+    ),
+    "liars": Kind(faults=(Finding.PERSISTENT,), bar=5.0, culprit=Culprit.LIARS, lies=True, steps=1, options=_AUDITED),
+    "nandevice": Kind(faults=(Finding.PERSISTENT,), bar=5.0, lies=True, options=("--numerics=skip",)),
+    "wire": Kind(faults=(DISPUTED[Compared.TRANSIT],), bar=5.0, culprit=Culprit.PAIR, lies=True, options=_AUDITED),
+    "gather": Kind(faults=(DISPUTED[Compared.WEIGHTS],), bar=5.0, lies=True, options=_AUDITED),
+    "fold": Kind(faults=(DISPUTED[Compared.SUM],), bar=5.0, lies=True, options=_AUDITED),
+    "vote": Kind(faults=(SPLIT,), bar=5.0, lies=True, starts_again=True),
+    "update": Kind(faults=(MISCALCULATED,), bar=5.0, lies=True, starts_again=True, rechecked=True),
+    "newcomer": Kind(
+        faults=(UNFIT,),
+        bar=5.0,
+        lies=True,
+        steps=LONG,
+        options=_AUDITED,
+        joins=True,
+        injector="sticky",
+        of="newcomer",
+    ),
+    "nan": Kind(
+        faults=(NOT_FINITE,), bar=5.0, culprit=Culprit.SAMPLES, alone=True, data=True, options=("--numerics=skip",)
+    ),
+    "spike": Kind(
+        faults=(SPIKED,),
+        bar=5.0,
+        culprit=Culprit.SAMPLES,
+        alone=True,
+        data=True,
+        options=(f"--rollback-steps={BACK}",),
+        from_step=40,
+    ),
+    "rest": Kind(faults=(ALTERED,), bar=5.0, alone=True, starts_again=True),
+    "memory": Kind(faults=(SHORT,), bar=5.0, alone=True),
+    "slow": Kind(faults=(SlowKind.COMPUTE,), bar=60.0, lasts=True, options=_LONG, factor=1.3),
+    "quota": Kind(faults=(SlowKind.COMPUTE,), bar=40.0, lasts=True, options=_LONG, share=0.4),
+    "stall": Kind(),
+    "oversubscribed": Kind(hogs=3),
+    "tenth": Kind(lasts=True, options=_LONG, factor=1.1),
+    "busy": Kind(lasts=True, options=_LONG, hogs=3),
+}

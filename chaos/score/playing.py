@@ -1,0 +1,99 @@
+"""A trial as a real job on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from chaos.faults.fault import Fault, node_name
+from chaos.faults.moment import When
+from chaos.faults.orders import Join
+from chaos.faults.process import Slow
+from chaos.hung_files import HungFiles
+from chaos.play import Etcd, Outcome, Setting, play
+from chaos.processes import leashed
+from chaos.score.kinds import KINDS, LONG, Kind
+from chaos.score.reading import read
+from chaos.score.results import Result
+from chaos.score.trials import BLOCKS, GLOBAL_BATCH, MICRO_BATCH, SEED, Trial
+from elastic3d.values import Layout
+
+TRAIN_FAULTY = Path(__file__).parents[1] / "scripts" / "train_faulty.py"
+
+LATER = 10
+"""Steps of a job after the first one at which its fault can be seen."""
+
+
+class Unable(Exception):
+    """This machine lacks what a trial needs."""
+
+
+def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
+    """Return the job of a trial, or with None the same one to which nothing happens."""
+    fault = trial.fault if trial is not None else ""
+    kind = KINDS[trial.kind] if trial is not None else Kind()
+    # What happens late in a job needs some steps more.
+    steps = steps if trial is None else max(steps, LONG if kind.long else kind.from_step + LATER)
+    return Setting(
+        nodes=layout.world - kind.joins,
+        steps=steps,
+        seed=SEED,
+        # Whoever lies is left out, and the others go on.
+        layout=Layout(pp=layout.pp) if kind.lies else layout,
+        width=32,
+        blocks=BLOCKS,
+        context=32,
+        global_batch=GLOBAL_BATCH,
+        micro_batch=MICRO_BATCH,
+        options=("--checkpoint-every=5", *([f"--fault={fault}"] if fault else []), *kind.options),
+        script=TRAIN_FAULTY,
+    )
+
+
+def play_trial(trial: Trial, quiet: Callable[[], Outcome], *, etcd: Etcd, workdir: Path, steps: int) -> Result:
+    """Play a trial under `workdir` and return what became of it. quiet: the same job undisturbed, of any layout.
+
+    Where samples are to be left out, that is another one, played here: it leaves them out from its beginning. Unable
+    where this machine lacks what it needs.
+    """
+    kind, made = KINDS[trial.kind], setting(trial, trial.layout, steps)
+    node = node_name(trial.rank // made.slots)
+    faults: list[Fault] = [Slow(node=node, share=kind.share, when=When(step=trial.step))] if kind.share else []
+    faults += [Join(when=When(step=trial.step))] if kind.joins else []
+    with ExitStack() as stack:
+        stack.enter_context(hogs(kind.hogs))
+        if kind.hung:
+            try:
+                files = stack.enter_context(HungFiles(workdir / "hung"))
+            except OSError as error:
+                raise Unable(f"no FUSE file system can be mounted here: {error}") from error
+            made = replace(made, options=(*made.options, f"--hung={files.folder}"))
+        outcome = play(made, faults, etcd=etcd, workdir=workdir, name=f"score-{trial.kind}")
+        if kind.data:
+            calm = setting(None, Layout(pp=1, dp=2), made.steps)
+            without = [f"--exclude={first}:{stop}" for first, stop in trial.samples]
+            calm = replace(calm, options=(*calm.options, *without))
+            return read(
+                trial, outcome, play(calm, etcd=etcd, workdir=workdir / "without", name="score-without"), workdir
+            )
+    return read(trial, outcome, quiet(), workdir)
+
+
+@contextmanager
+def hogs(count: int) -> Iterator[None]:
+    """Have `count` processes for each processor compute for as long as the context is open."""
+    running = [
+        subprocess.Popen(leashed([sys.executable, "-c", "while True: pass"]))
+        for _ in range(count * len(os.sched_getaffinity(0)))
+    ]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
