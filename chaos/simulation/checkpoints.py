@@ -103,7 +103,7 @@ class Checkpoints:
         wrong = [
             f"no audit has compared {node} since"
             for node in made.by
-            if not any(at >= made.at and audited >= step for at, audited in self._audited.get(node, ()))
+            if not any(at >= made.at and audited >= step for at, audited in reversed(self._audited.get(node, ())))
         ]
         for why in [*wrong, *(["a rule refuses it"] if refused else [])]:
             self.violations.append(f"at {self._loop.now:.3f}: the checkpoint of step {step} is vetted, and {why}")
