@@ -108,6 +108,17 @@ def test_a_job_that_ends_before_its_trace_is_no_result() -> None:
         production.play()
 
 
+def test_a_checkpoint_is_vetted_by_audits_since_its_step_was_made() -> None:
+    """Not since its upload ended, which takes many steps here."""
+    planned().prepare(3, lambda what, share: None)
+    job = planned().job
+    crowd = people(1200.0, (0.0, 3), (700.0, 2))
+    production = Production("elastic3d", crowd, planned().fast, job.recovery, seed=1, notice=120.0, enough=1)
+    production.play()
+    assert len(production.world.checkpoints.committed) > 10
+    assert production.world.checkpoints.violations == []
+
+
 def test_the_optimum_between_checkpoints_is_daly_s() -> None:
     """Daly 2006, equation 37: near Young's square root for short stalls, and the mean time between for long ones."""
     assert optimum(2.0, 3600.0) == pytest.approx(118.67, abs=0.02)
