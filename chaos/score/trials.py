@@ -72,12 +72,12 @@ def trials(kinds: Sequence[str], count: int, seed: int, *, steps: int, most: int
                 kind=kind,
                 rank=rank,
                 step=step,
-                micro_batch=_audited(kind, step, layout) if KINDS[kind].lies else draw.randrange(2),
+                micro_batch=audited_pass(kind, step, layout) if KINDS[kind].lies else draw.randrange(2),
                 layout=layout,
             )
 
 
-def _audited(kind: str, step: int, layout: Layout) -> int:
+def audited_pass(kind: str, step: int, layout: Layout) -> int:
     """Return which pass of a rank is one whose gradients are compared: its own one, or that of an audit."""
     count = GLOBAL_BATCH // MICRO_BATCH
     # It brings torch, for which nobody waits who only looks at the help.
