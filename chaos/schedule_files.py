@@ -24,7 +24,6 @@ JSON has the same names: {"seed": 7, "fault": [{"do": "kill", "node": "leader", 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import tomllib
 import types
@@ -121,7 +120,7 @@ def _fault(given: Mapping[str, Any], what: str) -> Fault:
     at = given.get("at")
     if not isinstance(at, Mapping):
         raise UsageError(f"{what}: it has no moment; give one, such as at = {{step = 20}}")
-    hints = _hints(kind)
+    hints = typing.get_type_hints(kind)
     values = {name: _value(given[name], hints[name], f"{what}: {name}") for name in fields if name in given}
     missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in given]
     if missing:
@@ -130,13 +129,8 @@ def _fault(given: Mapping[str, Any], what: str) -> Fault:
     return kind(**made)
 
 
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
 def _moment(given: Mapping[str, Any], what: str) -> When:
-    hints = _hints(When)
+    hints = typing.get_type_hints(When)
     _check_keys(given, tuple(hints), f"{what}: at")
     return When(**{name: _value(value, hints[name], f"{what}: at.{name}") for name, value in given.items()})
 

@@ -42,7 +42,7 @@ FIRST, APART, REST = 5, (5, 7), 4
 QUICK = 10.0
 """A fault whose bar is above these seconds is tried only as often as it must be."""
 
-ENOUGH, OF = 10, 300
+ENOUGH, OF = 10, 400
 """How often each class is tried at least, of how many faults; fewer of fewer."""
 
 QUIET = Layout(pp=1, dp=2)
@@ -138,7 +138,7 @@ def play_series(
     quiet: returns the same job undisturbed, of so many steps; asked for when this one is over.
     """
     if not together(series.trials[0].kind):
-        steps = LONG if KINDS[series.trials[0].kind].lasts else steps
+        steps = LONG if KINDS[series.trials[0].kind].long else steps
         try:
             return [play_trial(series.trials[0], lambda: quiet(steps), etcd=etcd, workdir=workdir, steps=steps)], []
         except Unable as error:

@@ -169,26 +169,28 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "audit.off": _warning("detail"),
         # Two ranks that ran micro-batch `micro_batch` of step `step` came to other bits, first at `where`; `finding` is
         # that of the ranks which then repeated it: "transient", "persistent", "nondeterministic" or "undecided".
-        # `ranks` and `nodes` are those that computed wrongly. Or, without a micro-batch, what one rank sent another is
-        # something else there, where `ranks` are both if it may be either; or a sum.
-        "audit.failed": _warning("step", "micro_batch", "where", "finding", "ranks", "nodes", "detail"),
+        # `ranks` and `nodes` are those that computed wrongly. `compared`: "passes"; or, without a micro-batch, what was
+        # exchanged: "transit" for a piece of a gradient that arrived as something else, whose ends are both in `ranks`
+        # since it may be either, "weights" that a rank had gathered, "sum" of gradients.
+        "audit.failed": _warning("step", "micro_batch", "compared", "where", "finding", "ranks", "nodes", "detail"),
         # Nobody could be convicted, and training goes on with what may be wrong.
-        "audit.inconclusive": _error("step", "micro_batch", "where", "finding", "detail"),
+        "audit.inconclusive": _error("step", "micro_batch", "compared", "where", "finding", "detail"),
         # The passes of step `step` were made again before its update, because what `nodes` had computed was wrong once.
         "step.redone": _warning("step", "nodes", "detail"),
         # Samples of step `step`, at the positions [first, stop) of `samples`, are no part of its update: because their
         # loss or gradient is not finite, wherever it is computed; or because the run knew of them, which is not shown.
         "batch.excluded": _warning("step", "samples", "detail"),
         # The device of a rank of `nodes` computes wrongly: step `step` is not made with it, and its machine is set
-        # aside. `clean` is the newest step that audits vouch for: states after it are not gone on from.
-        "node.lying": _error("step", "micro_batch", "where", "ranks", "nodes", "detail", "clean"),
+        # aside. `clean` is the newest step that audits vouch for: states after it are not gone on from. `compared` is
+        # as in `audit.failed`, or "update".
+        "node.lying": _error("step", "micro_batch", "compared", "where", "ranks", "nodes", "detail", "clean"),
         # Before the first step of a generation, its newcomers `nodes` computed what all others did, over the state of
         # `step`; or nobody could ask them to.
         "node.examined": _info("step", "nodes", "detail"),
         "node.unexamined": _warning("step", "nodes", "detail"),
         # Ranks came to other bits in that exam; the rest is as in `audit.failed`. Newcomers that differ are set aside
         # (`node.lying`), and no step was made with them.
-        "exam.failed": _error("step", "micro_batch", "where", "finding", "ranks", "nodes", "detail"),
+        "exam.failed": _error("step", "micro_batch", "compared", "where", "finding", "ranks", "nodes", "detail"),
         # A device was convicted, or the loss jumped up: states of more than `step` updates that were made in
         # generations before `before` are not gone on from any more, in memory and in the store. From the leader's node,
         # when it sealed the next generation.

@@ -233,16 +233,17 @@ class AuditReport:
     """One thing that audits have to say, the same on every rank.
 
     step: that would have been made of the audited passes, -1 for none. micro_batch: the first over which ranks
-    differed. where: what they differed on, in words. finding: of the hearing. ranks, nodes: who computed wrongly.
-    clean: the newest step that audits vouch for: in whose audit all agreed, in this generation or an earlier one; -1
-    where nothing is audited. acted: something is done about it. rollback: what is left out for a spike; `clean` is then
-    the newest step whose state the run may go back to.
+    differed. compared, where: what they differed on, of `hearing.Compared`, and in words. finding: of the hearing.
+    ranks, nodes: who computed wrongly. clean: the newest step that audits vouch for: in whose audit all agreed, in this
+    generation or an earlier one; -1 where nothing is audited. acted: something is done about it. rollback: what is left
+    out for a spike; `clean` is then the newest step whose state the run may go back to.
     """
 
     kind: Audited
     detail: str
     step: int = -1
     micro_batch: int = -1
+    compared: str = ""
     where: str = ""
     finding: str = ""
     ranks: tuple[int, ...] = ()
@@ -284,6 +285,14 @@ class Progress(Protocol):
 
     def tick(self, *, chunk: int = -1, unit: int = -1) -> None:
         """Note that work goes on. chunk, unit: of the model, where known."""
+        ...
+
+    def enter_blocks(self) -> None:
+        """Note that a stage's blocks are entered."""
+        ...
+
+    def leave_blocks(self, number: int) -> None:
+        """Note that so many blocks have been passed since."""
         ...
 
     def begin_step(self, kind: int) -> None:
@@ -332,6 +341,12 @@ class Unrecorded:
         """Do nothing."""
 
     def tick(self, *, chunk: int = -1, unit: int = -1) -> None:
+        """Do nothing."""
+
+    def enter_blocks(self) -> None:
+        """Do nothing."""
+
+    def leave_blocks(self, number: int) -> None:
         """Do nothing."""
 
     def begin_step(self, kind: int) -> None:

@@ -9,6 +9,12 @@ from chaos.faults.fault import About, Place
 from chaos.faults.script import InScript, Lasting, about
 
 _LYING = 'a device computes wrongly, in a job with `health=elastic3d.Health(audit="1%")`'
+_SENT = (
+    "what one rank sends another in an audited step of such a job, a piece of a gradient or a weight, arrives as "
+    "something else, or a sum of gradients is added up wrongly"
+)
+_OUTCOME = "a rank leaves a vote with another outcome than all others, or its optimizer computes an update wrongly"
+_NOT_GONE_ON = "who is wrong is named before the next update, and the state it made is not gone on from"
 _AUDITED = ("--audit=100%",)
 
 
@@ -67,6 +73,53 @@ class Liars(InScript):
     ABOUT = _always("a hook on a weight's gradient")
 
 
+def _between(enters: str, detector: str, row: str = _SENT, promised: str = "the step is computed again") -> About:
+    return about(Place.DEVICE, enters, promised, row, detector, 5.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire(InScript):
+    """A bit of a piece of a gradient that another rank sends is another one when it arrives, once."""
+
+    WORD = "wire"
+    OPTIONS = _AUDITED
+    ABOUT = _between("what an exchange of gradients brings", "audit.failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gather(InScript):
+    """A bit of a weight that a rank has gathered from another one is wrong, once."""
+
+    WORD = "gather"
+    OPTIONS = _AUDITED
+    ABOUT = _between("a block's weight in its forward pass", "audit.failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold(InScript):
+    """A bit of every sum of gradients that a rank adds up is wrong, once."""
+
+    WORD = "fold"
+    OPTIONS = _AUDITED
+    ABOUT = _between("the sums of a step's gradients", "audit.failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote(InScript):
+    """A bit of what a rank hears in the step's vote is wrong, once."""
+
+    WORD = "vote"
+    ABOUT = _between("the vector of the step's vote", "vote.split", _OUTCOME, _NOT_GONE_ON)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update(InScript):
+    """A bit of every number of a rank's update is wrong, once, where another node computes it again."""
+
+    WORD = "update"
+    ABOUT = _between("the optimizer's step", "update.wrong", _OUTCOME, _NOT_GONE_ON)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NanDevice(InScript):
     """Every gradient of a block's weight is not a number, from then on."""
@@ -87,4 +140,4 @@ class SlowBlocks(Lasting):
     )
 
 
-KINDS = (Flip, Forward, Backward, Sticky, Liars, NanDevice, SlowBlocks)
+KINDS = (Flip, Forward, Backward, Sticky, Liars, NanDevice, Wire, Gather, Fold, Vote, Update, SlowBlocks)

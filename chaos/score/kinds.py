@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from chaos.faults import catalogue
-from elastic3d.health.hearing import Finding
-from elastic3d.health.speeds import SlowKind
+from elastic3d.health.hearing import Compared, Finding
+from elastic3d.health.slow_node import SlowKind
 from elastic3d.health.stuck import Fault
 
 
@@ -33,7 +33,10 @@ class Kind:
     besides the fault. from_step: the first step at which it can be seen. data: it is of samples, and the job has to end
     with the bits of one that leaves them out from its beginning. lasts: it goes on in a job of `LONG` steps, so that
     what is slow can be found. factor: how many times as long a node's blocks take. share: of a processor that its
-    trainers may use.
+    trainers may use. starts_again: all trainers start again for it, with the same nodes. joins: it is of a node that
+    comes while steps are made, in a job of `LONG` steps. rechecked: it is in a step of which updates are computed again
+    elsewhere. audits: it is in a pass that a rank makes for an audit. injector: what the script calls it, its name by
+    default. of: whom the script takes, the rank of the trial by default.
     """
 
     faults: tuple[str, ...] = ()
@@ -52,6 +55,17 @@ class Kind:
     lasts: bool = False
     factor: float = 0.0
     share: float = 0.0
+    starts_again: bool = False
+    joins: bool = False
+    rechecked: bool = False
+    audits: bool = False
+    injector: str = ""
+    of: str = ""
+
+    @property
+    def long(self) -> bool:
+        """Whether its job has `LONG` steps."""
+        return self.lasts or self.joins
 
     @property
     def control(self) -> bool:
@@ -67,6 +81,16 @@ SHORT = "out of memory"
 
 NOT_FINITE, SPIKED = "not finite", "spiked"
 """What it calls samples that bring such numbers, and a loss that jumped up."""
+
+DISPUTED: Mapping[str, str] = {
+    Compared.TRANSIT: "altered on its way",
+    Compared.WEIGHTS: "gathered otherwise",
+    Compared.SUM: "added up wrongly",
+}
+"""What it calls that which an audit finds of what ranks exchange; of passes, it is called as a hearing does."""
+
+SPLIT, MISCALCULATED, UNFIT = "split vote", "wrong update", "failed exam"
+"""What it calls a rank that leaves a vote otherwise, one whose update is wrong, and a node that is not let in."""
 
 SHOWS, BACK = 3, 10
 """In how many steps a spike shows, and how many steps the run goes back for it."""
@@ -101,13 +125,40 @@ KINDS: Mapping[str, Kind] = {
     "flip": Kind(faults=(Finding.TRANSIENT,), bar=_bar("flip"), lies=True, options=_AUDITED),
     "forward": Kind(faults=(Finding.TRANSIENT,), bar=_bar("forward"), lies=True, options=_AUDITED),
     "backward": Kind(faults=(Finding.TRANSIENT,), bar=_bar("backward"), lies=True, options=_AUDITED),
-    "auditor": Kind(faults=(Finding.TRANSIENT,), bar=_bar("flip"), lies=True, options=_AUDITED),
+    "auditor": Kind(
+        faults=(Finding.TRANSIENT,), bar=_bar("flip"), lies=True, options=_AUDITED, audits=True, injector="flip"
+    ),
     "sticky": Kind(faults=(Finding.PERSISTENT,), bar=_bar("sticky"), lies=True, steps=1, options=_AUDITED),
-    "leader": Kind(faults=(Finding.PERSISTENT,), bar=_bar("sticky"), lies=True, steps=1, options=_AUDITED),
+    "leader": Kind(
+        faults=(Finding.PERSISTENT,),
+        bar=_bar("sticky"),
+        lies=True,
+        steps=1,
+        options=_AUDITED,
+        injector="sticky",
+        of="leader",
+    ),
     "liars": Kind(
         faults=(Finding.PERSISTENT,), bar=_bar("liars"), culprit=Culprit.LIARS, lies=True, steps=1, options=_AUDITED
     ),
     "nandevice": Kind(faults=(Finding.PERSISTENT,), bar=_bar("nandevice"), lies=True, options=("--numerics=skip",)),
+    "wire": Kind(
+        faults=(DISPUTED[Compared.TRANSIT],), bar=_bar("wire"), culprit=Culprit.PAIR, lies=True, options=_AUDITED
+    ),
+    "gather": Kind(faults=(DISPUTED[Compared.WEIGHTS],), bar=_bar("gather"), lies=True, options=_AUDITED),
+    "fold": Kind(faults=(DISPUTED[Compared.SUM],), bar=_bar("fold"), lies=True, options=_AUDITED),
+    "vote": Kind(faults=(SPLIT,), bar=_bar("vote"), lies=True, starts_again=True),
+    "update": Kind(faults=(MISCALCULATED,), bar=_bar("update"), lies=True, starts_again=True, rechecked=True),
+    "newcomer": Kind(
+        faults=(UNFIT,),
+        bar=_bar("sticky"),
+        lies=True,
+        steps=LONG,
+        options=_AUDITED,
+        joins=True,
+        injector="sticky",
+        of="newcomer",
+    ),
     "nan": Kind(
         faults=(NOT_FINITE,), bar=5.0, culprit=Culprit.SAMPLES, alone=True, data=True, options=("--numerics=skip",)
     ),
@@ -120,7 +171,7 @@ KINDS: Mapping[str, Kind] = {
         options=(f"--rollback-steps={BACK}",),
         from_step=40,
     ),
-    "rest": Kind(faults=(ALTERED,), bar=_bar("rest"), alone=True),
+    "rest": Kind(faults=(ALTERED,), bar=_bar("rest"), alone=True, starts_again=True),
     "memory": Kind(faults=(SHORT,), bar=_bar("memory"), alone=True),
     "slow": Kind(faults=(SlowKind.COMPUTE,), bar=_bar("slow"), lasts=True, options=_LONG, factor=1.3),
     "quota": Kind(faults=(SlowKind.COMPUTE,), bar=_bar("throttle"), lasts=True, options=_LONG, share=0.4),

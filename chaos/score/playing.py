@@ -7,13 +7,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from chaos.faults.fault import node_name
+from chaos.faults.fault import Fault, node_name
 from chaos.faults.moment import When
+from chaos.faults.orders import Join
 from chaos.faults.process import Slow
 from chaos.hogs import hogs
 from chaos.hung_files import HungFiles
 from chaos.play import Etcd, Outcome, Setting, play
-from chaos.score.kinds import KINDS
+from chaos.score.kinds import KINDS, LONG, Kind
 from chaos.score.reading import read
 from chaos.score.results import Result
 from chaos.score.trials import BLOCKS, GLOBAL_BATCH, MICRO_BATCH, SEED, Trial
@@ -32,22 +33,21 @@ class Unable(Exception):
 def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
     """Return the job of a trial, or with None the same one to which nothing happens."""
     fault = trial.fault if trial is not None else ""
-    more = KINDS[trial.kind].options if trial is not None else ()
-    lies = trial is not None and KINDS[trial.kind].lies
+    kind = KINDS[trial.kind] if trial is not None else Kind()
     # What happens late in a job needs some steps more.
-    steps = steps if trial is None else max(steps, KINDS[trial.kind].from_step + LATER)
+    steps = steps if trial is None else max(steps, LONG if kind.long else kind.from_step + LATER)
     return Setting(
-        nodes=layout.world,
+        nodes=layout.world - kind.joins,
         steps=steps,
         seed=SEED,
         # Whoever lies is left out, and the others go on.
-        layout=Layout(pp=layout.pp) if lies else layout,
+        layout=Layout(pp=layout.pp) if kind.lies else layout,
         width=32,
         blocks=BLOCKS,
         context=32,
         global_batch=GLOBAL_BATCH,
         micro_batch=MICRO_BATCH,
-        options=("--checkpoint-every=5", *([f"--fault={fault}"] if fault else []), *more),
+        options=("--checkpoint-every=5", *([f"--fault={fault}"] if fault else []), *kind.options),
         script=TRAIN_FAULTY,
     )
 
@@ -60,7 +60,8 @@ def play_trial(trial: Trial, quiet: Callable[[], Outcome], *, etcd: Etcd, workdi
     """
     kind, made = KINDS[trial.kind], setting(trial, trial.layout, steps)
     node = node_name(trial.rank // made.slots)
-    faults = [Slow(node=node, share=kind.share, when=When(step=trial.step))] if kind.share else []
+    faults: list[Fault] = [Slow(node=node, share=kind.share, when=When(step=trial.step))] if kind.share else []
+    faults += [Join(when=When(step=trial.step))] if kind.joins else []
     with ExitStack() as stack:
         stack.enter_context(hogs(kind.hogs))
         if kind.hung:

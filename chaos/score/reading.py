@@ -11,7 +11,7 @@ from pathlib import Path
 from chaos.follow import Event, Follower
 from chaos.oracle import compare, judge
 from chaos.play import Outcome
-from chaos.score.kinds import ALTERED, NOT_FINITE, SHORT, SPIKED
+from chaos.score.kinds import ALTERED, DISPUTED, KINDS, MISCALCULATED, NOT_FINITE, SHORT, SPIKED, SPLIT, UNFIT
 from chaos.score.results import Result, Said
 from chaos.score.trials import Trial
 from chaos.scripts import SECOND, mark_of
@@ -36,13 +36,14 @@ def read(
     """
     at, node = happened_at(workdir, trial.step), _marked(workdir, mark_of(trial.step))
     for done in outcome.injections:
-        at, node = done.at, done.node
+        if done.kind == "throttle":
+            at, node = done.at, done.node
     events = [event for event in Follower(workdir / "events").poll() if begin <= event.at < end]
     generations = [view for view in outcome.picture.generations if not view.sealed_at > at]
     said = tuple(_said(events, at))
     named_at = next((one.after + at for one in said if one.act), math.inf)
     later = [step.at for step in outcome.picture.steps if step.at > named_at]
-    causes = (*_CURES, "failure") if trial.kind == "rest" else _CURES
+    causes = (*_CURES, "failure") if KINDS[trial.kind].starts_again else _CURES
     cured = [v for v in outcome.picture.generations if v.cause in causes and begin <= v.sealed_at < end]
     if not node and generations:
         node = generations[-1].nodes[trial.rank // outcome.setting.slots]
@@ -111,7 +112,14 @@ def _called(event: Event) -> tuple[str, bool] | None:
             return SHORT, bool(fields["act"])
         case "audit.failed":
             finding = str(fields.get("finding") or "")
-            return finding, finding in (Finding.TRANSIENT, Finding.PERSISTENT)
+            fault = DISPUTED.get(str(fields.get("compared")), finding)
+            return fault, finding in (Finding.TRANSIENT, Finding.PERSISTENT)
+        case "exam.failed":
+            return UNFIT, bool(fields.get("nodes"))
+        case "vote.split":
+            return SPLIT, bool(fields.get("acted"))
+        case "update.wrong":
+            return MISCALCULATED, bool(fields.get("acted"))
         case "state.altered":
             return ALTERED, bool(fields.get("acted"))
         case "batch.excluded" if fields.get("detail") != KNOWN:

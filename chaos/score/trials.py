@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from chaos.score.kinds import BACK, KINDS, SETTLED, SHOWS
+from chaos.score.kinds import BACK, KINDS, SETTLED, SHOWS, Kind
 from elastic3d.owners import Owners
 from elastic3d.values import Layout
-
-_LIES = {"auditor": "flip", "leader": "sticky"}
-"""Under what name the script knows a kind that is the same lie at another place."""
 
 GLOBAL_BATCH, MICRO_BATCH, BLOCKS, SEED = 16, 2, 5, 17
 WITNESSES = Layout(pp=1, dp=4)
@@ -38,8 +36,7 @@ class Trial:
             return f"slow:{self.rank}@{self.step}:{kind.factor}"
         if kind.hogs or kind.share:
             return ""
-        rank = "leader" if self.kind == "leader" else self.rank
-        return f"{_LIES.get(self.kind, self.kind)}:{rank}@{self.step}:{self.micro_batch}"
+        return f"{kind.injector or self.kind}:{kind.of or self.rank}@{self.step}:{self.micro_batch}"
 
     @property
     def samples(self) -> tuple[tuple[int, int], ...]:
@@ -65,20 +62,29 @@ def trials(kinds: Sequence[str], count: int, seed: int, *, steps: int, most: int
             row = KINDS[kind]
             layouts = [one for one in LAYOUTS if one.world <= most and (not row.together or one.dp > 1)]
             layouts = [one for one in layouts if not row.between_two or one.dp <= 2]
-            layout = WITNESSES if KINDS[kind].lies else draw.choice(layouts)
+            layout = WITNESSES if row.lies else draw.choice(layouts)
             rank, step = draw.randrange(layout.world), draw.randrange(row.from_step, max(row.from_step + 1, steps // 2))
-            step = SETTLED if row.lasts else step
+            step = SETTLED if row.long else _rechecked(step) if row.rechecked else step
             yield Trial(
                 kind=kind,
                 rank=rank,
                 step=step,
-                micro_batch=audited_pass(kind, step, layout) if KINDS[kind].lies else draw.randrange(2),
+                micro_batch=pass_of(row, step, layout) if row.lies else draw.randrange(2),
                 layout=layout,
             )
 
 
-def audited_pass(kind: str, step: int, layout: Layout) -> int:
-    """Return which pass of a rank is one whose gradients are compared: its own one, or that of an audit."""
+def _rechecked(step: int) -> int:
+    """Return the first step from this one on of which updates are computed again."""
+    from elastic3d.health import recheck
+
+    return next(one for one in itertools.count(step) if recheck.shift_at(one, (1,), seed=SEED) is not None)
+
+
+def pass_of(row: Kind, step: int, layout: Layout) -> int:
+    """Return which pass of a rank goes wrong: the first, or one whose gradients are compared, its own or an audit's."""
+    if row.joins or row.rechecked:
+        return 0
     count = GLOBAL_BATCH // MICRO_BATCH
     # It brings torch, for which nobody waits who only looks at the help.
     from elastic3d.health import audit
@@ -87,4 +93,4 @@ def audited_pass(kind: str, step: int, layout: Layout) -> int:
     owners = Owners(dp=layout.dp, shares=layout.shares)
     audited = audit.audit_at(plan, step, seed=SEED, owners=owners, micro_batches=count)
     assert audited is not None
-    return count // layout.dp if kind == "auditor" else audited.turns[0]
+    return count // layout.dp if row.audits else audited.turns[0]

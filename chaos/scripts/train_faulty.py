@@ -24,6 +24,11 @@ KIND, in the forward pass of micro-batch MB (0 by default) of the step after STE
     sticky      a bit of every such gradient, from then on
     liars       the same on this rank and on the next one, another bit each
     nandevice   every gradient of a block's weight is not a number, from then on
+    vote        a bit of what it hears in the step's vote, once
+    update      a bit of every number of its update, once
+    wire        a bit of a piece of a gradient that another rank sends it, once
+    fold        a bit of every sum of gradients that it adds up, once
+    gather      a bit of a weight that it has gathered from another rank, once
     rest        one bit of its first parameter changes in memory
     memory      it asks for more memory than the kernel lets it have
     nan         the samples of micro-batch MB of the step bring a loss that is not a number, whoever computes it
@@ -31,7 +36,8 @@ KIND, in the forward pass of micro-batch MB (0 by default) of the step after STE
     slow        its blocks take FACTOR times as long, both ways, from then on: slow:RANK@STEP:FACTOR
     sluggish    its data set takes FACTOR seconds for a sample, from then on: sluggish:RANK@STEP:FACTOR
 
-RANK may be `leader`: that of the node that leads the membership. BLOCK is the first of the rank's blocks, 0, by
+RANK may be `leader`: that of the node that leads the membership; or `newcomer`: that of a node that comes when STEP
+steps or more have been made, in its first one. BLOCK is the first of the rank's blocks, 0, by
 default, and only for flips. MB counts the passes of the rank within the step, those of an audit too; for what samples
 bring it is the number of the micro-batch, and RANK is the one that says that it happened.
 
@@ -81,6 +87,7 @@ def main(run: elastic3d.Run) -> None:
         one.again = own.again
         one.blocks, one.hung, one.armed = blocks, own.hung, not (options.out / mark_of(one.step)).exists()
         one.node, one.world = run._assignment.node, run._assignment.world
+        one.newcomer = run._assignment.newcomer
         one.leads = lambda: _leader(Path(options.events)) == run._assignment.node
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)

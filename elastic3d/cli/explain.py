@@ -13,7 +13,8 @@ from elastic3d.cli.job import JobOptions
 from elastic3d.errors import JobUnknown, UsageError
 from elastic3d.health.evidence import FOLDER, STALLS, VERDICT
 from elastic3d.health.explanation import Explanation, Formed, explain, page
-from elastic3d.health.trouble import Trouble, TroubleKind, explain_trouble, is_trouble, newest, trouble_page
+from elastic3d.health.meanings import TroubleKind
+from elastic3d.health.trouble import Trouble, explain_trouble, is_trouble, newest, trouble_page
 from elastic3d.membership.inspection.keys import find
 from elastic3d.membership.records import GenerationHistory
 from elastic3d.membership.stalls import RankStall, Stall, Verdict, VerdictKind

@@ -56,6 +56,16 @@ class Finding(StrEnum):
     AGREED = "agreed"  # nobody ever differed
 
 
+class Compared(StrEnum):
+    """Of what ranks came to other bits."""
+
+    PASSES = "passes"  # a micro-batch that several ran
+    TRANSIT = "transit"  # a piece of a gradient, where it leaves and where it arrives
+    WEIGHTS = "weights"  # gathered weights, and those of their owner
+    SUM = "sum"  # a sum of gradients that another rank added up again
+    UPDATE = "update"  # a piece of an update that another rank computed again
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hearing:
     """culprits: ranks that computed wrongly, none unless the outcome is transient or persistent. detail: for people."""

@@ -33,7 +33,7 @@ from elastic3d.data import Batch, Batches
 from elastic3d.data.sources import nothing_more
 from elastic3d.health import audit, exam
 from elastic3d.health.audit import Audit, AuditPlan
-from elastic3d.health.hearing import Finding, Hearing, Statement, decided, hear
+from elastic3d.health.hearing import Compared, Finding, Hearing, Statement, decided, hear
 from elastic3d.health.links import HOUR
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.assembly import Assembly
@@ -342,6 +342,7 @@ class Auditor:
             kind=Audited.FAILED,
             step=batch.step,
             micro_batch=dispute.leaf * self._plan.leaf,
+            compared=str(Compared.PASSES),
             where=dispute.link.name,
             finding=str(hearing.finding),
             ranks=hearing.culprits,

@@ -26,7 +26,7 @@ from elastic3d.clock import Clock
 from elastic3d.data.permutation import key
 from elastic3d.health import recheck
 from elastic3d.health.digest import digest_of
-from elastic3d.health.hearing import Hearing, Statement, hear
+from elastic3d.health.hearing import Compared, Hearing, Statement, hear
 from elastic3d.health.links import FailedLinks, RankLink
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
@@ -49,12 +49,11 @@ _HEARING, _PUBLISHED = 13, 96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accusation:
-    """What follows from something that differs. now: rank 0's clock, which is everybody's. link: it is of a link."""
+    """What follows from something that differs. now: rank 0's clock, which is everybody's."""
 
     hearing: Hearing
     report: AuditReport
     now: float
-    link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +191,8 @@ class Exchanges:
             where = f"the weights of {weights[link]} that rank {link.receiver} has gathered from rank {link.sender}"
         else:
             where = f"a piece of a gradient {min(pieces)}"
-        return Accusation(hearing=hearing, report=self._reported(report, hearing, ranks, where), now=now, link=True)
+        report = replace(report, compared=str(Compared.WEIGHTS if weights else Compared.TRANSIT))
+        return Accusation(hearing=hearing, report=self._reported(report, hearing, ranks, where), now=now)
 
     def _holders(self, weights: Mapping[RankLink, str]) -> tuple[int, ...]:
         """Return whose gathered weights are wrong: of an owner with whom others agree, who does not; else also it."""
@@ -221,6 +221,7 @@ class Exchanges:
             ]
         )
         where = f"the sum of gradients that rank {owner} has added up"
+        report = replace(report, compared=str(Compared.SUM))
         return Accusation(hearing=hearing, report=self._reported(report, hearing, hearing.culprits, where), now=now)
 
     def _reported(self, report: AuditReport, hearing: Hearing, ranks: Sequence[int], where: str) -> AuditReport:

@@ -20,7 +20,7 @@ from elastic3d.clock import Clock
 from elastic3d.data.permutation import key
 from elastic3d.health import recheck
 from elastic3d.health.custody import Rotation
-from elastic3d.health.hearing import Finding, Hearing, Statement, hear
+from elastic3d.health.hearing import Compared, Finding, Hearing, Statement, hear
 from elastic3d.health.links import HOUR
 from elastic3d.health.recheck import CannotRepeat, Piece
 from elastic3d.health.record import fingerprint
@@ -164,6 +164,7 @@ class Updates:
         report = AuditReport(
             kind=Audited.LYING if persistent else Audited.MISCALCULATED,
             step=step - 1,
+            compared=str(Compared.UPDATE),
             where="the optimizer's update",
             finding=str(hearing.finding),
             ranks=culprits,

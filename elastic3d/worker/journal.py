@@ -281,7 +281,13 @@ def _its_own(report: AuditReport, rank: int) -> bool:
 
 def _audited(log: EventLog, report: AuditReport) -> None:
     """Write what an audit found."""
-    said = {"step": report.step, "micro_batch": report.micro_batch, "where": report.where, "detail": report.detail}
+    said = {
+        "step": report.step,
+        "micro_batch": report.micro_batch,
+        "compared": report.compared,
+        "where": report.where,
+        "detail": report.detail,
+    }
     ranks, nodes = list(report.ranks), list(report.nodes)
     about = {"step": report.step, "ranks": ranks, "nodes": nodes, "detail": report.detail, "acted": report.acted}
     match report.kind:

@@ -6,19 +6,21 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from chaos.follow import Injection, Picture
+from chaos.follow import Event, Injection, Picture
 from chaos.play import Outcome
 from chaos.score.card import card, quantile
 from chaos.score.kinds import KINDS, NOT_FINITE, SETTLED, SPIKED
 from chaos.score.playing import setting
-from chaos.score.reading import read
+from chaos.score.reading import read, verdict_of
 from chaos.score.results import Result, Said
-from chaos.score.trials import Trial, trials
-from chaos.scripts.injectors.fault import LEADER
+from chaos.score.trials import SEED, Trial, trials
+from chaos.scripts.injectors.fault import LEADER, NEWCOMER
 from chaos.scripts.injectors.kinds import parse
+from elastic3d.health import recheck
 from elastic3d.health.hearing import Finding
 from elastic3d.health.stuck import Fault
 from elastic3d.values import Layout
@@ -110,6 +112,13 @@ def said(
         (heard("sticky", said(Finding.PERSISTENT, 1, nodes=("node1",)), said(Finding.TRANSIENT, nodes=("a",))), False),
         (heard("liars", said(Finding.PERSISTENT, 1, 2, nodes=("node1", "node2")), liar="node2"), True),
         (heard("liars", said(Finding.PERSISTENT, 1, 2, nodes=("node1", "node2")), liar="node3"), False),
+        (heard("wire", said("altered on its way", 0, 1)), True),
+        (heard("wire", said("altered on its way", 0, 2)), False),
+        (heard("gather", said("gathered otherwise", 1, nodes=("node1",))), True),
+        (heard("gather", said("gathered otherwise", 0, 1, nodes=("node0", "node1"))), False),
+        (heard("vote", said("split vote", 1, nodes=("node1",))), True),
+        (heard("vote", said("split vote", 1, nodes=("node1",), step=7)), False),
+        (heard("newcomer", said("failed exam", 1, nodes=("node1",), step=60)), True),
         (heard("nandevice", said(Finding.PERSISTENT, 1, nodes=("node1",))), True),
         (heard("nandevice", said(NOT_FINITE, samples=((96, 98),))), False),
         (heard("nan", said(NOT_FINITE, samples=((96, 98),))), True),
@@ -142,7 +151,35 @@ def test_trials_are_drawn_from_the_seed() -> None:
         assert trial.layout.world <= 2 or KINDS[trial.kind].lies
         if trial.fault:
             of = parse(trial.fault, Path()).of
-            assert of == (LEADER if trial.kind == "leader" else trial.rank)
+            assert of == {"leader": LEADER, "newcomer": NEWCOMER}.get(trial.kind, trial.rank)
+
+
+def test_a_wrong_update_is_one_that_somebody_computes_again() -> None:
+    """Else nobody could say so."""
+    for trial in trials(["update"], 5, 3, steps=48):
+        assert recheck.shift_at(trial.step, (1,), seed=SEED) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "fault", "act"),
+    [
+        ("audit.failed", {"compared": "passes", "finding": "transient"}, Finding.TRANSIENT, True),
+        ("audit.failed", {"compared": "transit", "finding": "transient"}, "altered on its way", True),
+        ("audit.failed", {"compared": "weights", "finding": "persistent"}, "gathered otherwise", True),
+        ("audit.failed", {"compared": "sum", "finding": "undecided"}, "added up wrongly", False),
+        ("exam.failed", {"compared": "passes", "finding": "undecided"}, "failed exam", True),
+        ("vote.split", {"acted": True}, "split vote", True),
+        ("vote.split", {"acted": False}, "split vote", False),
+        ("update.wrong", {"acted": False, "finding": "transient"}, "wrong update", False),
+        ("state.altered", {"acted": True}, "altered", True),
+    ],
+)
+def test_what_events_call_a_fault(name: str, fields: dict[str, Any], fault: str, act: bool) -> None:
+    """Each kind of what is compared by its own name, and whether anything was done about it."""
+    fields = {"nodes": ["node1"], "ranks": [1], "step": 7, "detail": "", **fields}
+    verdict = verdict_of(Event(name=name, at=9.0, generation=2, node="node0", slot=0, rank=None, fields=fields))
+    assert verdict is not None
+    assert (verdict.fault, verdict.act, verdict.nodes, verdict.step) == (fault, act, ("node1",), 7)
 
 
 def test_quantiles() -> None:

@@ -18,8 +18,9 @@ from chaos.faults.process import Continue, Kill, KillTrainer, Stop
 from chaos.faults.script import InScript
 from chaos.play import TRAIN_GPT
 from chaos.schedule import Schedule
+from chaos.score.kinds import KINDS as SCORED
 from chaos.score.playing import TRAIN_FAULTY
-from chaos.score.trials import WITNESSES, audited_pass
+from chaos.score.trials import WITNESSES, pass_of
 from chaos.storm import Job, Storm, keep, kept_storm, play_storm
 from elastic3d.errors import UsageError
 
@@ -73,7 +74,7 @@ def one_of(kind: type[Fault]) -> tuple[Fault, ...]:
         fault = dataclasses.replace(fault, node="node1")
     if isinstance(fault, InScript):
         audited = any(option.startswith("--audit") for option in fault.OPTIONS)
-        micro_batch = audited_pass(kind.WORD, EIGHT.step, WITNESSES) if audited else 1
+        micro_batch = pass_of(SCORED[kind.WORD], EIGHT.step, WITNESSES) if audited else 1
         fault = dataclasses.replace(fault, rank=1, micro_batch=micro_batch)
     if isinstance(fault, EtcdMemberRestart):
         fault = dataclasses.replace(fault, members=1)

@@ -27,18 +27,18 @@ def skip(fault: Fault) -> None:
     def nothing(self: Lane, *given: Any) -> None:
         return None
 
-    _put(Lane, "exchange", nothing)
+    put(Lane, "exchange", nothing)
 
     def last(mesh: Mesh, votes: Tensor, begin: Begin) -> Waiting:
         wait = begin(mesh, votes)
 
         def then_mend() -> Tensor:
-            _put(Lane, "exchange", whole)
+            put(Lane, "exchange", whole)
             return wait()
 
         return then_mend
 
-    _instead_of_vote(last)
+    instead_of_vote(last)
 
 
 def order(fault: Fault) -> None:
@@ -46,7 +46,7 @@ def order(fault: Fault) -> None:
         mesh.gather(b"something else")
         return begin(mesh, votes)
 
-    _instead_of_vote(first)
+    instead_of_vote(first)
 
 
 def shape(fault: Fault) -> None:
@@ -54,7 +54,7 @@ def shape(fault: Fault) -> None:
         wait = begin(mesh, torch.cat([votes] * 3))
         return lambda: wait()[: votes.numel()]
 
-    _instead_of_vote(larger)
+    instead_of_vote(larger)
 
 
 def dtype(fault: Fault) -> None:
@@ -62,12 +62,12 @@ def dtype(fault: Fault) -> None:
         wait = begin(mesh, votes.float())
         return lambda: wait().to(votes.dtype)
 
-    _instead_of_vote(other)
+    instead_of_vote(other)
 
 
 def deadlock(fault: Fault) -> None:
     """All ranks take part, and the one at fault in another order."""
-    _instead_of_vote(_both_groups(first=fault.rank == fault.of))
+    instead_of_vote(_both_groups(first=fault.rank == fault.of))
 
 
 def _both_groups(*, first: bool) -> Callable[[Mesh, Tensor, Begin], Waiting]:
@@ -89,16 +89,17 @@ def _both_groups(*, first: bool) -> Callable[[Mesh, Tensor, Begin], Waiting]:
     return both
 
 
-def _put(owner: type, name: str, method: Callable[..., Any]) -> None:
+def put(owner: object, name: str, method: Callable[..., Any]) -> None:
+    """Have an attribute of a class or a module be another one."""
     setattr(owner, name, method)
 
 
-def _instead_of_vote(other: Callable[[Mesh, Tensor, Begin], Waiting]) -> None:
+def instead_of_vote(other: Callable[[Mesh, Tensor, Begin], Waiting]) -> None:
     """Have `other` called in the place of the next vote only."""
     begin = Mesh.begin_sum
 
     def once(mesh: Mesh, votes: Tensor) -> Waiting:
-        _put(Mesh, "begin_sum", begin)
+        put(Mesh, "begin_sum", begin)
         return other(mesh, votes, begin)
 
-    _put(Mesh, "begin_sum", once)
+    put(Mesh, "begin_sum", once)

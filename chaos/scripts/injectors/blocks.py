@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from chaos.scripts.injectors.custody import gathered
 from chaos.scripts.injectors.fault import Fault
 from chaos.scripts.train_gpt import Block
 from elastic3d.clock import SYSTEM
@@ -31,6 +32,8 @@ class FaultyBlock(Block):
         if self.first:
             fault.forward()
         wrong, bit = fault.wrong(self), fault.bit
+        if wrong == "gathered":
+            gathered(self.down.weight, fault.rank)
         if wrong == "input":
             x.register_hook(lambda gradient: flipped(gradient, bit))  # type: ignore[no-untyped-call]
         if wrong == "weight":

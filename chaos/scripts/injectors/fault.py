@@ -18,17 +18,18 @@ from elastic3d.clock import SYSTEM
 if TYPE_CHECKING:
     from chaos.scripts.injectors.blocks import FaultyBlock
 
-LEADER = -1
-"""Stands for the rank of the node that leads."""
+LEADER, NEWCOMER = -1, -2
+"""Stand for the rank of the node that leads, and of one that came when steps had been made."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Fault:
     """What shall happen, and where this trainer is.
 
-    of: the rank, or LEADER. out: the folder of the mark that says that it has happened. again: it happens in each
-    generation. hung: a `HungFiles`' folder. leads: whether this rank's node leads. armed: it has not happened yet.
-    lies: what is wrong of a block is so from this pass on.
+    of: the rank, LEADER or NEWCOMER. out: the folder of the mark that says that it has happened. again: it happens in
+    each generation. hung: a `HungFiles`' folder. leads, newcomer: whether this rank's node does, or is. first: the step
+    with which its generation began. armed: it has not happened yet. lies: what is wrong of a block is so from this pass
+    on.
     """
 
     kind: str
@@ -45,11 +46,13 @@ class Fault:
     slowed: bool = False
     rank: int = -1
     world: int = 0
+    first: int = -1
     present: int = -1
     forwards: int = 0
     armed: bool = True
     lies: bool = False
     blocks: list[FaultyBlock] = field(default_factory=list)
+    newcomer: bool = False
     leads: Callable[[], bool] = lambda: False
     optimizer: torch.optim.Optimizer | None = None
 
@@ -59,6 +62,7 @@ class Fault:
     def begin(self, rank: int, step: int) -> None:
         """Note that this rank begins a step, after `step` of them."""
         self.rank, self.present, self.forwards = rank, step, 0
+        self.first = step if self.first < 0 else self.first
         match self.injector.where:
             case Where.ALL if step == self.step and self.armed:
                 self._now()
@@ -112,11 +116,13 @@ class Fault:
         return 12 + self.rank % 8
 
     def _now(self) -> bool:
-        if self.present != self.step:
-            return False
-        if self.rank != self.of and not (self.of == LEADER and self.leads()):
-            return False
-        return self._mark(mark_of(self.step))
+        return self._due() and self._mark(mark_of(self.step))
+
+    def _due(self) -> bool:
+        if self.of == NEWCOMER:
+            # Of the first generation all nodes are; and whoever is let in comes some steps later.
+            return self.newcomer and self.present == self.first >= self.step > 0
+        return self.present == self.step and (self.rank == self.of or (self.of == LEADER and self.leads()))
 
     def _mark(self, name: str) -> bool:
         mark = {

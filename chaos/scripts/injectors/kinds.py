@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from chaos.scripts.injectors import astray, memory, samples, standstill
-from chaos.scripts.injectors.fault import LEADER, Fault
+from chaos.scripts.injectors import astray, custody, memory, samples, standstill
+from chaos.scripts.injectors.fault import LEADER, NEWCOMER, Fault
 from chaos.scripts.injectors.injector import Injector, Where
 
 KINDS: Mapping[str, Injector] = {
@@ -33,23 +33,30 @@ KINDS: Mapping[str, Injector] = {
     "nandevice": Injector(where=Where.BLOCK, wrong="nan", sticky=True),
     "rest": Injector(inject=memory.rest),
     "memory": Injector(inject=memory.short),
+    "vote": Injector(inject=custody.vote),
+    "update": Injector(inject=custody.update),
+    "wire": Injector(inject=custody.wire),
+    "fold": Injector(inject=custody.fold),
+    "gather": Injector(where=Where.BLOCK, wrong="gathered"),
     "nan": Injector(where=Where.SAMPLES),
     "spike": Injector(where=Where.SAMPLES),
     "slow": Injector(where=Where.ON),
     "sluggish": Injector(where=Where.ON),
 }
 
+_NAMED = {"leader": LEADER, "newcomer": NEWCOMER}
+
 
 def parse(text: str, out: Path) -> Fault:
     """Return the fault that KIND:RANK@STEP[:MB[:BLOCK]] asks for; ValueError where it is not one."""
-    match = re.fullmatch(r"([a-z]+):(\d+|leader)@(\d+)(?::(\d+(?:\.\d+)?))?(?::(\d+))?", text)
+    match = re.fullmatch(r"([a-z]+):(\d+|leader|newcomer)@(\d+)(?::(\d+(?:\.\d+)?))?(?::(\d+))?", text)
     if match is None or match[1] not in KINDS:
         raise ValueError(f"--fault {text!r}: expected KIND:RANK@STEP[:MB[:BLOCK]], KIND one of {', '.join(KINDS)}")
     last = float(match[4] or 0)
     return Fault(
         kind=match[1],
         injector=KINDS[match[1]],
-        of=LEADER if match[2] == "leader" else int(match[2]),
+        of=_NAMED[match[2]] if match[2] in _NAMED else int(match[2]),
         step=int(match[3]),
         micro_batch=int(last),
         block=int(match[5] or 0),

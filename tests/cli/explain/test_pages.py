@@ -14,7 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from elastic3d.cli import application
-from elastic3d.health.trouble import MEANINGS, Trouble, explain_trouble, newest, trouble_page
+from elastic3d.health.hearing import Compared
+from elastic3d.health.meanings import EXCHANGED, MEANINGS
+from elastic3d.health.trouble import Trouble, explain_trouble, newest, trouble_page
 from elastic3d.log import EVENTS
 from elastic3d.membership import events as m
 from elastic3d.port import Audited, AuditReport, StepRecord
@@ -39,6 +41,18 @@ WELL = StepRecord(
 WHO = {"ranks": (1,), "nodes": ("n1",)}
 WHERE = {"step": 120, "micro_batch": 3, "where": "the gradient of block 2"}
 DETAIL = "rank 1 came to other bits than ranks 0 and 2, twice"
+LINK = "what was sent from rank 0 to rank 1 arrived as something else"
+
+
+def exchanged(
+    compared: Compared, where: str, *nodes: str, detail: str = LINK, step: int = 120, kind: Audited = Audited.FAILED
+) -> AuditReport:
+    """Return what an audit says of what ranks exchange; each node has one rank of its number."""
+    ranks = tuple(int(node[1:]) for node in nodes)
+    about = {"step": step, "compared": str(compared), "where": where, "finding": "transient", "detail": detail}
+    return AuditReport(kind=kind, ranks=ranks, nodes=nodes, **about)
+
+
 SCENES: dict[str, Sequence[StepRecord | AuditReport]] = {
     "samples": (
         replace(WELL, step=100, excluded=((1200, 1202),), why_excluded="step 99: the loss of micro-batch 6"),
@@ -78,7 +92,26 @@ SCENES: dict[str, Sequence[StepRecord | AuditReport]] = {
     "inconclusive": (
         AuditReport(kind=Audited.INCONCLUSIVE, finding="undecided", detail="two nodes differ again", **WHERE),
     ),
-    "exam": (AuditReport(kind=Audited.UNFIT, finding="persistent", detail=DETAIL, **WHERE, **WHO),),
+    "exam": (
+        AuditReport(kind=Audited.UNFIT, finding="persistent", detail=DETAIL, **WHERE, **WHO),
+        AuditReport(kind=Audited.LYING, detail=f"before the first step of this generation, {DETAIL}", **WHERE, **WHO),
+    ),
+    "piece": (
+        exchanged(Compared.TRANSIT, "a piece of a gradient from rank 0 to rank 1", "n0", "n1"),
+        AuditReport(kind=Audited.REDONE, step=120, nodes=("n0", "n1"), detail=LINK),
+    ),
+    "weight": (exchanged(Compared.WEIGHTS, "the weights of blocks.2 that rank 1 has gathered from rank 0", "n1"),),
+    "sum": (exchanged(Compared.SUM, "the sum of gradients that rank 1 has added up", "n1", detail=DETAIL),),
+    "link": (
+        exchanged(Compared.TRANSIT, "a piece of a gradient from rank 0 to rank 1", "n0", "n1", step=80),
+        exchanged(
+            Compared.TRANSIT,
+            "a piece of a gradient from rank 1 to rank 2",
+            "n1",
+            kind=Audited.LYING,
+            detail=f"{LINK}, the second time within an hour, and n1 is an end of every link that failed",
+        ),
+    ),
     "rest": (AuditReport(kind=Audited.ALTERED, step=120, where="head.weight", detail="4 bits of head.weight", **WHO),),
     "update": (
         AuditReport(kind=Audited.MISCALCULATED, step=120, finding="persistent", acted=False, detail=DETAIL, **WHO),
@@ -133,9 +166,11 @@ def test_samples_that_the_run_knew_of_are_no_trouble(tmp_path: Path) -> None:
 
 def test_every_meaning_is_of_an_event_and_says_what_to_do() -> None:
     """A name alone helps nobody, and one that no event has is never explained."""
-    for name, meaning in MEANINGS.items():
+    given = [((name, ""), meaning) for name, meaning in MEANINGS.items()]
+    for (name, compared), meaning in [*given, *EXCHANGED.items()]:
         assert name in EVENTS
-        page = trouble_page(explain_trouble(Trouble(event=name, generation=3, fields={"loss": 2.0, "usual": 1.0})))
+        fields = {"loss": 2.0, "usual": 1.0, "compared": compared}
+        page = trouble_page(explain_trouble(Trouble(event=name, generation=3, fields=fields)))
         assert meaning.fault in page
         assert "Do now" in page
         assert "{nodes}" not in page
