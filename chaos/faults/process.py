@@ -95,7 +95,7 @@ class KillTemplate(_KillPart):
         enters="SIGKILL to the template of a slot",
         promised=_TRAINER,
         row="a trainer or its template dies",
-        detector="template.died",
+        detector="trainer.exited",
         bar=5.0,
     )
 
