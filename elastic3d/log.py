@@ -165,8 +165,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # Instead of step `step`, in which the loss had jumped up, the run goes back to a state of at most `clean`
         # updates, and leaves out the positions [first, stop) of `samples`.
         "run.rolled_back": _warning("step", "clean", "samples", "detail"),
-        # Nobody repeats what the ranks of this generation compute, although the run asks for it.
-        "audit.off": _warning("detail"),
+        # Nobody can repeat what the ranks of this generation compute; with dp 1 for one.
+        "audit.off": _info("detail"),
         # Two ranks that ran micro-batch `micro_batch` of step `step` came to other bits, first at `where`; `finding` is
         # that of the ranks which then repeated it: "transient", "persistent", "nondeterministic" or "undecided".
         # `ranks` and `nodes` are those that computed wrongly. `compared`: "passes"; or, without a micro-batch, what was
