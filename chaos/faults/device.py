@@ -8,10 +8,10 @@ from chaos.faults.data import SLOW
 from chaos.faults.fault import About, Place
 from chaos.faults.script import InScript, Lasting, about
 
-_LYING = 'a device computes wrongly, in a job with `health=elastic3d.Health(audit="1%")`'
+_LYING = "a device computes wrongly"
 _SENT = (
-    "what one rank sends another in an audited step of such a job, a piece of a gradient or a weight, arrives as "
-    "something else, or a sum of gradients is added up wrongly"
+    "what one rank sends another in an audited step, a piece of a gradient or a weight, arrives as something else, "
+    "or a sum of gradients is added up wrongly"
 )
 _OUTCOME = "a rank leaves a vote with another outcome than all others, or its optimizer computes an update wrongly"
 _NOT_GONE_ON = "who is wrong is named before the next update, and the state it made is not gone on from"
