@@ -15,6 +15,7 @@ dropped, and `events.dropped` says how many.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -473,7 +474,9 @@ class _Lines:
             self._failing = False
 
     def _rotate(self) -> None:
-        os.rename(self._path, self._path + ".1")
+        # It may be gone: removed by somebody, or renamed already when no other could be made in its place.
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._path, self._path + ".1")
         fresh = self._open()
         os.close(self._file)
         self._file, self._size = fresh, 0
