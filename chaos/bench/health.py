@@ -8,9 +8,10 @@ from typing import Any
 
 from rich.table import Table
 
-from chaos.bench import hangs, health_card, health_cost
+from chaos.bench import hangs, health_card, health_cost, health_cures
 from chaos.bench.hangs import Verdict
 from chaos.bench.health_cost import Cost
+from chaos.bench.health_cures import Cure
 from chaos.controls import Calm
 from chaos.score.results import Result
 
@@ -36,6 +37,7 @@ class Measured:
 
     cost: Cost
     verdicts: tuple[Verdict, ...]
+    cures: tuple[Cure, ...]
     results: tuple[Result, ...]
     calm: tuple[Calm, ...]
     whole: bool
@@ -50,6 +52,7 @@ class Measured:
         return {
             "cost": health_cost.as_json(self.cost),
             "hangs": hangs.as_json(self.verdicts),
+            "cures": health_cures.as_json(self.cures),
             "card": health_card.as_json(self.results, self.calm) | {"whole": self.whole},
         }
 
@@ -57,7 +60,7 @@ class Measured:
 def measure(
     size: Size, *, say: Callable[[str], None] = lambda text: None, show: Callable[[Table], None] = lambda table: None
 ) -> Measured:
-    """Measure the cost, then the hangs of ours and of peers, then the controls, then the card.
+    """Measure the cost, the hangs of ours and of peers, and a cure; then the controls, then the card.
 
     say: told what is being done. show: given the tables of each part once it is measured.
     """
@@ -66,9 +69,11 @@ def measure(
         show(table)
     verdicts = tuple(hangs.measure(say))
     show(hangs.table(verdicts))
+    cures = tuple(health_cures.measure(say, health_cures.ILL[:1]))
+    show(health_cures.table(cures))
     calm = tuple(health_card.controls(size.minutes, say=say))
     results = health_card.faults(size.faults, seed=size.seed, lanes=size.lanes, say=say) if size.faults else ()
     for table in health_card.tables(results, calm):
         show(table)
     whole = len(results) == health_card.trials_of(size.faults)
-    return Measured(cost=cost, verdicts=verdicts, results=results, calm=calm, whole=whole)
+    return Measured(cost=cost, verdicts=verdicts, cures=cures, results=results, calm=calm, whole=whole)

@@ -79,7 +79,7 @@ def main(run: elastic3d.Run) -> None:
     faults = [parse(text, options.out) for text in own.fault]
     fault = Fault.present_one = next(iter(faults), None)
     model = run.shard(lambda: build(options), blocks="blocks")
-    FaultyBlock.work = own.work
+    FaultyBlock.work, FaultyBlock.idle = own.work, own.idle
     blocks = [module for module in model.modules() if isinstance(module, FaultyBlock)]
     if blocks:
         blocks[0].first = True
@@ -125,6 +125,7 @@ def arguments() -> tuple[argparse.Namespace, argparse.Namespace]:
     parser.add_argument("--health", choices=("on", "log", "off"), default="on")
     parser.add_argument("--audit", default="off", help="share of the computing that audits may take")
     parser.add_argument("--work", type=int, default=0, help="products of matrices that each block computes besides")
+    parser.add_argument("--idle", type=float, default=0.0, help="seconds that each block's forward pass sleeps besides")
     parser.add_argument("--numerics", default="off", help="what follows when a step is not finite")
     parser.add_argument("--rollback-steps", type=int, default=0, help="go back so many steps for a spike")
     parser.add_argument("--exclude", action="append", default=[], help="FIRST:STOP, positions that are left out")

@@ -18,11 +18,12 @@ class FaultyBlock(Block):
     """A block that may fail; its parameters are those of the demo's.
 
     first: it is this rank's first. work: products of matrices that a forward pass computes besides; a backward pass
-    twice as many.
+    twice as many. idle: seconds that a forward pass sleeps besides, and a backward pass twice, as beside a device.
     """
 
     first = False
     work: ClassVar[int] = 0
+    idle: ClassVar[float] = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         """As the demo's, unless it is time."""
@@ -49,6 +50,7 @@ class FaultyBlock(Block):
         x = x.view_as(x)
         begun = SYSTEM.monotonic()
         _work(self.work)
+        SYSTEM.sleep(self.idle)
         y = super().forward(x)
         if fault is not None:
             fault.computed(SYSTEM.monotonic() - begun)
@@ -60,6 +62,7 @@ class FaultyBlock(Block):
             nonlocal begun
             begun = SYSTEM.monotonic()
             _work(2 * self.work)
+            SYSTEM.sleep(2 * self.idle)
 
         def end() -> None:
             if fault is not None:

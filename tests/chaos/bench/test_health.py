@@ -6,21 +6,24 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from chaos.bench import hangs, health_cost
+from chaos.bench import hangs, health_cost, health_cures
 from chaos.bench.hangs import CULPRIT, Verdict, blamed, timed_out
 from chaos.bench.health_card import total
 from chaos.bench.health_cost import Cost, Recording, pairs_of
+from chaos.bench.health_cures import ILL, Cure
 from chaos.controls import ALARMS, CONTROLS, WAITS, Calm
 from chaos.score.results import Result, Said
 from chaos.score.trials import Trial
 from chaos.scripts.train_strained import Strain
 from elastic3d.health.stuck import Fault
 from elastic3d.log import EVENTS
-from elastic3d.values import Layout
+from elastic3d.planner.paced import share_out, step_seconds
+from elastic3d.values import Layout, ModelProfile
 
 COST = Cost(
     parameters=1,
@@ -153,3 +156,26 @@ def test_torchs_analyzer_is_given_what_the_ranks_recorded(fault: str, tmp_path: 
     """And names the rank that is missing."""
     verdict = hangs.peer("recorder", fault, tuned=True, packages=tmp_path, title="")
     assert verdict.named == (CULPRIT,), verdict.said
+
+
+def test_a_cure_is_compared_with_the_best_layout() -> None:
+    """By the time of a step; whoever reads the figures sees both."""
+    times = {"before": 0.5, "slow": 1.0, "after": 0.66, "best": 0.6}
+    cure = Cure(name="stages", named=30.0, cured=50.0, said="", **times)
+    assert cure.ratio == pytest.approx(1.1)
+    assert health_cures.as_json([cure])[0]["ratio"] == cure.ratio
+    assert len(health_cures.table([cure]).rows) == 1
+
+
+@pytest.mark.parametrize("ill", ILL, ids=lambda ill: ill.name)
+def test_nothing_is_better_than_what_cures_are_compared_with(ill: health_cures.Ill) -> None:
+    """No other cut; no shares that the planner would rather have."""
+    profile = ModelProfile(
+        blocks=health_cures.BLOCKS, parameters=1, micro_batches=ill.micro_batches, micro_batch=2, digest="job"
+    )
+    speeds = tuple(1 / health_cures.FACTOR if rank == health_cures.SLOW else 1.0 for rank in range(4))
+    best = step_seconds(ill.best, profile, 1, speeds)
+    others = [replace(ill.began, cuts=(cut,)) for cut in range(1, profile.blocks)] if ill.began.pp > 1 else []
+    others += [shared] if (shared := share_out(ill.began, profile, 1, speeds)) is not None else []
+    assert others
+    assert all(best <= step_seconds(other, profile, 1, speeds) for other in others)
