@@ -117,14 +117,14 @@ def _cured(ill: Ill, etcd: Etcd, folder: Path) -> Cure:
     events = Follower(folder / "cured" / "events").poll()
     named = [event.at for event in events if event.name == "node.slow"]
     changed = [view for view in outcome.picture.generations if view.cause == "balance"]
-    first = next(
-        (step.at for step in outcome.picture.steps if changed and step.number == changed[0].first_step), math.nan
-    )
+    began = changed[0].first_step if changed else None
+    first = next((step.at for step in outcome.picture.steps if step.number == began), math.nan)
     return Cure(
         name=ill.name,
         before=_seconds(outcome, 8, BEGINS),
         slow=_seconds(outcome, BEGINS + 4, BEGINS + 4 + LAST),
-        after=_seconds(outcome, STEPS - LAST, STEPS),
+        # Where nothing was changed there is nothing to compare, however fast steps have become.
+        after=_seconds(outcome, max(STEPS - LAST, began + 2), STEPS) if began is not None else math.nan,
         best=_seconds(best, DIRECT - LAST, DIRECT),
         named=min(named, default=math.nan) - at,
         cured=first - at,
