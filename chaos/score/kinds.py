@@ -94,6 +94,9 @@ SPLIT, MISCALCULATED, UNFIT = "split vote", "wrong update", "failed exam"
 SHOWS, BACK = 3, 10
 """In how many steps a spike shows, and how many steps the run goes back for it."""
 
+SELDOM = 19
+"""Steps within which pieces of updates are computed again once, at least."""
+
 _AUDITED = ("--audit=100%",)
 SETTLED, LONG, WORK = 48, 240, 16
 """Steps after which what lasts begins, those of such a job, and products of matrices that each of its blocks computes.
@@ -129,6 +132,7 @@ KINDS: Mapping[str, Kind] = {
     "fold": Kind(faults=(DISPUTED[Compared.SUM],), bar=5.0, lies=True, options=_AUDITED),
     "vote": Kind(faults=(SPLIT,), bar=5.0, lies=True, starts_again=True),
     "update": Kind(faults=(MISCALCULATED,), bar=5.0, lies=True, starts_again=True, rechecked=True),
+    "updates": Kind(faults=(MISCALCULATED,), bar=5.0, lies=True, steps=SELDOM),
     "newcomer": Kind(
         faults=(UNFIT,),
         bar=5.0,

@@ -38,7 +38,7 @@ def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
     fault = trial.fault if trial is not None else ""
     kind = KINDS[trial.kind] if trial is not None else Kind()
     # What happens late in a job needs some steps more.
-    steps = steps if trial is None else max(steps, LONG if kind.long else kind.from_step + LATER)
+    steps = steps if trial is None else max(steps, LONG if kind.long else kind.from_step + kind.steps + LATER)
     return Setting(
         nodes=layout.world - kind.joins,
         steps=steps,

@@ -59,6 +59,20 @@ def test_a_whole_update_is_wrong_once_and_nothing_that_is_computed_again(tmp_pat
     assert torch.equal(wrong, right)
 
 
+def test_all_updates_are_wrong_from_then_on(tmp_path: Path) -> None:
+    """Those of others' pieces too: whoever computes wrongly does so whatever it is asked for."""
+
+    def updated() -> torch.Tensor:
+        parameter = torch.nn.Parameter(torch.linspace(-1.0, 1.0, 5))
+        parameter.grad = torch.ones(5)
+        torch.optim.AdamW([parameter]).step()
+        return parameter.data.view(torch.int32)
+
+    right = updated()
+    due("updates", tmp_path)
+    assert [(updated() ^ right).tolist() for _ in range(2)] == [[1 << 12] * 5] * 2
+
+
 def test_each_sum_is_wrong_once_and_none_that_is_added_up_again(tmp_path: Path) -> None:
     """What another rank asks this one to add begins a sum; and a step that is made again is right."""
     device, rows = CpuDevice(), torch.ones(2, 3)

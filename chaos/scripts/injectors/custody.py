@@ -45,10 +45,25 @@ def update(fault: Fault) -> None:
         honest(params, *given, **named)
         if any(one.data_ptr() in own for one in params if one.numel()):
             put(adam, "adam", honest)
-            for one in params:
-                one.data.view(torch.int32).bitwise_xor_(BIT)
+            _spoil(params)
 
     put(adam, "adam", wrong)
+
+
+def updates(fault: Fault) -> None:
+    """Have every number of all updates differ in a bit from now on, of those that it computes for others too."""
+    honest = adam.adam
+
+    def wrong(params: list[Tensor], *given: Any, **named: Any) -> None:
+        honest(params, *given, **named)
+        _spoil(params)
+
+    put(adam, "adam", wrong)
+
+
+def _spoil(params: list[Tensor]) -> None:
+    for one in params:
+        one.data.view(torch.int32).bitwise_xor_(BIT)
 
 
 def wire(fault: Fault) -> None:
