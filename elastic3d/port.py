@@ -287,6 +287,14 @@ class Progress(Protocol):
         """Note that work goes on. chunk, unit: of the model, where known."""
         ...
 
+    def enter_blocks(self) -> None:
+        """Note that a stage's blocks are entered."""
+        ...
+
+    def leave_blocks(self, number: int) -> None:
+        """Note that so many blocks have been passed since."""
+        ...
+
     def begin_step(self, kind: int) -> None:
         """Note that the passes of a step begin. kind: steps of one kind make the same operations in the same order."""
         ...
@@ -333,6 +341,12 @@ class Unrecorded:
         """Do nothing."""
 
     def tick(self, *, chunk: int = -1, unit: int = -1) -> None:
+        """Do nothing."""
+
+    def enter_blocks(self) -> None:
+        """Do nothing."""
+
+    def leave_blocks(self, number: int) -> None:
         """Do nothing."""
 
     def begin_step(self, kind: int) -> None:

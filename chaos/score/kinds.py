@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elastic3d.health.hearing import Compared, Finding
-from elastic3d.health.speeds import SlowKind
+from elastic3d.health.slow_node import SlowKind
 from elastic3d.health.stuck import Fault
 
 

@@ -31,7 +31,7 @@ from elastic3d import threads
 from elastic3d.clock import SYSTEM, nanoseconds
 from elastic3d.health import stacks
 from elastic3d.health.phases import Axis, Phase
-from elastic3d.health.sheet import EVERY, SHEET_WORDS, SHEETS, Row, SheetWriter, steps_of
+from elastic3d.health.sheet import EVERY, SHEET_WORDS, SHEETS, Row, SheetWriter, StepTimes, steps_of
 from elastic3d.membership.stalls import AxisCount, Wait
 
 SIZE = 64 << 10
@@ -85,9 +85,9 @@ class ProgressWriter:
         self._longest = self._longest_wait = 0
         self._gaps = _GAPS
         self._at = now()
-        # What the present step went into, in nanoseconds: of the present phase since `_since`, less the waits in it.
-        self._spent, self._waited, self._since, self._awaited = [0] * _PHASES, [0] * len(Axis), self._at, 0
-        self._rounds = 0
+        # What the present step went into; of the present phase since `_since`, less the waits in it.
+        self._times, self._since, self._awaited = StepTimes(), self._at, 0
+        self._block_at = 0
         self._sheets = SheetWriter(self._words[_SHEETS : _SHEETS + SHEETS * SHEET_WORDS])
         self._words[_THREAD] = threading.main_thread().ident or 0
         self._words[_AT] = self._words[_BEAT] = self._at
@@ -103,8 +103,8 @@ class ProgressWriter:
         words = self._words
         self._tick()
         at = self._at
-        self._spent[self._phase] += at - self._since - self._awaited
-        self._since, self._awaited = at, 0
+        self._times.spent[self._phase] += at - self._since - self._awaited
+        self._since, self._awaited, self._block_at = at, 0, 0
         words[_CHUNK] = words[_UNIT] = 0
         words[_PHASE] = self._phase = int(phase)
         self._longest = words[self._gaps + phase]
@@ -122,10 +122,23 @@ class ProgressWriter:
         words = self._words
         if chunk >= 0:
             words[_CHUNK] = chunk + 1
-            self._rounds += self._phase == _FORWARD
+            self._times.rounds += self._phase == _FORWARD
         if unit >= 0:
             words[_UNIT] = unit + 1
         self._tick()
+
+    def enter_blocks(self) -> None:
+        """Note that a stage's blocks are entered."""
+        self._tick()
+        self._block_at = self._at - self._awaited if self._phase == _FORWARD else 0
+
+    def leave_blocks(self, number: int) -> None:
+        """Note that so many blocks have been passed since."""
+        self._tick()
+        if self._block_at:
+            self._times.blocks += self._at - self._awaited - self._block_at
+            self._times.passes += number
+            self._block_at = 0
 
     def begin_step(self, kind: int) -> None:
         """Note that the passes of a step begin, and record its operations from here on."""
@@ -145,11 +158,10 @@ class ProgressWriter:
         words[_MADE] = self._made
         words[_STEP] = step + 1
         self._tick()
-        self._spent[self._phase] += self._at - self._since - self._awaited
+        self._times.spent[self._phase] += self._at - self._since - self._awaited
         self._since, self._awaited = self._at, 0
-        fresh = self._made < EVERY + WARM
-        self._sheets.stepped(step, self._at, self._rounds, self._spent, self._waited, fresh=fresh)
-        self._spent, self._waited, self._rounds = [0] * _PHASES, [0] * len(Axis), 0
+        self._sheets.stepped(step, self._at, self._times, fresh=self._made < EVERY + WARM)
+        self._times = StepTimes()
 
     def row(self, work: float) -> Row:
         """Return the means over the last whole eight steps, see `health.sheet`; () if there are none yet."""
@@ -194,7 +206,7 @@ class ProgressWriter:
         gap = now - self._at
         if gap > self._longest_wait:
             self._longest_wait = words[self._gaps + _WAITS] = gap
-        self._waited[axis] += gap
+        self._times.waited[axis] += gap
         self._awaited += gap
         self._at = words[_AT] = now
         self._ticks = words[_TICKS] = self._ticks + 1

@@ -1,4 +1,4 @@
-"""One rank's steps in numbers, and how they reach everybody: twelve numbers that ride in the step vote.
+"""One rank's steps in numbers, and how they reach everybody: thirteen numbers that ride in the step vote.
 
 Steps are summed up by eights: those up to a multiple of `EVERY` make a row of means. During the next eight steps each
 vote carries the rows of every eighth rank, so that the vote of every step has the same size, is hardly longer, and all
@@ -8,14 +8,14 @@ rows that are compared are of the same steps. Every rank hears every row, and so
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 
 from elastic3d.health.phases import Axis, Phase
 
 EVERY = 8
 """Steps of a row, and votes until all ranks' rows are there."""
 
-WIDTH = 12
+WIDTH = 13
 """Numbers of a row."""
 
 SHEETS, SHEET_WORDS = 64, 24
@@ -32,7 +32,8 @@ class StepSheet:
     forward, backward, weights: the passes, `weights` where the schedule gives those over the weights a time of their
     own. data: for the loader. update: gradients between the passes and the vote, the vote's own numbers, and the
     optimizer's step. host: the script's own code between steps. copy: for the copy of a snapshot. wait_dp, wait_pp,
-    wait_other: for other ranks, along the data-parallel axes, the pipeline, and the rest.
+    wait_other: for other ranks, along the data-parallel axes, the pipeline, and the rest. block: not of a step, but of
+    one forward pass of one block, in stages of several; 0.0 where blocks are not alike, and in a layout of one stage.
     """
 
     work: float
@@ -47,6 +48,7 @@ class StepSheet:
     wait_dp: float = 0.0
     wait_pp: float = 0.0
     wait_other: float = 0.0
+    block: float = 0.0
 
     @property
     def busy(self) -> float:
@@ -102,6 +104,21 @@ _PHASES = (
 """Those that a page has, in this order; they end one word before the step's: the rest are waits."""
 
 
+@dataclass(slots=True, kw_only=True)
+class StepTimes:
+    """What one step of a rank goes into, while it is added up. All times are nanoseconds.
+
+    rounds: forward passes of a stage. spent: by phase, without waits. waited: by axis. blocks: of the forward phase's
+    part within blocks, without waits. passes: how many blocks these were.
+    """
+
+    rounds: int = 0
+    spent: list[int] = field(default_factory=lambda: [0] * len(Phase))
+    waited: list[int] = field(default_factory=lambda: [0] * len(Axis))
+    blocks: int = 0
+    passes: int = 0
+
+
 class SheetWriter:
     """One rank's end: writes each step into its page, and sums up the rows.
 
@@ -111,17 +128,15 @@ class SheetWriter:
     def __init__(self, words: memoryview) -> None:
         self.row: Row = ()
         self._words = words
-        self._sums, self._steps = [0] * (WIDTH - 1), 0
+        self._sums, self._steps = [0] * WIDTH, 0
 
-    def stepped(
-        self, step: int, at: int, rounds: int, spent: Sequence[int], waited: Sequence[int], *, fresh: bool
-    ) -> None:
-        """Take note of a step. All times are nanoseconds: `spent` by phase, without waits, and `waited` by axis.
+    def stepped(self, step: int, at: int, times: StepTimes, *, fresh: bool) -> None:
+        """Take note of a step.
 
         at: when it ended. fresh: the last eight steps are not all like those to come: some compile and connect.
         """
-        words, place = self._words, step % SHEETS * SHEET_WORDS
-        words[place + 1], words[place + 2] = at, rounds
+        words, place, spent, waited = self._words, step % SHEETS * SHEET_WORDS, times.spent, times.waited
+        words[place + 1], words[place + 2] = at, times.rounds
         for number, phase in enumerate(_PHASES, start=place + 3):
             words[number] = spent[phase]
         for number, time in enumerate(waited, start=place + 3 + len(_PHASES)):
@@ -130,7 +145,9 @@ class SheetWriter:
         dp = waited[Axis.DP] + waited[Axis.SHARD] + waited[Axis.REPLICA]
         pp = sum(waited[Axis.TO_NEXT :])
         numbers = (
-            rounds,
+            times.passes,
+            times.blocks,
+            times.rounds,
             spent[Phase.FORWARD],
             spent[Phase.BACKWARD],
             spent[Phase.WEIGHTS],
@@ -145,10 +162,11 @@ class SheetWriter:
         self._sums = [a + b for a, b in zip(self._sums, numbers, strict=True)]
         self._steps += 1
         if step % EVERY == 0:
-            first, *times = self._sums
+            passes, blocks, rounds, *seconds = self._sums
             whole = self._steps == EVERY and not fresh
-            self.row = (first / EVERY, *(time / EVERY / 1e9 for time in times)) if whole else ()
-            self._sums, self._steps = [0] * (WIDTH - 1), 0
+            block = blocks / max(1, passes) / 1e9
+            self.row = (rounds / EVERY, *(time / EVERY / 1e9 for time in seconds), block) if whole else ()
+            self._sums, self._steps = [0] * len(self._sums), 0
 
 
 def steps_of(words: Sequence[int]) -> list[tuple[int, dict[str, int]]]:

@@ -5,13 +5,16 @@ time for the same work does not mislead: log(busy / rounds) of a rank is log w o
 
 - Ranks of one place, and inner stages of equal size, do the same work: w is the time of their faster half. The faster
   ones are taken for well, since a node is sooner slowed down than sped up; of two, the slower one is named.
-- A place that a single node holds has nobody to be compared with. Its w is what it took in the generation's first
-  windows, less what is known of its node; or, where every such place has been held by a node of known speed before,
-  what it took there. FLOPs are not used: heads, embeddings and unlike blocks are off by more than what is sought, and
-  a wrong finding costs a change of layout. So a node that is slow from the first step on, alone with its place, is not
-  found before nodes change places.
-- What all places have in common (longer samples, a busy machine) is nobody's: where there is nobody to be compared
-  with, the low median over all places of what came to w since is taken off.
+- A place that a single node holds has nobody to be compared with as a whole. Its w is what it took in the generation's
+  first windows, less what is known of its node; or, where every such place has been held by a node of known speed
+  before, what it took there. What has come to all places since (longer samples, a busy machine) is nobody's: the low
+  median over them is taken off. FLOPs are not used: heads, embeddings and unlike blocks are off by more than what is
+  sought, and a wrong finding costs a change of layout.
+- Where a model's blocks are alike, what is looked at of such a place is a forward pass of one block, without what comes
+  before and after the blocks. It is the same work wherever it is, so that a node is found, too, that is slow from the
+  first step on, by `UNEVEN` times as much as is sought: a busy host gives a processor sooner to whoever waits more, so
+  that stages differ by a third at times though nobody is slow. Blocks that pass in less than `MEASURABLE` are not
+  looked at: waking up after a wait takes as long.
 
 A node's noise is how its lateness differs from one window to the next. What all ranks do alike, as on a machine that is
 busy at times, is not in it, nor what differs between places: stages are cut unevenly, and a head's time varies where a
@@ -35,13 +38,12 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import pairwise
 from statistics import mean, median, median_high, median_low
 
 from elastic3d.health import blame, sheet
 from elastic3d.health.sheet import StepSheet, sheet_of
-from elastic3d.membership.slowness import Slowness
+from elastic3d.health.slow_node import SlowKind, SlowNode, SpeedFinding
 from elastic3d.planner.placement import place_of
 from elastic3d.values import Layout
 
@@ -60,6 +62,9 @@ WINDOW = 1.0
 SIGNIFICANT = 5.0
 """By how many times its own standard error the median of a node's lateness has to exceed that of one that is well."""
 
+LEARNED = 1.0
+"""By how many times the standard error of what a place took in the first windows, besides, where that is compared."""
+
 LEAST_NOISE = 0.005
 WELL = 1.07
 """Below this factor a node is well again, or half way to `slow` if that is lower."""
@@ -74,58 +79,19 @@ LONGEST = 4.0
 """How many times as long as others may be a window is given up in which ranks' times do not agree."""
 
 ALONE = 3
-"""Windows of a generation from which a place that a single node holds is known."""
+"""Windows of a generation from which a place that a single node holds is known; better from up to `RECENT` of them."""
+
+MEASURABLE = 0.001
+"""Seconds that a pass of one block takes at least where that is compared between stages."""
+
+UNEVEN = 1.25
+"""Factor by which blocks of two stages may differ from the first step on, with nobody slow."""
 
 CHANGE = 1.1
 """Factor by which a node's slowness has to change to be told again."""
 
 KEPT, RECENT = 64, 20
 """Windows that are kept, and those of which the noise is."""
-
-
-class SlowKind(StrEnum):
-    """What is slow about a node."""
-
-    COMPUTE = "compute"
-    DATA = "data"
-    HOST = "host"  # updates, snapshots
-    LINK = "link"  # its connections to all others
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowNode:
-    """A node that slows the others down. id: of the node. ranks: those of it that show it.
-
-    rho: its work takes so many times as long; of data and host: the step does. since: the step from which on.
-    windows, of: in how many of the last windows it showed. cost: seconds of a step that nobody would miss, if it were
-    not. detail: in words.
-    """
-
-    id: str
-    rho: float
-    kind: SlowKind
-    since: int
-    ranks: tuple[int, ...] = ()
-    windows: int = 0
-    of: int = 0
-    cost: float = 0.0
-    detail: str = ""
-
-    @property
-    def slowness(self) -> Slowness:
-        """What the membership is told."""
-        return Slowness(rho=self.rho, kind=str(self.kind), since=self.since)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeedFinding:
-    """What is known after a step. slow: all slow nodes by id; entered, left: those that became so, or were."""
-
-    key: str
-    step: int
-    slow: Mapping[str, SlowNode]
-    entered: tuple[SlowNode, ...] = ()
-    left: tuple[SlowNode, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +129,9 @@ class Speeds:
         self._tracks: dict[tuple[str, SlowKind], deque[float]] = {}
         self._works: dict[object, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
         self._usual: dict[object, float] = {}
+        self._learned = 0
+        self._alone: set[str] = set()
+        self._by_block: bool | None = None
         self._transfers: dict[blame.Group, float] = {}
         self._told: dict[str, SlowNode] | None = None
 
@@ -212,37 +181,57 @@ class Speeds:
 
     def _computing(self) -> dict[int, float]:
         """Return how late each rank's passes are, where that is known, as logs."""
-        took = [math.log(one.busy / one.rounds) for one in self._windows[-1].sheets]
+        sheets = self._windows[-1].sheets
+        took = [math.log(one.busy / one.rounds) for one in sheets]
+        if self._by_block is None:
+            self._by_block = min(one.block for one in sheets) >= MEASURABLE
+        # Of places that a single node holds.
+        taken = [math.log(max(one.block, MEASURABLE / 10)) for one in sheets] if self._by_block else took
         late: dict[int, float] = {}
         alone: list[object] = []
         now: dict[object, float] = {}
         places = self._places()
         for place, ranks in places.items():
             slowest = _by_node(ranks, self._nodes, took)
-            now[place] = median_low(slowest.values())
             if len(slowest) > 1:
                 late |= {rank: took[rank] - _of_others(self._nodes[rank], slowest) for rank in ranks}
             else:
                 alone.append(place)
+            now[place] = median_low(_by_node(ranks, self._nodes, taken).values())
             self._works[place].append(now[place])
         self._learn(places, alone)
-        if alone and self._usual:
+        single = [rank for place in alone for rank in places[place]]
+        if single and self._usual:
             common = max(0.0, median_low(now[place] - self._usual[place] for place, own in places.items() for _ in own))
-            late |= {r: took[r] - self._usual[place] - common for place in alone for r in places[place]}
+            late |= {r: taken[r] - self._usual[place] - common for place in alone for r in places[place]}
+        slowest = _by_node(range(len(taken)), self._nodes, taken)
+        if self._by_block and len(slowest) > 1:
+            for rank in single:
+                longer = taken[rank] - _of_others(self._nodes[rank], slowest)
+                if longer >= self._enter + math.log(UNEVEN):
+                    late[rank] = max(longer, late.get(rank, longer))
         return late
 
     def _learn(self, places: Mapping[object, Sequence[int]], alone: Sequence[object]) -> None:
-        """Find what each place takes on a node that is well, once in a generation."""
-        if self._usual:
-            return
-        if all(self._content(place) in self._known for place in places):
+        """Find what each place takes on a node that is well: from the first windows, as long as nobody looks slow."""
+        self._alone = {self._nodes[places[place][0]] for place in alone}
+        if self._learned == 0 and all(self._content(place) in self._known for place in places):
             self._usual = {place: self._known[self._content(place)] for place in places}
-        elif len(self._windows) >= ALONE:
-            for place, ranks in places.items():
-                node = self.slow.get(self._nodes[ranks[0]]) if place in alone else None
-                known = math.log(node.rho) if node is not None and node.kind is SlowKind.COMPUTE else 0.0
-                self._usual[place] = median(self._works[place]) - known
-            self._known |= {self._content(place): work for place, work in self._usual.items()}
+            self._learned = RECENT
+        windows = len(self._windows)
+        if windows < ALONE or self._learned >= RECENT:
+            return
+        if self._learned and any(id in self.slow or self._looks_slow(id) for id in self._alone):
+            return
+        for place, ranks in places.items():
+            node = self.slow.get(self._nodes[ranks[0]]) if place in alone else None
+            known = math.log(node.rho) if node is not None and node.kind is SlowKind.COMPUTE else 0.0
+            self._usual[place] = median(list(self._works[place])[:windows]) - known
+        self._learned = windows
+        self._known |= {self._content(place): work for place, work in self._usual.items()}
+
+    def _looks_slow(self, id: str) -> bool:
+        return median(list(self._tracks.get((id, SlowKind.COMPUTE), (0.0,)))[-ALONE:]) >= self._enter
 
     def _loading(self) -> dict[int, float]:
         """Return by how much ranks that load data lengthen the step by it."""
@@ -320,7 +309,10 @@ class Speeds:
         shows = [one >= self._enter for one in last]
         if not windows or len(track) < windows or not shows[-1] or sum(shows) < SHARE * windows:
             return None
-        if median(last) - self._well < SIGNIFICANT * self._error(list(track)[-RECENT:], windows):
+        error, unsure = self._error(list(track)[-RECENT:], windows), 0.0
+        if kind is SlowKind.COMPUTE and id in self._alone and self._learned:
+            unsure = LEARNED * error * math.sqrt(windows / self._learned)
+        if median(last) - self._well < SIGNIFICANT * error + unsure:
             return None
         rho = math.exp(median(last))
         began = len(shows) - next((n for n, one in enumerate(reversed(shows)) if not one), len(shows))
@@ -406,7 +398,7 @@ class Speeds:
     def _content(self, place: object) -> object:
         layout = self._layout
         assert layout is not None
-        return (place, layout.pp, layout.tp, layout.schedule, layout.virtual, layout.cuts)
+        return (place, self._by_block, layout.pp, layout.tp, layout.schedule, layout.virtual, layout.cuts)
 
 
 def _longer(seconds: float, total: float) -> float:

@@ -28,10 +28,12 @@ class SpeedReport:
     """What the node of rank 0 says about the speed of the generation `key`.
 
     slow: by node's id; empty for a generation all of whose nodes were found to be well. step_seconds: how long its
-    steps take, change_seconds: what the last planned changes cost in time in which no step was made; 0.0 if not known.
+    steps take, change_seconds: what the last planned changes cost in time in which no step was made, start_seconds: how
+    long it took from the generation's record to its first step; 0.0 if not known.
     """
 
     key: str
     slow: dict[str, Slowness] = field(default_factory=dict)
     step_seconds: float = 0.0
     change_seconds: float = 0.0
+    start_seconds: float = 0.0

@@ -110,6 +110,7 @@ class Assembly:
         named = [] if plan.experts is None else experts.check(model, plan.experts, layout, plan.numerics.precision)
         stages.check_recompute(layout, self.recompute)
         self._tied = ties(model)
+        self._alike = stages.alike(model, plan.blocks)
         self.parts = stages.cut(model, plan.blocks, layout, place.pp)
         self.experts = experts.Spread(model, named, mesh.dp, mesh.progress)
         self.randomness = Randomness(plan.seed, mesh.computes_on)
@@ -219,7 +220,7 @@ class Assembly:
             stages.dress(part.module, chain.templates)
         if chain.frame.beside:
             batches.take(replace(batches.share, inputs=True))
-        self.passes = Pipeline(
+        self.passes = pipeline = Pipeline(
             list(zip(self.parts, reductions, strict=True)),
             self.randomness,
             layout=layout,
@@ -230,6 +231,8 @@ class Assembly:
             boundary=boundary(chain.activation, self.scheme, layout.tp),
             progress=self.mesh.progress,
         )
+        if self._alike:
+            pipeline.time_blocks()
 
     def unaudited(self) -> str:
         """Return why nobody can repeat what a rank computes and get the same bits, "" if another rank can."""

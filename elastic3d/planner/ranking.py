@@ -12,13 +12,16 @@ from elastic3d.planner.legality import unfit
 from elastic3d.planner.memory import memory
 from elastic3d.planner.paced import share_out, shared_rounds, stage_speeds
 from elastic3d.planner.results import Candidate, Ranking, RejectedLayout
-from elastic3d.planner.schedules import cuts, even_share
+from elastic3d.planner.schedules import best_share, cuts
 from elastic3d.planner.step_time import seconds
 from elastic3d.values import Layout, ModelProfile
 
 BALANCED = 64
-"""Most layouts whose stages are cut anew by cost: those that this can make the fastest, most promising first; and most
-whose micro-batches are shared out anew."""
+"""Most shapes of pipelines that are cut anew by cost: those that this can make the fastest, most promising first; and
+most layouts whose micro-batches are shared out anew."""
+
+PipelineShape = tuple[int, int, bool, int, tuple[float, ...]]
+"""What the cuts of a layout depend on: its pipeline ranks, their stages and whether these fold, tp, ranks' speeds."""
 
 
 def rank(
@@ -43,12 +46,23 @@ def rank(
     balanced: list[Candidate] = []
     if candidates and not request.cuts:
         fastest = candidates[0].seconds
-        hopes = sorted((_hope(one, cluster, profile, costs, speeds), at) for at, one in enumerate(candidates))
-        for hope, at in hopes[:BALANCED]:
+        shapes = [_shape(one.layout, cluster, speeds) for one in candidates]
+        layouts = {shape: one.layout for shape, one in zip(shapes, candidates, strict=True)}
+        shares = {shape: _share(shape, layout, profile, costs) for shape, layout in layouts.items()}
+        made: dict[PipelineShape, tuple[int, ...]] = {}
+        # A lower bound of each candidate's seconds, whatever its cuts.
+        for hope, at in sorted((one.seconds * shares[shapes[at]], at) for at, one in enumerate(candidates)):
             if hope >= fastest:
                 break
-            better = _balanced(candidates[at], cluster, profile, costs, speeds)
-            if better is not None:
+            one, shape = candidates[at], shapes[at]
+            if shape not in made:
+                if len(made) == BALANCED:
+                    break
+                made[shape] = _cuts(shape, one.layout, profile, costs)
+            if not made[shape]:
+                continue
+            better = judge(replace(one.layout, cuts=made[shape]), cluster, profile, costs, speeds)
+            if isinstance(better, Candidate) and better.seconds < one.seconds:
                 balanced.append(better)
                 fastest = min(fastest, better.seconds)
     if len(set(speeds)) > 1:
@@ -94,19 +108,23 @@ def illegal(layout: Layout, cluster: Cluster, profile: ModelProfile) -> str | No
     return unfit(layout, profile)
 
 
-def _balanced(
-    one: Candidate, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float]
-) -> Candidate | None:
-    """Return the candidate with stages cut by cost instead of evenly, if that is faster and fits."""
-    if _whole(one.layout, profile):
-        return None
-    first, last, blocks = _work(one.layout, profile, costs)
-    there = stage_speeds(one.layout, cluster.slots, speeds)
-    new_cuts = cuts(blocks, one.layout, first=first, last=last, speeds=there)
-    if not new_cuts:
-        return None
-    better = judge(replace(one.layout, cuts=new_cuts), cluster, profile, costs, speeds)
-    return better if isinstance(better, Candidate) and better.seconds < one.seconds else None
+def _shape(layout: Layout, cluster: Cluster, speeds: Sequence[float]) -> PipelineShape:
+    folds = layout.schedule is not None and layout.schedule.folds
+    return layout.pp, layout.virtual, folds, layout.tp, stage_speeds(layout, cluster.slots, speeds)
+
+
+def _share(shape: PipelineShape, layout: Layout, profile: ModelProfile, costs: Costs) -> float:
+    """Return the least share of a candidate's seconds that cutting its stages by cost can leave."""
+    if _whole(layout, profile):
+        return 1.0
+    first, last, block = _work(layout, profile, costs)
+    return best_share(layout, blocks=profile.blocks, block=block, first=first, last=last, speeds=shape[-1])
+
+
+def _cuts(shape: PipelineShape, layout: Layout, profile: ModelProfile, costs: Costs) -> tuple[int, ...]:
+    """Return the cuts by cost of a layout's stages; () where even ones are as good."""
+    first, last, block = _work(layout, profile, costs)
+    return cuts([block] * profile.blocks, layout, first=first, last=last, speeds=shape[-1])
 
 
 def _shared(
@@ -120,23 +138,14 @@ def _shared(
             yield better
 
 
-def _hope(one: Candidate, cluster: Cluster, profile: ModelProfile, costs: Costs, speeds: Sequence[float]) -> float:
-    """Return a lower bound of the candidate's seconds, whatever its cuts."""
-    if _whole(one.layout, profile):
-        return one.seconds
-    first, last, blocks = _work(one.layout, profile, costs)
-    there = stage_speeds(one.layout, cluster.slots, speeds)
-    return one.seconds * even_share(blocks, one.layout, first=first, last=last, speeds=there)
-
-
 def _whole(layout: Layout, profile: ModelProfile) -> bool:
     return layout.pp == 1 or profile.blocks > 256
 
 
-def _work(layout: Layout, profile: ModelProfile, costs: Costs) -> tuple[float, float, list[float]]:
-    """Return the work of a micro-batch: before the blocks, after them, and of each block."""
+def _work(layout: Layout, profile: ModelProfile, costs: Costs) -> tuple[float, float, float]:
+    """Return the work of a micro-batch: before the blocks, after them, and of one block."""
     fixed = 3 * costs.forward * costs.device.flops * layout.tp / max(1, profile.blocks // layout.stages)
-    return 3 * profile.first.flops, 3 * profile.last.flops, [3 * profile.block.flops + fixed] * profile.blocks
+    return 3 * profile.first.flops, 3 * profile.last.flops, 3 * profile.block.flops + fixed
 
 
 def _order(one: Candidate) -> tuple[float, int, int, str]:

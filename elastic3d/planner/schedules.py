@@ -12,6 +12,7 @@ The limits are those of torch.distributed.pipelining (2.13, `schedules.py`) and 
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -175,22 +176,34 @@ def cuts(
         best = moved
 
 
-def even_share(
-    costs: Sequence[float], layout: Layout, *, first: float = 0.0, last: float = 0.0, speeds: Sequence[float] = ()
+def best_share(
+    layout: Layout, *, blocks: int, block: float, first: float = 0.0, last: float = 0.0, speeds: Sequence[float] = ()
 ) -> float:
-    """Return the share of the time with runs of equal length that remains at best, whatever the cuts: 1 if none helps.
+    """Return the share of the slowest rank's time with runs of equal length that remains at best, whatever the cuts.
 
-    The arguments are those of `cuts`. The bound is the mean work over that of the slowest stage, or rank.
+    1 if none helps. block: cost of each of the equal blocks; the others are those of `cuts`. A lower bound: blocks stay
+    whole and each stage has one, but the blocks that a rank gets need not be in a row.
     """
-    bounds = (0, *even_cuts(len(costs), layout.stages), len(costs))
-    work = [sum(costs[start:stop]) for start, stop in pairwise(bounds)]
-    work[0] += first
-    work[-1] += last
-    of_rank = [rank_of_stage(layout, stage) for stage in range(layout.stages)]
-    speed = speeds or (1.0,) * layout.pp
-    rank, single = _slowest([each / speed[of] for each, of in zip(work, of_rank, strict=True)], of_rank)
-    mean = sum(work) / sum(speed)
-    return min(mean / layout.virtual / single, mean / rank)
+    homes = [rank_of_stage(layout, stage) for stage in range(layout.stages)]
+    ends = [0.0] * layout.pp
+    ends[homes[0]] += first
+    ends[homes[-1]] += last
+    even = [0] * layout.pp
+    for home, (start, stop) in zip(homes, pairwise((0, *even_cuts(blocks, layout.stages), blocks)), strict=True):
+        even[home] += stop - start
+
+    def time(rank: int, count: int) -> float:
+        return (ends[rank] + count * block) / (speeds[rank] if speeds else 1.0)
+
+    # Each further block goes to the rank that then takes the least; no other way of giving them out is better.
+    nexts = [(time(rank, layout.virtual + 1), rank, layout.virtual + 1) for rank in range(layout.pp)]
+    heapq.heapify(nexts)
+    slowest = max(time(rank, layout.virtual) for rank in range(layout.pp))
+    for _ in range(blocks - layout.stages):
+        taken, rank, count = nexts[0]
+        slowest = max(slowest, taken)
+        heapq.heapreplace(nexts, (time(rank, count + 1), rank, count + 1))
+    return slowest / max(time(rank, count) for rank, count in enumerate(even))
 
 
 def _slowest(single: Sequence[float], of_rank: Sequence[int]) -> tuple[float, float]:

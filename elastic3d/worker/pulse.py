@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from elastic3d.coverage import AuditCoverage
-from elastic3d.health.speeds import SlowNode
+from elastic3d.health.slow_node import SlowNode
 from elastic3d.membership.records import HealthFigures, Pulse, SlowFigures
 from elastic3d.port import StepRecord
 

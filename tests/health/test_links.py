@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from elastic3d.health import blame, sheet
 from elastic3d.health.sheet import StepSheet
-from elastic3d.health.speeds import SlowKind, Speeds
+from elastic3d.health.slow_node import SlowKind
+from elastic3d.health.speeds import Speeds
 from elastic3d.planner.timeline import StageCost, play
 from elastic3d.values import Layout, Schedule
 

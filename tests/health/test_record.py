@@ -251,11 +251,20 @@ def test_a_step_is_written_in_numbers(page: Page) -> None:
         for chunk in range(2):
             writer.phase(Phase.FORWARD)
             writer.tick(chunk=chunk)
-            page.after(1)
+            page.after(0.5)
+            writer.enter_blocks()
+            page.after(0.25)
             number = writer.enter(Axis.FROM_PREVIOUS, 7)
             page.after(0.5)
             writer.leave(Axis.FROM_PREVIOUS, number)
+            page.after(0.125)
+            writer.leave_blocks(3)
+            page.after(0.125)
             writer.phase(Phase.BACKWARD)
+            # Blocks that compute their forward pass again do so in their backward pass.
+            writer.enter_blocks()
+            page.after(0)
+            writer.leave_blocks(3)
             writer.tick(chunk=chunk)
             page.after(2)
         writer.phase(Phase.VOTE)
@@ -270,7 +279,16 @@ def test_a_step_is_written_in_numbers(page: Page) -> None:
         assert writer.row(5.0)[:2] == ((5.0, 2.0) if step >= 2 * sheet.EVERY else ()), "the first steps are not usual"
     row = sheet.sheet_of(writer.row(5.0))
     assert row == sheet.StepSheet(
-        work=5.0, rounds=2, forward=2, backward=4, data=0.125, update=0.25, host=20.5 / 8, wait_pp=1, wait_other=0.25
+        work=5.0,
+        rounds=2,
+        forward=2,
+        backward=4,
+        data=0.125,
+        update=0.25,
+        host=20.5 / 8,
+        wait_pp=1,
+        wait_other=0.25,
+        block=0.125,
     )
     assert sheet.sheet_of(row.row) == row
     newest, numbers = steps(page.memory[:])[-1]

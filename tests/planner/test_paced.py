@@ -127,14 +127,25 @@ def most_even(leaves: int, columns: int) -> tuple[int, ...]:
 
 @given(st.lists(st.sampled_from((0.3, 0.5, 0.7, 0.9, 1.0)), min_size=2, max_size=6), st.integers(6, 40))
 def test_shares_are_worth_it_or_there_are_none(speeds: list[float], leaves: int) -> None:
-    """Every column has some, none that is as fast as the fastest has fewer than a slow one, and the step is shorter."""
+    """Every column has some, none that is as fast as the fastest has fewer than a slow one, and the step is shorter.
+
+    With equal shares each column computes something in every turn.
+    """
     shares = best_shares(leaves, speeds)
     if not shares:
         return
     assert (sum(shares), min(shares) >= 1) == (leaves, True)
-    assert met(shares, leaves, speeds) < met((), leaves, speeds)
+    assert met(shares, leaves, speeds) < -(-leaves // len(speeds)) / min(speeds)
     fast = min(share for share, speed in zip(shares, speeds, strict=True) if speed == max(speeds))
     assert fast >= max((share for share, speed in zip(shares, speeds, strict=True) if speed < max(speeds)), default=0)
+
+
+def test_a_slow_column_does_not_fill_the_last_turn() -> None:
+    """Seven leaves are two turns of four columns, and a slow one that has only one leaf costs nothing."""
+    for slow in range(4):
+        speeds = tuple(0.7 if column == slow else 1.0 for column in range(4))
+        assert best_shares(7, speeds) == tuple(1 if column == slow else 2 for column in range(4))
+    assert met((2, 2, 2, 1), 7, (1.0, 1.0, 1.0, 0.7)) == 2.0
 
 
 def test_shares_for_many_nodes_are_found_in_no_time() -> None:

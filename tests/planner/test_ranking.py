@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -52,18 +54,44 @@ def test_only_legal_layouts_that_fit_are_ranked(cluster: tuple[int, int], model,
 @given(CLUSTERS, MODELS, MEMORIES)
 # With faster links the layout that cuts make the fastest is not among the first while its stages are even.
 @example((3, 2), profile(blocks=8, micro_batches=5, heads=2), 512 * MIB)
+# With one more node there are more layouts whose stages cannot be cut any better, and they came before those that can.
+@example((6, 8), profile(blocks=12, micro_batches=21, heads=2), 512 * MIB)
 def test_better_machines_do_no_worse(cluster: tuple[int, int], model, memory: int) -> None:  # type: ignore[no-untyped-def]
-    """With more memory, faster devices, faster links or one more node the best layout is as fast or faster."""
+    """With more memory, faster devices, links or interpreters, or one more node the best layout is no slower."""
     nodes, slots = cluster
     plain = best(rank(nodes, slots, model, FREE, costs(memory=memory)))
+    machines = costs(memory=memory)
+    inside = replace(machines.inside, bandwidth=5e11)
     for better in (
         rank(nodes, slots, model, FREE, costs(memory=4 * memory)),
         rank(nodes, slots, model, FREE, costs(memory=memory, between=5e10)),
-        rank(nodes + 1, slots, model, FREE, costs(memory=memory)),
+        rank(nodes, slots, model, FREE, costs(memory=memory, latency=1e-6)),
+        rank(nodes, slots, model, FREE, replace(machines, overlap=0.9)),
+        rank(nodes + 1, slots, model, FREE, machines),
     ):
         assert best(better) <= plain * (1 + 1e-9)
-    # Cuts balance the time of another device, and gain a little less.
-    assert best(rank(nodes, slots, model, FREE, costs(memory=memory, flops=2e12))) <= plain * 1.01
+    # Cuts balance the time of the device and the interpreter alone, and gain a little less.
+    for better in (
+        rank(nodes, slots, model, FREE, replace(machines, inside=inside)),
+        rank(nodes, slots, model, FREE, costs(memory=memory, flops=2e12)),
+        rank(nodes, slots, model, FREE, replace(machines, forward=1e-6)),
+    ):
+        assert best(better) <= plain * 1.01
+
+
+@settings(deadline=None, max_examples=30)
+@given(CLUSTERS, MODELS, st.lists(st.sampled_from([0.5, 0.7, 1.0]), min_size=6, max_size=6))
+# Five columns have seven micro-batches, and the two slow ones need not compute in the second turn.
+@example((5, 2), profile(blocks=1, micro_batches=7, heads=2), [1.0, 0.7, 1.0, 0.7, 0.7, 1.0])
+def test_a_slow_node_that_recovers_does_no_harm(cluster: tuple[int, int], model, every: list[float]) -> None:  # type: ignore[no-untyped-def]
+    """With one slow node less, or one more node even if it is slow, the best layout is as fast or faster."""
+    nodes, slots = cluster
+    speeds = every[:nodes]
+    slow = best(rank(nodes, slots, model, FREE, costs(), speeds=speeds))
+    for place in (place for place, speed in enumerate(speeds) if speed < 1.0):
+        well = [1.0 if other == place else speed for other, speed in enumerate(speeds)]
+        assert best(rank(nodes, slots, model, FREE, costs(), speeds=well)) <= slow * (1 + 1e-9)
+    assert best(rank(nodes + 1, slots, model, FREE, costs(), speeds=[*speeds, 0.5])) <= slow * (1 + 1e-9)
 
 
 def test_too_little_memory_is_named() -> None:

@@ -139,6 +139,39 @@ def test_no_other_cuts_have_a_lighter_heaviest_stage(
         assert heaviest(chosen) == min(map(heaviest, _all_cuts(len(costs), layout.stages)))
 
 
+@given(
+    blocks=st.integers(4, 9),
+    ends=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    shape=st.sampled_from([(2, 1), (3, 1), (4, 1), (2, 2)]),
+    slow=st.sampled_from([1.0, 0.5]),
+)
+def test_what_cuts_can_gain_is_bounded(blocks: int, ends: tuple[int, int], shape: tuple[int, int], slow: float) -> None:
+    """No cuts leave less than the share, and without several stages per rank some leave just that.
+
+    A stage for each block can only be cut in one way, and gains nothing whatever the ends cost.
+    """
+    pp, virtual = shape
+    layout = Layout(pp=pp, dp=1, virtual=virtual, schedule=Schedule.INTERLEAVED if virtual == 2 else None)
+    speeds = (*(1.0,) * (pp - 1), slow)
+
+    def heaviest(cuts: tuple[int, ...]) -> float:
+        bounds = (0, *cuts, blocks)
+        ranks = [0.0] * pp
+        for stage in range(layout.stages):
+            ranks[stage % pp] += 2 * (bounds[stage + 1] - bounds[stage])
+            ranks[stage % pp] += ends[0] * (stage == 0) + ends[1] * (stage == layout.stages - 1)
+        return max(rank / speed for rank, speed in zip(ranks, speeds, strict=True))
+
+    share = schedules.best_share(layout, blocks=blocks, block=2, first=ends[0], last=ends[1], speeds=speeds)
+    least = share * heaviest(schedules.even_cuts(blocks, layout.stages))
+    possible = min(map(heaviest, _all_cuts(blocks, layout.stages)))
+    assert least <= possible * (1 + 1e-9)
+    if virtual == 1:
+        assert least == pytest.approx(possible)
+    if blocks == layout.stages:
+        assert share == 1.0
+
+
 def _all_cuts(blocks: int, stages: int, start: int = 1) -> list[tuple[int, ...]]:
     if stages == 1:
         return [()]

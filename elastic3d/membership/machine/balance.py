@@ -68,7 +68,7 @@ def balance(situation: Situation) -> acts.Fenced | None:
         )
     if not concerned:
         return None
-    asked = (roster.version, tuple(sorted(slow_ones(paces.values()).items())), said.change_seconds)
+    asked = (roster.version, tuple(sorted(slow_ones(paces.values()).items())), cost_of(said, policy.change_cost))
     if memory.asked != asked:
         memory.asked, memory.remedies = asked, tuple(_remedies(situation, current, paces, concerned, said))
     chosen = choose((remedy.rung for remedy in memory.remedies), alarm.now - memory.since)
@@ -167,7 +167,7 @@ def _remedies(
     # In seconds as they were measured: costs of machines may be unknown, or off.
     before = now.kept * delay_of(current.nodes, paces)
     scale = said.step_seconds / before if said.step_seconds else 1.0
-    cost = max(said.change_seconds or policy.change_cost, CHEAPEST)
+    cost = cost_of(said, policy.change_cost)
     uses = max((paces[place].uses for place in concerned if place in paces), default=0.0)
     uses += situation.leader_state.balance.failed
 
@@ -199,6 +199,11 @@ def _remedies(
         plan = planned(rest)
         if plan is not None:
             yield Remedy(rung=rung(RungKind.EVICT, plan, acts=False), formed=None)
+
+
+def cost_of(said: SpeedReport, assumed: float) -> float:
+    """Return what a change costs, in seconds: as was measured, or no more than the generation took to begin."""
+    return max(said.change_seconds or min(assumed, said.start_seconds or assumed), CHEAPEST)
 
 
 def _fresh(node: Node, paces: dict[str, Pace]) -> bool:

@@ -24,7 +24,7 @@ class OwnSpeeds:
 
     def __init__(self) -> None:
         self._heard: SpeedReport | None = None
-        self._key = ""
+        self._key, self._start = "", 0.0
         self._stepped_at = 0.0
         self._durations: deque[float] = deque(maxlen=STEPS)
         self._costs: deque[float] = deque(maxlen=CHANGES)
@@ -37,13 +37,15 @@ class OwnSpeeds:
             slow=dict(event.slow),
             step_seconds=statistics.median(self._durations) if self._durations else 0.0,
             change_seconds=max(self._costs, default=0.0),
+            start_seconds=self._start,
         )
 
     def stepped(self, view: View, key: str, now: float) -> None:
         """Take in that trainers of the generation `key` made a step.
 
         A change costs the time from its proposal to the first step in its generation, less that of the steps made
-        meanwhile: trainers that are built beside the others slow these down.
+        meanwhile: trainers that are built beside the others slow these down. How long a generation took to begin that
+        was not changed to from another one is what a change costs at most.
         """
         if key == self._key:
             self._durations.append(now - self._stepped_at)
@@ -54,6 +56,8 @@ class OwnSpeeds:
             if self._change is not None and self._change[0] == key:
                 _, since, step, made = self._change
                 self._costs.append(max(0.0, now - since - (made + 1) * step))
+            elif view.generation is not None and view.generation.key == key:
+                self._start = max(0.0, now - view.sealed_at)
             self._key, self._change = key, None
             self._durations.clear()
         self._stepped_at = now

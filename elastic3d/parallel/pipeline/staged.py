@@ -57,7 +57,7 @@ class Pipeline:
         frame: Frame,
         progress: Progress = UNRECORDED,
     ) -> None:
-        self._progress = progress
+        self._progress, self._held = progress, [part for part, _ in parts]
         self._neighbours = RecordedNeighbours(progress, rank=group.rank(), ranks=group.size())
         name = schedule_of(layout)
         assert name is not None
@@ -91,6 +91,16 @@ class Pipeline:
         self._parts: Sequence[MicroBatch] = ()
         self._step = 0
         self._chunk = 0
+
+    def time_blocks(self) -> None:
+        """Have noted how long the blocks of each stage take, without what is before and after them."""
+        progress = self._progress
+        for part in self._held:
+            blocks = [block for _, block in part.present]
+            if blocks:
+                blocks[0].register_forward_pre_hook(lambda *_: progress.enter_blocks())
+                number = len(blocks)
+                blocks[-1].register_forward_hook(lambda *_, number=number: progress.leave_blocks(number))
 
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
         """Run the schedule over this rank's micro-batches."""

@@ -59,6 +59,17 @@ def find_blocks(model: nn.Module, path: str) -> nn.ModuleList:
     raise ModelError(f"blocks={path!r}: {what} in {type(model).__name__}. {hint}")
 
 
+def alike(model: nn.Module, path: str | None) -> bool:
+    """Return whether all blocks are of one class, with parameters of the same names and shapes: they are one work."""
+    if path is None:
+        return False
+    shapes = [
+        (type(block), [(name, parameter.shape) for name, parameter in block.named_parameters()])
+        for block in find_blocks(model, path)
+    ]
+    return all(shape == shapes[0] for shape in shapes)
+
+
 def ends(model: nn.Module, path: str) -> tuple[list[str], list[str]]:
     """Return the names of the modules registered before and after the blocks, at every level of the path."""
     before: list[str] = []

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from elastic3d.health.options import Watching
-from elastic3d.health.speeds import SlowNode, SpeedFinding, Speeds
+from elastic3d.health.slow_node import SlowNode, SpeedFinding
+from elastic3d.health.speeds import Speeds
 from elastic3d.membership import events as m
 from elastic3d.port import StepRecord
 from elastic3d.values import Generation

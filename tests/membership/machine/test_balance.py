@@ -8,6 +8,7 @@ import pytest
 
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
+from elastic3d.membership.machine.balance import cost_of
 from elastic3d.membership.machine.own_speeds import OwnSpeeds
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.records import MemberRecord, Proposal, Report, decode, encode
@@ -112,6 +113,16 @@ def test_a_change_waits_until_it_would_have_paid() -> None:
     assert len(story.sealed) == 1
     story.tell("> run 60")
     assert len(story.sealed) == 2
+
+
+def test_a_change_costs_no_more_than_the_generation_took_to_begin() -> None:
+    """Until one was measured: a job that began within seconds does not wait for half a minute's worth of lost time."""
+    report = SpeedReport(key="1.1", slow=SLOW, step_seconds=2.0)
+    assert cost_of(report, 30.0) == 30.0
+    assert cost_of(replace(report, start_seconds=4.0), 30.0) == 4.0
+    assert cost_of(replace(report, start_seconds=400.0), 30.0) == 30.0
+    assert cost_of(replace(report, start_seconds=4.0, change_seconds=50.0), 30.0) == 50.0
+    assert cost_of(replace(report, start_seconds=0.2), 30.0) == 1.0
 
 
 def test_a_node_that_is_slow_now_and_then_is_not_followed() -> None:
@@ -224,3 +235,13 @@ def test_the_node_of_rank_0_speaks_for_all(me: Node, speaks: bool) -> None:
     assert own.said(view) == (said if speaks else None)
     own.hear(e.NodesSlow(key=SEALED.key, step=9, slow=SLOW))
     assert own.said(view) is None
+
+
+def test_the_node_of_rank_0_says_how_long_the_generation_took_to_begin() -> None:
+    """From its record to its first step."""
+    view, own = View(MemberRecord(node=A)), OwnSpeeds()
+    view.generation, view.sealed_at = SEALED, 100.0
+    for at in (107.0, 108.0, 109.0):
+        own.stepped(view, SEALED.key, at)
+    own.hear(e.NodesSlow(key=SEALED.key, step=3, slow=SLOW))
+    assert own.said(view) == SpeedReport(key=SEALED.key, slow=SLOW, step_seconds=1.0, start_seconds=7.0)
