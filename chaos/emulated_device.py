@@ -18,6 +18,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class EmulatedDevice(CpuDevice):
         self.loaded = False
         self.connected: list[dist.ProcessGroup] = []
         self.broken = ""
-        self._work: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[float, Callable[[], Any]]] = queue.SimpleQueue()
         self._queued = self._done = 0
         self._changed = threading.Condition()
         self._worker: threading.Thread | None = None
@@ -128,6 +129,18 @@ class EmulatedDevice(CpuDevice):
         """Return how much work was queued so far."""
         return self._queued
 
+    def stopwatch(self) -> EmulatedStopwatch:
+        """Return one of this device's work."""
+        return EmulatedStopwatch(self)
+
+    def compute(self, seconds: float) -> None:
+        """Queue work that takes so long, as a kernel does: the call returns at once."""
+        self._queue(lambda: time.sleep(seconds), late=0.0)
+
+    def note(self, work: Callable[[], Any]) -> None:
+        """Queue what takes no time on the device."""
+        self._queue(work, late=0.0)
+
     def copy_stream(self) -> CopyStream:
         """Return a stream for a thread that has entered this device."""
         return EmulatedStream(self)
@@ -161,21 +174,63 @@ class EmulatedDevice(CpuDevice):
         host = super().facts(slots)
         return DeviceFacts(kind=self.kind, name="emulated device", memory=CAPACITY, devices=slots, torch=host.torch)
 
-    def _queue(self, work: Callable[[], Any]) -> None:
+    def _queue(self, work: Callable[[], Any], *, late: float | None = None) -> None:
         if self._worker is None:
             self._worker = threading.Thread(target=self._run, daemon=True, name=f"emulated-device-{self.index}")
             self._worker.start()
         self._queued += 1
-        self._work.put(work)
+        self._work.put((self._late if late is None else late, work))
 
     def _run(self) -> None:
         while True:
-            work = self._work.get()
-            time.sleep(self._late)
+            late, work = self._work.get()
+            if late:
+                time.sleep(late)
             work()
             with self._changed:
                 self._done += 1
                 self._changed.notify_all()
+
+
+@dataclass(slots=True)
+class EmulatedMark:
+    """A point in a device's work. at: nanoseconds of the monotonic clock when it got there, 0 before."""
+
+    at: int = 0
+
+
+class EmulatedStopwatch:
+    """Notes when the device gets to its marks. read: how many times were asked for."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self._device = device
+        self.read = 0
+
+    def mark(self) -> EmulatedMark:
+        """Queue it behind the work so far."""
+        mark = EmulatedMark()
+
+        def note() -> None:
+            mark.at = time.monotonic_ns()
+
+        self._device.note(note)
+        return mark
+
+    def reached(self, mark: EmulatedMark) -> bool:
+        """Return whether the device has got there."""
+        return mark.at > 0
+
+    def nanoseconds(self, first: EmulatedMark, second: EmulatedMark) -> int:
+        """Return the time between two, which the device has reached."""
+        assert first.at, "read before the device was there"
+        assert second.at, "read before the device was there"
+        self.read += 1
+        return second.at - first.at
+
+    def forget(self, marks: Iterable[EmulatedMark]) -> None:
+        """Make them useless: on a real device they would be used again."""
+        for mark in marks:
+            mark.at = 0
 
 
 class _Memory:

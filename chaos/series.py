@@ -39,6 +39,9 @@ EACH = 10
 FIRST, APART, REST = 5, (5, 7), 4
 """Steps before the first fault, the least and the most between two, and those after the last."""
 
+ALONE = 30
+"""Steps of a job with one fault, which comes in the first half of them."""
+
 QUICK = 10.0
 """A fault whose bar is above these seconds is tried only as often as it must be."""
 
@@ -99,7 +102,7 @@ def draw(wanted: Mapping[str, int], seed: int, *, each: int = EACH, most: int = 
     by_layout: dict[Layout, list[Trial]] = {}
     alone = []
     for kind, count in wanted.items():
-        for trial in trials([kind], count, seed, steps=steps_of(each), most=most):
+        for trial in trials([kind], count, seed, steps=steps_of(each) if together(kind) else ALONE, most=most):
             if together(kind):
                 by_layout.setdefault(trial.layout, []).append(trial)
             else:
@@ -138,7 +141,7 @@ def play_series(
     quiet: returns the same job undisturbed, of so many steps; asked for when this one is over.
     """
     if not together(series.trials[0].kind):
-        steps = setting(series.trials[0], series.layout, steps).steps
+        steps = setting(series.trials[0], series.layout, ALONE).steps
         try:
             return [play_trial(series.trials[0], lambda: quiet(steps), etcd=etcd, workdir=workdir, steps=steps)], []
         except Unable as error:

@@ -15,6 +15,7 @@ dropped, and `events.dropped` says how many.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -165,8 +166,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # Instead of step `step`, in which the loss had jumped up, the run goes back to a state of at most `clean`
         # updates, and leaves out the positions [first, stop) of `samples`.
         "run.rolled_back": _warning("step", "clean", "samples", "detail"),
-        # Nobody repeats what the ranks of this generation compute, although the run asks for it.
-        "audit.off": _warning("detail"),
+        # Nobody can repeat what the ranks of this generation compute; with dp 1 for one.
+        "audit.off": _info("detail"),
         # Two ranks that ran micro-batch `micro_batch` of step `step` came to other bits, first at `where`; `finding` is
         # that of the ranks which then repeated it: "transient", "persistent", "nondeterministic" or "undecided".
         # `ranks` and `nodes` are those that computed wrongly. `compared`: "passes"; or, without a micro-batch, what was
@@ -473,7 +474,9 @@ class _Lines:
             self._failing = False
 
     def _rotate(self) -> None:
-        os.rename(self._path, self._path + ".1")
+        # It may be gone: removed by somebody, or renamed already when no other could be made in its place.
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._path, self._path + ".1")
         fresh = self._open()
         os.close(self._file)
         self._file, self._size = fresh, 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from checkpointing.format.grid import TILE_BYTES
 from elastic3d.coverage import AuditCoverage
-from elastic3d.devices import ComputeDevice
+from elastic3d.devices import ComputeDevice, Stopwatch
 from elastic3d.distrust import Distrust
 from elastic3d.rollback import Rollback
 from elastic3d.trust.credentials import Credentials
@@ -271,6 +271,10 @@ class Progress(Protocol):
     `elastic3d.health.phases`; operations of an axis are counted from 1 in the order in which they are posted.
     """
 
+    def measure_by(self, stopwatch: Stopwatch | None) -> None:
+        """Have steps measured on a device, not by the host; None where the host's clock will do."""
+        ...
+
     def phase(self, phase: int) -> None:
         """Note that another phase begins."""
         ...
@@ -330,6 +334,9 @@ class Progress(Protocol):
 
 class Unrecorded:
     """A `Progress` that nobody reads."""
+
+    def measure_by(self, stopwatch: Stopwatch | None) -> None:
+        """Do nothing."""
 
     def phase(self, phase: int) -> None:
         """Do nothing."""

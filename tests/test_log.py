@@ -110,6 +110,24 @@ def test_the_event_file_stays_within_its_limit(tmp_path: Path) -> None:
     assert 2000 < older.stat().st_size + path.stat().st_size <= 4000
 
 
+def test_an_event_file_that_somebody_removed_is_made_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """When it is due for renaming; the same where it was renamed, and no other could be made at that time."""
+    path = tmp_path / "events" / "n0-0.jsonl"
+    with EventLog(path, limit=4000, node="n0") as log:
+        log.emit("snapshot.held", step=0)
+        assert log.flush(30)
+        path.unlink()
+        path.parent.rename(tmp_path / "away")
+        for step in range(1, 50):
+            log.emit("snapshot.held", step=step)
+        assert log.flush(30)
+        (tmp_path / "away").rename(path.parent)
+        for step in range(50, 60):
+            log.emit("snapshot.held", step=step)
+    assert [line["step"] for line in lines(path)] == list(range(50, 60))
+    assert capfd.readouterr().err.count("events are lost") == 1
+
+
 @pytest.mark.parametrize(
     ("setting", "shown"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import asdict
 from typing import Annotated
 
@@ -34,7 +35,8 @@ def main(
 ) -> None:
     """Measure recovery beside its peers, the cost of snapshots and ordered reduction, forming, saving, health.
 
-    The exit code is 1 where the score card of health or its controls do not pass.
+    The exit code is 1 where the score card of health or its controls do not pass. Ctrl-C ends the card with what has
+    been played.
     """
     console = Console(stderr=as_json)
     measured: dict[str, object] = {}
@@ -85,9 +87,7 @@ def main(
     passed = True
     if only in ("", "health"):
         size = health.Size(faults=faults, minutes=minutes, lanes=lanes, seed=seed, pairs=4 * repeats, width=width)
-        judged = health.measure(size, say=console.print)
-        for table in judged.tables():
-            console.print(table)
+        judged = health.measure(size, say=console.print, show=console.print)
         measured["health"], passed = judged.as_json(), judged.passed
     if as_json:
         print(json.dumps(measured))
@@ -95,4 +95,7 @@ def main(
 
 
 if __name__ == "__main__":
+    # A shell's background jobs begin with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     typer.run(main)

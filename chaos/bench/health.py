@@ -32,36 +32,43 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """All of it."""
+    """All of it. whole: nobody ended it before its time."""
 
     cost: Cost
     verdicts: tuple[Verdict, ...]
     results: tuple[Result, ...]
     calm: tuple[Calm, ...]
+    whole: bool
 
     @property
     def passed(self) -> bool:
         """Whether the card and the controls pass every gate; times and costs are reported."""
-        return health_card.total(self.results, self.calm).passed
-
-    def tables(self) -> list[Table]:
-        """Return the tables for people."""
-        card = health_card.tables(self.results, self.calm)
-        return [*health_cost.tables(self.cost), hangs.table(self.verdicts), *card]
+        return self.whole and health_card.total(self.results, self.calm).passed
 
     def as_json(self) -> dict[str, Any]:
         """Return every figure."""
         return {
             "cost": health_cost.as_json(self.cost),
             "hangs": hangs.as_json(self.verdicts),
-            "card": health_card.as_json(self.results, self.calm),
+            "card": health_card.as_json(self.results, self.calm) | {"whole": self.whole},
         }
 
 
-def measure(size: Size, *, say: Callable[[str], None] = lambda text: None) -> Measured:
-    """Measure the cost, then the hangs of ours and of peers, then the controls, then the card."""
+def measure(
+    size: Size, *, say: Callable[[str], None] = lambda text: None, show: Callable[[Table], None] = lambda table: None
+) -> Measured:
+    """Measure the cost, then the hangs of ours and of peers, then the controls, then the card.
+
+    say: told what is being done. show: given the tables of each part once it is measured.
+    """
     cost = health_cost.measure(width=size.width, pairs=size.pairs, say=say)
+    for table in health_cost.tables(cost):
+        show(table)
     verdicts = tuple(hangs.measure(say))
+    show(hangs.table(verdicts))
     calm = tuple(health_card.controls(size.minutes, say=say))
     results = health_card.faults(size.faults, seed=size.seed, lanes=size.lanes, say=say) if size.faults else ()
-    return Measured(cost=cost, verdicts=verdicts, results=results, calm=calm)
+    for table in health_card.tables(results, calm):
+        show(table)
+    whole = len(results) == health_card.trials_of(size.faults)
+    return Measured(cost=cost, verdicts=verdicts, results=results, calm=calm, whole=whole)

@@ -71,20 +71,32 @@ def _share(held: Sequence[bool]) -> float:
     return sum(held) / len(held) if held else 1.0
 
 
+def trials_of(count: int) -> int:
+    """Return how many trials `faults` plays of all kinds for `count` faults, with its controls."""
+    return sum(counts(list(KINDS), count).values()) if count else 0
+
+
 def faults(count: int, *, seed: int, lanes: int, kinds: Sequence[str] = (), say: Say = print) -> tuple[Result, ...]:
-    """Play `count` faults of all kinds, and the controls that may share a job with them; each told as it comes."""
+    """Play `count` faults of all kinds, and the controls that may share a job with them; each told as it comes.
+
+    Ctrl-C ends it, and what was played until then is returned.
+    """
     wanted = counts(list(kinds) or list(KINDS), count)
     jobs = draw(wanted, seed, each=EACH)
-    number, of, began = 0, sum(wanted.values()), SYSTEM.monotonic()
+    made: list[Result] = []
+    of, began = sum(wanted.values()), SYSTEM.monotonic()
 
     def heard(result: Result) -> None:
-        nonlocal number
-        number += 1
+        made.append(result)
         minutes = (SYSTEM.monotonic() - began) / 60
-        say(f"{number} of {of}, {minutes:.1f} min: {line(result)}")
+        say(f"{len(made)} of {of}, {minutes:.1f} min: {line(result)}")
 
     with tempfile.TemporaryDirectory(prefix="elastic3d-bench-") as folder:
-        return play_all(jobs, workdir=Path(folder), steps=steps_of(EACH), lanes=lanes, heard=heard)
+        try:
+            return play_all(jobs, workdir=Path(folder), steps=steps_of(EACH), lanes=lanes, heard=heard)
+        except KeyboardInterrupt:
+            say(f"ended before its time: {len(made)} of {of}")
+            return tuple(made)
 
 
 def controls(minutes: float, *, given: Sequence[Control] = CONTROLS, say: Say = print) -> list[Calm]:

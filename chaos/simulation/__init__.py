@@ -3,7 +3,7 @@
     loop, clock     virtual time, and what each host reads of it
     etcd            revisions, transactions, leases, watches, compaction, outages, bandwidth
     network         heartbeat links: delays, partitions one way and both, pauses, deaths
-    trainers        the minimum of what keepers and trainers answer to the core
+    trainers        the minimum of what keepers and trainers answer to the core; durations: how long they take
     node            one member: the core and its driver's rules
     schedule        what is done to a job, and when: drawn from a seed, written as text, made smaller
     invariants      checked at every event; stuck_checks, lie_checks: where ranks stand still, and devices are convicted

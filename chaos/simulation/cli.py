@@ -16,6 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from chaos.commits.cli import commits
+from chaos.goodput.cli import goodput
 from chaos.many_cli import play_and_tell
 from chaos.simulation.large import Account, form
 from chaos.simulation.run import play_many
@@ -25,6 +26,7 @@ from elastic3d.errors import Elastic3dError, UsageError
 app = typer.Typer(name="simulate", help="Simulate parts of a job under a virtual clock.", no_args_is_help=True)
 app.callback()(lambda: None)
 app.command()(commits)
+app.command()(goodput)
 
 
 @app.command()

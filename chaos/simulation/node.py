@@ -164,9 +164,9 @@ class Member:
             case acts.Stop():
                 world.trainers.stop(self, action.key)
             case acts.Fence():
-                world.checkpoints.fence(action.number)
+                world.checkpoints.fence(action.number, action.distrusted)
             case acts.Commit():
-                world.checkpoints.commit(action.number, action.saved.step)
+                world.checkpoints.commit(action.number, action.saved)
                 self.tell(e.Settled(saved=action.saved))
             case acts.Draining() | acts.Awaiting() | acts.Unreachable() | acts.Concluded():
                 pass

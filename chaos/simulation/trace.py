@@ -63,6 +63,11 @@ def _row(row: list[str], where: str) -> tuple[float, int]:
     return at, nodes
 
 
+def end_of(path: Path) -> float:
+    """Return the seconds of the last row of a trace that `read_trace` has taken."""
+    return max(float(row[0]) for row in csv.reader(path.read_text().splitlines()) if row)
+
+
 def scaled(changes: tuple[Held, ...], peak: int) -> tuple[Held, ...]:
     """Return the trace with its largest count made `peak`, and the others in proportion."""
     most = max(change.nodes for change in changes)

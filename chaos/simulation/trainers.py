@@ -8,16 +8,19 @@ A request to any of them - to leave, to finish - is sent with the step's vote, s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING
 
+from chaos.simulation.checkpoints import Checkpoints
+from chaos.simulation.durations import Durations
 from chaos.simulation.loop import Loop
 from chaos.simulation.network import Network, State
 from chaos.simulation.snapshots import Snapshots
 from chaos.simulation.standstills import DEADLINE, At, stall
+from elastic3d.health import vetted
 from elastic3d.membership import events as e
 from elastic3d.membership.records import SavedStep
 from elastic3d.membership.slowness import Slowness
@@ -83,17 +86,22 @@ class _Group:
 
 class Trainers:
     """All trainers of the job. restored: called with a generation, the newest step before it, what it begins at,
-    and in which generation that was made. clean: the newest step that audits vouch for."""
+    and in which generation that was made. stepped: called with a generation and the step it has made. stored: returns
+    the step of the newest checkpoint and in which generation that was made. clean: the newest step that audits vouch
+    for."""
 
     def __init__(
-        self, loop: Loop, random: Random, network: Network, *, build: tuple[float, float], step: float, steps: int,
-        restored: Callable[[Generation, int, int, int], None], profile: ModelProfile, watched: bool = False,
+        self, loop: Loop, random: Random, network: Network, checkpoints: Checkpoints, *, durations: Durations,
+        steps: int, restored: Callable[[Generation, int, int, int], None], stepped: Callable[[Generation, int], None],
+        stored: Callable[[], tuple[int, int]], profile: ModelProfile, watched: bool = False,
     ) -> None:  # fmt: skip
-        self.loop, self.random, self.network = loop, random, network
+        self.loop, self.random, self.network, self.checkpoints = loop, random, network, checkpoints
         self.snapshots = Snapshots()
-        self._restored = restored
-        self.build, self.step, self.steps = build, step, steps
+        self._restored, self._stepped, self._stored = restored, stepped, stored
+        self.durations, self.steps = durations, steps
         self.committed = self.clean = 0
+        self._clean_nodes: Mapping[str, int] = {}
+        self._said: dict[tuple[int, int], Mapping[str, int]] = {}
         self.finishing = False
         self.prepared: dict[tuple[str, str], None] = {}
         self.left: dict[tuple[str, str], None] = {}
@@ -119,7 +127,7 @@ class Trainers:
             # be written into the record while its nodes prepare.
             group = self._groups[generation.key] = _Group(generation)
         group.phase[member.id], group.members[member.id] = Phase.BUILDING, member
-        self.loop.later(self.random.uniform(*self.build), self._built, member, group)
+        self.loop.later(self.durations.building(self.random), self._built, member, group)
 
     def _built(self, member: Member, group: _Group) -> None:
         if group.phase.get(member.id) is not Phase.BUILDING:
@@ -146,24 +154,29 @@ class Trainers:
         group.running += 1
         if group.running == len(generation.nodes) and not group.stepping:
             group.stepping = True
-            self._restore(member, generation)
-            group.moved_at = self.loop.now
-            self.loop.later(self.step, self._step, group)
+            loading = self._restore(member, generation)
+            group.moved_at = self.loop.now + loading
+            self.loop.later(loading + self.durations.step(generation), self._step, group)
         if member.sticks:
             # After its first step, so that each generation gets further.
-            self.loop.later(1.5 * self.step, self._stick_again, member, group)
+            self.loop.later(1.5 * self.durations.step(generation), self._stick_again, member, group)
         if member.raises:
-            self.loop.later(self.step / 2, self._raise, member, group)
+            self.loop.later(self.durations.step(generation) / 2, self._raise, member, group)
 
-    def _restore(self, member: Member, generation: Generation) -> None:
-        """Resume from the newest step that is whole in the memory of present nodes."""
+    def _restore(self, member: Member, generation: Generation) -> float:
+        """Resume from the newest step that is whole in the memory of present nodes, or from a checkpoint that is newer;
+        return the seconds that loading it takes.
+        """
         nodes = (*generation.nodes, *generation.spares)
         processes = member.world.by_id
         there = [node.id for node in nodes if processes[node.id].alive]
-        step, made = self.snapshots.newest(there, generation.distrusted)
+        remembered = self.snapshots.newest(there, generation.distrusted)
+        step, made = max(remembered, self._stored())
         self._restored(generation, self.committed, step, made)
         self.committed, self.clean = step, min(step, self.clean)
+        self._clean_nodes = vetted.begun(self._said.get((made, step)), [n.name for n in generation.nodes], step)
         self.snapshots.began(generation, step)
+        return self.durations.loading(generation, stored=(step, made) != remembered)
 
     def left_safely(self, key: str, nodes: tuple[Node, ...]) -> bool:
         """Return whether each of these left at a boundary, and none before its last snapshot was copied."""
@@ -284,7 +297,7 @@ class Trainers:
     def _wake(self, group: _Group) -> None:
         if group.idle and not group.broken:
             group.idle, group.moved_at = False, self.loop.now
-            self.loop.later(self.step, self._step, group)
+            self.loop.later(self.durations.step(group.generation), self._step, group)
 
     def stop(self, member: Member, key: str, *, silent: bool = False) -> None:
         """Kill one node's trainers; the others lose a peer, and notice unless its host is silent."""
@@ -391,8 +404,12 @@ class Trainers:
         self.committed += 1
         if self.committed % AUDITED == 0:
             self.clean = self.committed - 1
+            self._clean_nodes = dict.fromkeys(self._clean_nodes, self.clean)
+            self.checkpoints.audited(self._clean_nodes)
         step, key = self.committed, group.generation.key
+        self._said[group.generation.number, step] = self._clean_nodes
         self.snapshots.stepped(group.generation, step)
+        self._stepped(group.generation, step)
         if self.finishing or group.leaving:
             for member in members:
                 group.phase[member.id] = Phase.OVER
@@ -403,19 +420,22 @@ class Trainers:
             group.broken = True
             return
         away = all(member.etcd_lost for member in members)
-        saved = None
-        if step % 5 == 0:
+        saved, durable = None, self.durations.saved(group.generation, step, self.loop.now)
+        if durable:
             made = group.generation
-            saved = SavedStep(step=step, made_in=made.number, attempt=made.attempt, world=made.world)
+            saved = SavedStep(step=durable, made_in=made.number, attempt=made.attempt, world=made.world)
+            self.checkpoints.made(saved, self._said[made.number, durable])
+        reported = self.durations.reported(group.generation, step, self.loop.now)
         for member in members:
-            member.tell(e.StepReported(step=step, etcd_away=away, safe=step))
+            if reported:
+                member.tell(e.StepReported(step=step, etcd_away=away, safe=step))
             if saved is not None:
                 member.tell(e.Saved(saved=saved))
         group.steps += 1
         # Large jobs commit a few steps per generation and then wait for a boundary request, to be fast.
         group.idle = bool(self.steps) and group.steps >= self.steps
         if not group.idle:
-            self.loop.later(self.step * self._pace(group), self._step, group)
+            self.loop.later(self.durations.step(group.generation) * self._pace(group), self._step, group)
 
     def _copy(self, member: Member, group: _Group, step: int, since: float) -> None:
         """Copy the last snapshot to safety, then report that the trainers left; or give up when it takes too long."""

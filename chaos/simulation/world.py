@@ -9,6 +9,7 @@ from random import Random
 
 from chaos.simulation.checkpoints import Checkpoints
 from chaos.simulation.clock import HostClock
+from chaos.simulation.durations import Durations
 from chaos.simulation.etcd import ROOT, Change, Client, Etcd, Speeds
 from chaos.simulation.loop import Loop
 from chaos.simulation.network import Network, State
@@ -18,6 +19,7 @@ from elastic3d import etcd_keys as keys
 from elastic3d.etcd import Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
+from elastic3d.membership.machine.situation import Planner
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Drain, MemberRecord, Notice, Quarantine, encode
 from elastic3d.membership.stalls import Judge
@@ -35,8 +37,9 @@ REJOIN = 0.2
 class Setting:
     """The settings of a job. steps: how many a generation commits before it idles, 0 for no limit.
 
-    brevity: when its generations are written as changes. judge: says why nothing moves, None where no ranks are
-    watched.
+    durations: of what trainers do, instead of build and step. brevity: when its generations are written as changes.
+    judge: says why nothing moves, None where no ranks are watched. planner: plans instead of the one that knows no
+    costs. stored: a generation resumes from the newest checkpoint if memory holds no newer step.
     """
 
     policy: Policy
@@ -49,6 +52,9 @@ class Setting:
     labels: bool = False
     brevity: Brevity = BREVITY
     judge: Judge | None = None
+    durations: Durations | None = None
+    planner: Planner | None = None
+    stored: bool = False
 
 
 class Observer:
@@ -74,6 +80,9 @@ class Observer:
         is `before`.
         """
 
+    def stepped(self, generation: Generation, step: int) -> None:
+        """A generation made a step."""
+
     def stuck(self, member: Member, key: str) -> None:
         """A rank of this node stands still in the generation `key`."""
 
@@ -94,11 +103,13 @@ class World:
         self.random = Random(f"world {seed}")
         self.etcd = Etcd(self.loop, Random(f"etcd {seed}"), setting.speeds)
         self.network = Network(self.loop, Random(f"network {seed}"))
-        self.trainers = Trainers(
-            self.loop, Random(f"trainers {seed}"), self.network, build=setting.build, step=setting.step,
-            steps=setting.steps, restored=self._restored, profile=setting.profile, watched=setting.judge is not None,
-        )  # fmt: skip
         self.checkpoints = Checkpoints(self.loop, Random(f"checkpoints {seed}"))
+        self.trainers = Trainers(
+            self.loop, Random(f"trainers {seed}"), self.network, self.checkpoints,
+            durations=setting.durations or Durations(build=setting.build, step=setting.step),
+            steps=setting.steps, restored=self._restored, stepped=self._stepped, stored=self._stored,
+            profile=setting.profile, watched=setting.judge is not None,
+        )  # fmt: skip
         self.members: dict[int, Member] = {}
         self.by_id: dict[str, Member] = {}
         self.observers: list[Observer] = []
@@ -121,6 +132,8 @@ class World:
         bound: MemoryBound | None = None,
     ) -> Plan:
         """Plan as a keeper does."""
+        if self.setting.planner is not None:
+            return self.setting.planner(nodes, record, present, speeds, bound)
         given = (nodes, len(record.node.slots), self.setting.profile, Layout())
         if bound is None:
             return plan(*given, previous=present, speeds=speeds)
@@ -195,6 +208,16 @@ class World:
     def _restored(self, generation: Generation, before: int, step: int, made: int) -> None:
         for observer in self.observers:
             observer.restored(generation, before, step, made)
+
+    def _stepped(self, generation: Generation, step: int) -> None:
+        for observer in self.observers:
+            observer.stepped(generation, step)
+
+    def _stored(self) -> tuple[int, int]:
+        if not self.setting.stored or not self.checkpoints.committed:
+            return 0, 0
+        made, step = self.checkpoints.committed[-1]
+        return step, made
 
     # Etcd.
 

@@ -4,7 +4,7 @@ A trainer has one `ComputeDevice`, opened once, and every thread of it that touc
 Kinds: "cpu", and "cuda" for NVIDIA's devices and, in torch's builds for ROCm, AMD's.
 """
 
-from elastic3d.devices.device import PINNED, ComputeDevice, CopyStream, DeviceLoad, Move
+from elastic3d.devices.device import PINNED, ComputeDevice, CopyStream, DeviceLoad, Mark, Move, Stopwatch
 from elastic3d.devices.selection import AUTO, available, choose, device_at, register
 
 __all__ = [
@@ -13,7 +13,9 @@ __all__ = [
     "ComputeDevice",
     "CopyStream",
     "DeviceLoad",
+    "Mark",
     "Move",
+    "Stopwatch",
     "available",
     "choose",
     "device_at",

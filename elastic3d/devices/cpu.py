@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from elastic3d.devices.device import CopyStream, DeviceLoad, Move
+from elastic3d.devices.device import CopyStream, DeviceLoad, Move, Stopwatch
 from elastic3d.devices.reading import Reading
 from elastic3d.values import DeviceFacts
 
@@ -95,6 +95,10 @@ class CpuDevice:
 
     def mark(self) -> object:
         """Return None: nothing is queued."""
+        return None
+
+    def stopwatch(self) -> Stopwatch | None:
+        """Return None: the host's clock says how long its work takes."""
         return None
 
     def copy_stream(self) -> CopyStream:

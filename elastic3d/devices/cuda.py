@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from elastic3d.devices.cpu import copy_from_host
-from elastic3d.devices.device import PINNED, CopyStream, DeviceLoad, Move
+from elastic3d.devices.device import PINNED, CopyStream, DeviceLoad, Move, Stopwatch
 from elastic3d.devices.exhaustion import DeviceUse, describe, holders
 from elastic3d.devices.reading import Reading
 from elastic3d.devices.ring import BounceRing, load
@@ -146,6 +146,10 @@ class CudaDevice:
         """Return an event at the end of what the current stream has been given so far."""
         return torch.cuda.current_stream(self.index).record_event()
 
+    def stopwatch(self) -> Stopwatch:
+        """Return one of the current stream, on which the calling thread computes."""
+        return CudaStopwatch(torch.cuda.current_stream(self.index))
+
     def copy_stream(self) -> CopyStream:
         """Return a stream with its pinned buffers."""
         return CudaCopyStream(self.torch_device)
@@ -204,6 +208,36 @@ def _row_kernel(index: int) -> AddRows:
         process_log().emit("device.kernel_missing", error=f"{type(error).__name__}: {error}"[:500])
         return add_rows
     return row_kernel.add_rows
+
+
+class CudaStopwatch:
+    """Events that note the time, on one stream. An event that nobody asks for any more is used again.
+
+    The stream is named with each: a backward pass runs on a thread of torch's own, and FSDP's hooks in streams of its
+    own, while it is the training's stream that waits for them.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._unused: list[Any] = []
+
+    def mark(self) -> Any:
+        """Record an event: a microsecond or two of the host, and nothing that the device waits for."""
+        event = self._unused.pop() if self._unused else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+    def reached(self, mark: Any) -> bool:
+        """Return whether the event has happened."""
+        return bool(mark.query())
+
+    def nanoseconds(self, first: Any, second: Any) -> int:
+        """Return what torch gives in milliseconds; the driver notes times to half a microsecond."""
+        return max(0, round(float(first.elapsed_time(second)) * 1e6))
+
+    def forget(self, marks: Iterable[Any]) -> None:
+        """Keep the events to be recorded again."""
+        self._unused.extend(marks)
 
 
 class CudaCopyStream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -49,6 +49,30 @@ class CopyStream(Protocol):
 
         after: the `mark` at which the tensors had the values that are to be copied.
         """
+        ...
+
+
+Mark = Any
+"""A point in a device's work, in whatever form its libraries give it."""
+
+
+class Stopwatch(Protocol):
+    """Notes at what time a device gets to points of its work, and says so once it has; no call waits for the device."""
+
+    def mark(self) -> Mark:
+        """Queue a note of the time behind the work that is queued so far. For any thread."""
+        ...
+
+    def reached(self, mark: Mark) -> bool:
+        """Return whether the device has got there, and to all marks before."""
+        ...
+
+    def nanoseconds(self, first: Mark, second: Mark) -> int:
+        """Return the time between two marks that were reached."""
+        ...
+
+    def forget(self, marks: Iterable[Mark]) -> None:
+        """Note that nobody asks for these any more."""
         ...
 
 
@@ -135,6 +159,13 @@ class ComputeDevice(Protocol):
 
     def mark(self) -> object:
         """Return the point that the calling thread's work on the device has been queued up to; None for now."""
+        ...
+
+    def stopwatch(self) -> Stopwatch | None:
+        """Return what measures the work that the calling thread queues, on whichever thread it is queued besides.
+
+        None where a call's work is done when it returns.
+        """
         ...
 
     def copy_stream(self) -> CopyStream:

@@ -38,6 +38,9 @@ FOLDER = "evidence"
 VERDICT, STALLS, WAITS = "verdict.json", "stalls.json", "waits.txt"
 
 SCHEMA = 1
+WAITING = 64
+"""Most writes that may wait for a disk that hangs; later ones are left out."""
+
 THREADS = 128
 """Most threads of a trainer that are looked at."""
 
@@ -47,7 +50,8 @@ class EvidenceWriter:
 
     Any thread may call it, and waits for nothing; the thread is started when there is something to write. folder: the
     one of the event files, "" for none, where nothing is written. limit: bytes that this node's evidence may take.
-    failed: called on that thread, once, with what went wrong, and again after it has worked in between.
+    failed: called once with what went wrong, and again after it has worked in between: on that thread, or where the
+    disk hangs on that of a caller.
     """
 
     def __init__(
@@ -89,7 +93,10 @@ class EvidenceWriter:
             if self._work is None:
                 self._work = queue.SimpleQueue()
                 threads.start(self._run, self._work, name=f"evidence-{self._slot}", edge=threads.Edge.AGAIN)
-            self._work.put(work)
+            if self._work.qsize() < WAITING:
+                self._work.put(work)
+                return
+        self._fail(f"{WAITING} writes wait for it, and no more are begun")
 
     # The thread's own.
 
@@ -146,12 +153,16 @@ class EvidenceWriter:
             if unfinished is not None:
                 with contextlib.suppress(OSError):
                     unfinished.unlink()
-            if not self._failing:
-                self._failing = True
-                self._failed(f"{self._folder}: {error}")
+            self._fail(str(error))
             return path if unfinished is not None else None
         self._failing = False
         return path
+
+    def _fail(self, why: str) -> None:
+        with self._lock:
+            known, self._failing = self._failing, True
+        if not known:
+            self._failed(f"{self._folder}: {why}")
 
 
 _PLAIN = ("at", "rounds")

@@ -63,10 +63,10 @@ class Health:
     act: str = "all"
     """What follows: "all", the default, ends the generation, and training goes on without whoever holds it up; "log"
     only reports it."""
-    audit: float | str = "off"
-    """Share of the computing in which nodes repeat each other's micro-batches, such as "1%" or 0.01: a device that
-    computes wrongly is found by it, named, and its machine left out (with `act="log"`, only named). "off", the
-    default, for none."""
+    audit: float | str = "1%"
+    """Share of the computing in which nodes repeat each other's micro-batches, such as "1%", the default, or 0.01: a
+    device that computes wrongly is found by it, named, and its machine left out (with `act="log"`, only named). "off"
+    for none. Where nobody can repeat what a rank computes, with dp 1 for one, `audit.off` and `status` say so."""
     at_rest: float | str = "0.5%"
     """Share of the time for looking at state that nobody writes to, such as "0.5%", the default, or 0.005: parameters
     and the optimizer's state may lose bits in memory. With it go checks that cost next to nothing: whether all ranks
@@ -148,7 +148,7 @@ class Watching:
     act: bool = True
     evidence: int = 500_000_000
     restore: float = RESTORE
-    audit: float = 0.0
+    audit: float = 0.01
     at_rest: float = 0.005
     numerics: NonFinite = NonFinite.OFF
     spike: Spike = Spike.LOG

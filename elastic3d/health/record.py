@@ -26,13 +26,18 @@ import struct
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, nanoseconds
 from elastic3d.health import stacks
+from elastic3d.health.device_times import DeviceTimes, MadeStep
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.sheet import EVERY, SHEET_WORDS, SHEETS, Row, SheetWriter, StepTimes, steps_of
 from elastic3d.membership.stalls import AxisCount, Wait
+
+if TYPE_CHECKING:
+    from elastic3d.devices import Stopwatch
 
 SIZE = 64 << 10
 """Bytes of a page."""
@@ -88,6 +93,7 @@ class ProgressWriter:
         # What the present step went into; of the present phase since `_since`, less the waits in it.
         self._times, self._since, self._awaited = StepTimes(), self._at, 0
         self._block_at = 0
+        self._device: DeviceTimes | None = None
         self._sheets = SheetWriter(self._words[_SHEETS : _SHEETS + SHEETS * SHEET_WORDS])
         self._words[_THREAD] = threading.main_thread().ident or 0
         self._words[_AT] = self._words[_BEAT] = self._at
@@ -98,6 +104,11 @@ class ProgressWriter:
         self._words[_CAUGHT] = caught
         self._words[_BEAT] = self._now()
 
+    def measure_by(self, stopwatch: Stopwatch | None) -> None:
+        """Have steps measured on a device, not by the host; None where the host's clock will do."""
+        self._device = DeviceTimes(stopwatch, self._phase) if stopwatch is not None else None
+        self._sheets.behind = int(self._device is not None)
+
     def phase(self, phase: int) -> None:
         """Note that another phase begins."""
         words = self._words
@@ -107,6 +118,8 @@ class ProgressWriter:
         self._since, self._awaited, self._block_at = at, 0, 0
         words[_CHUNK] = words[_UNIT] = 0
         words[_PHASE] = self._phase = int(phase)
+        if self._device is not None:
+            self._device.phase(self._phase)
         self._longest = words[self._gaps + phase]
 
     def loading(self) -> None:
@@ -131,6 +144,8 @@ class ProgressWriter:
         """Note that a stage's blocks are entered."""
         self._tick()
         self._block_at = self._at - self._awaited if self._phase == _FORWARD else 0
+        if self._device is not None and self._block_at:
+            self._device.blocks(inside=True)
 
     def leave_blocks(self, number: int) -> None:
         """Note that so many blocks have been passed since."""
@@ -139,6 +154,8 @@ class ProgressWriter:
             self._times.blocks += self._at - self._awaited - self._block_at
             self._times.passes += number
             self._block_at = 0
+            if self._device is not None:
+                self._device.blocks(inside=False)
 
     def begin_step(self, kind: int) -> None:
         """Note that the passes of a step begin, and record its operations from here on."""
@@ -160,8 +177,20 @@ class ProgressWriter:
         self._tick()
         self._times.spent[self._phase] += self._at - self._since - self._awaited
         self._since, self._awaited = self._at, 0
-        self._sheets.stepped(step, self._at, self._times, fresh=self._made < EVERY + WARM)
+        self._measured(step, fresh=self._made < EVERY + WARM)
         self._times = StepTimes()
+
+    def _measured(self, step: int, *, fresh: bool) -> None:
+        times = self._times
+        if self._device is None:
+            self._sheets.stepped(step, self._at, times, fresh=fresh)
+            return
+        self._device.step(MadeStep(step=step, at=self._at, rounds=times.rounds, passes=times.passes, fresh=fresh))
+        if step % EVERY == 0:
+            # A row that is late counts only as long as the votes that it belongs to.
+            self._sheets.row = ()
+        for made, spent in self._device.read():
+            self._sheets.stepped(made.step, made.at, spent, fresh=made.fresh)
 
     def row(self, work: float) -> Row:
         """Return the means over the last whole eight steps, see `health.sheet`; () if there are none yet."""
@@ -174,6 +203,8 @@ class ProgressWriter:
         words[_WAIT_NUMBER] = number
         words[_WAIT_FINGERPRINT] = fingerprint
         words[_WAIT_AXIS] = axis + 1
+        if self._device is not None:
+            self._device.wait(axis)
         return number
 
     def post(self, axis: int, fingerprint: int) -> int:
@@ -194,6 +225,8 @@ class ProgressWriter:
         words[_WAIT_NUMBER] = number
         words[_WAIT_FINGERPRINT] = fingerprint
         words[_WAIT_AXIS] = axis + 1
+        if self._device is not None:
+            self._device.wait(axis)
 
     def leave(self, axis: int, number: int) -> None:
         """Note that an operation is done, and those of its axis before it."""
@@ -210,6 +243,8 @@ class ProgressWriter:
         self._awaited += gap
         self._at = words[_AT] = now
         self._ticks = words[_TICKS] = self._ticks + 1
+        if self._device is not None:
+            self._device.leave()
 
     def pause(self, why: str, seconds: float) -> int:
         """Note that nothing may be heard for up to `seconds`; return the phase that it interrupts."""

@@ -122,11 +122,13 @@ class StepTimes:
 class SheetWriter:
     """One rank's end: writes each step into its page, and sums up the rows.
 
-    words: `SHEETS` times `SHEET_WORDS` of the page. row: the newest, without its first number; () for none.
+    words: `SHEETS` times `SHEET_WORDS` of the page. row: the newest, without its first number; () for none. behind: by
+    how many steps the steps of a row are those before, because they are known so much later.
     """
 
     def __init__(self, words: memoryview) -> None:
         self.row: Row = ()
+        self.behind = 0
         self._words = words
         self._sums, self._steps = [0] * WIDTH, 0
 
@@ -161,7 +163,7 @@ class SheetWriter:
         )
         self._sums = [a + b for a, b in zip(self._sums, numbers, strict=True)]
         self._steps += 1
-        if step % EVERY == 0:
+        if (step + self.behind) % EVERY == 0:
             passes, blocks, rounds, *seconds = self._sums
             whole = self._steps == EVERY and not fresh
             block = blocks / max(1, passes) / 1e9

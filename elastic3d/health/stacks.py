@@ -29,6 +29,9 @@ _COLLECTIVES = (
 )
 """Files in which a rank waits for others."""
 
+_OURS = ("/torch/", "/elastic3d/parallel/", "/elastic3d/training/")
+"""Parts of the paths of files that are no script's."""
+
 _NEAR = 4
 """Innermost frames among which one of those files says that the rank waits."""
 
@@ -80,6 +83,12 @@ def _catches(pid: int) -> bool:
 def top_frame(stacks: str, thread: int) -> str:
     """Return where a thread is, as "file:line in function", "" if the stacks do not say. thread: its number."""
     return next((f"{Path(file).name}:{line} in {name}" for file, line, name in _frames(stacks, thread)), "")
+
+
+def calling_frame(stacks: str, thread: int) -> str:
+    """Return where a thread has called torch or the runtime, as `top_frame`; "" if the stacks do not say."""
+    outside = (one for one in _frames(stacks, thread) if not any(part in one[0] for part in _OURS))
+    return next((f"{Path(file).name}:{line} in {name}" for file, line, name in outside), "")
 
 
 def in_collective(stacks: str, thread: int) -> bool:

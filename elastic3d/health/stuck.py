@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from elastic3d.health.phases import Phase
+from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.waits import Operation, WaitGraph, done, newest_fingerprint, posted, wait_graph
 from elastic3d.membership.stalls import RankStall, RankState, Stall, Verdict, VerdictKind
 from elastic3d.planner import place_of
@@ -319,6 +319,9 @@ def _does_not_end(case: _Case, ranks: tuple[int, ...]) -> Verdict | None:
     if not all(case.due(number) for number in ranks):
         return None
     operations = dict.fromkeys(case.graph.waits[number] for number in ranks)
+    own = [number for number in ranks if case.graph.waits[number].axis is Axis.USER]
+    if len({case.ranks[number].top_frame for number in own} - {""}) > 1:
+        return _apart(case, own)
     for operation in operations:
         prints = _fingerprints(case, operation)
         common = Counter(prints.values()).most_common()
@@ -340,12 +343,34 @@ def _does_not_end(case: _Case, ranks: tuple[int, ...]) -> Verdict | None:
         detail = f"nothing arrives at or from {node.partition('@')[0]}: {_operations(operations)} do not end"
         return case.verdict(Fault.LINK, set(named), detail, confidence=0.8)
     together = {number for end in ends for number in end}
+    if own:
+        return _apart(case, own)
     detail = f"nothing arrives between {case.names(together)}: {_operations(operations)}, which all have begun"
     if len(together) == 1:
         (number,) = together
         detail = f"not all arrives at {case.name(number)}: {_operations(operations)} does not end for it alone"
     one = len(case.nodes_of(together)) == 1
     return case.verdict(Fault.LINK, together, detail, confidence=0.6, named=one)
+
+
+def _apart(case: _Case, ranks: list[int]) -> Verdict:
+    """Return a verdict on ranks that all wait in collectives of the script's own, of which only stacks tell.
+
+    Which of its groups they are of is not known, nor how many each rank has begun. Called at different places they are
+    taken for different ones, which wait for each other (a script with one line for the root of a collective and another
+    for the rest is so too, where the network loses it: neither names anybody). Called at one place they may be of
+    different groups as well: from outside both look alike, and the network is what can be cured.
+    """
+    at = {number: case.ranks[number].top_frame or "an unknown place" for number in ranks}
+    places = "; ".join(f"{case.name(number)} in {at[number]}" for number in ranks[:8])
+    if len(set(at.values())) > 1:
+        detail = f"{len(ranks)} ranks wait in different collectives of the script's own, each for the others: {places}"
+        return case.verdict(Fault.DEADLOCK, ranks, detail, confidence=0.7, named=False)
+    detail = (
+        f"collectives of the script's own do not end, which {case.names(ranks)} have begun at {at[ranks[0]]}: nothing "
+        "arrives between them, or process groups of the script's own wait for each other"
+    )
+    return case.verdict(Fault.LINK, ranks, detail, confidence=0.5, named=len(case.nodes_of(ranks)) == 1)
 
 
 def _operations(operations: Iterable[Operation]) -> str:

@@ -287,11 +287,13 @@ class SlotWatch:
 def _with_stacks(stall: RankStall, watched: _Watched, record: ProgressRecord) -> RankStall:
     """Add what a rank's stacks show: where it is, and that it waits in a collective which it has not recorded.
 
-    How many of those there were is not known; so a rank waits in the first of them, and others have posted none.
+    How many of those there were is not known; so a rank waits in the first of them, and others have posted none. Where
+    it is, is then where that collective was called.
     """
     stall = replace(stall, top_frame=stacks.top_frame(watched.stacks, record.thread))
     if record.wait is not None or not stacks.in_collective(watched.stacks, record.thread):
         return stall
+    stall = replace(stall, top_frame=stacks.calling_frame(watched.stacks, record.thread) or stall.top_frame)
     axis = Axis.TP if watched.tensor and record.phase in _COMPUTING else Axis.USER
     count = AxisCount(axis=axis.name.lower(), posted=1, done=0)
     return replace(stall, axes=(*stall.axes, count), wait=Wait(axis=count.axis, number=1))

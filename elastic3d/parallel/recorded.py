@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.dtypes import dtype_mark
+from elastic3d.parallel.reduction.units import parameter_groups
 from elastic3d.port import Progress
 
 _GATHER, _SCATTER = 1, 2
@@ -33,7 +34,27 @@ class _Recorded:
 
 
 class RecordedGather(_Recorded):
-    """The gathering of a unit's parameters, for `FSDPModule.set_custom_all_gather`."""
+    """The gathering of a unit's parameters, for `FSDPModule.set_custom_all_gather`.
+
+    On a device the call only queues it, in a stream of its own; what computes waits for it later, in `noted`.
+    """
+
+    _posted: tuple[int, int] | None = None
+
+    def noted(self, wait: Callable[[], Any]) -> Callable[[], None]:
+        """Return what waits for the gathered parameters, and has that noted."""
+
+        def noted_wait() -> None:
+            posted, self._posted = self._posted, None
+            if posted is None:
+                wait()
+                return
+            number, mark = posted
+            self._progress.wait(Axis.SHARD, number, mark)
+            wait()
+            self._progress.leave(Axis.SHARD, number)
+
+        return noted_wait
 
     def __call__(
         self,
@@ -45,11 +66,12 @@ class RecordedGather(_Recorded):
         """Gather."""
         progress = self._progress
         progress.tick(unit=self._unit)
-        number = progress.enter(
-            Axis.SHARD, fingerprint(_GATHER, output_tensor.numel(), dtype_mark(output_tensor.dtype))
-        )
+        mark = fingerprint(_GATHER, output_tensor.numel(), dtype_mark(output_tensor.dtype))
+        number = progress.enter(Axis.SHARD, mark)
         work: dist.Work | None = _gather(output_tensor, input_tensor, group=group, async_op=async_op)
         progress.leave(Axis.SHARD, number)
+        if output_tensor.device.type != "cpu":
+            self._posted = number, mark
         return work
 
 
@@ -76,7 +98,9 @@ class RecordedScatter(_Recorded):
 
 def record(unit: FSDPModule, progress: Progress, number: int) -> None:
     """Have a unit's collectives noted. number: of the unit on this rank."""
-    gather: Any = RecordedGather(progress, number)
+    gather = RecordedGather(progress, number)
     scatter: Any = RecordedScatter(progress, number)
-    unit.set_custom_all_gather(gather)
+    unit.set_custom_all_gather(gather)  # type: ignore[arg-type]
     unit.set_custom_reduce_scatter(scatter)
+    for group in parameter_groups(unit):
+        group.wait_for_unshard = gather.noted(group.wait_for_unshard)

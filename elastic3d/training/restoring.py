@@ -352,6 +352,11 @@ def _gone_back(decision: Decision, known: Known) -> Decision:
     if decision.source == NONE:
         where = "there is no older state, and from the beginning on"
     why = "a device that computes wrongly took part in them"
+    if not any(rule.step < decision.distrusted for rule in known.distrusted):
+        why = (
+            "a rule of the store refuses them, whose reason the lost record of the job had: a device that computed "
+            "wrongly, or a loss that jumped up, and then does so again and is left out again"
+        )
     back = new_to(known.rollbacks, decision.generation, decision.step)
     if back:
         why = f"the loss jumped up in step {', '.join(str(one.spike) for one in back)}"

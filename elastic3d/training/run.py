@@ -199,6 +199,8 @@ class Run:
             return self._model
         self._parts.end(parts.SCRIPT)
         self._peers.open_device(self._assignment)
+        if self._assignment.sheets:
+            self._progress.measure_by(self._port.device.stopwatch())
         self._parts.end(parts.TURN)
         with self._peers.followed():
             self._mesh = self._peers.join(self._assignment, self._layout)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from chaos.scripts.injectors import blocks, fault
+from chaos.scripts.injectors import blocks, fault, samples
 from chaos.scripts.injectors.blocks import FaultyBlock
 from chaos.scripts.injectors.fault import LEADER, Fault
 from chaos.scripts.injectors.kinds import parse
-from chaos.scripts.injectors.samples import HIGH, NAN, faulty_loss, marks_of
+from chaos.scripts.injectors.samples import HIGH, NAN, STALL, faulty_loss, marks_of
 from chaos.scripts.train_gpt import GPT, cross_entropy
 from elastic3d.data import Order
 
@@ -171,3 +171,25 @@ class Worked:
         return self.now
 
     wall = monotonic
+
+
+def test_a_data_set_fails_in_the_first_sample_read_from_its_step_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data is loaded ahead: while that step is made, nothing more may be read."""
+    slept: list[float] = []
+    monkeypatch.setattr(samples.SYSTEM, "sleep", slept.append)
+    stalled = parse("stall:1@5", tmp_path)
+    for step in (4, 5):
+        stalled.begin(1, step)
+        if step == 4:
+            stalled.load()
+    assert slept == []
+    stalled.begin(1, 6)
+    stalled.load()
+    stalled.load()
+    assert slept == [STALL]
+    other = parse("stall:1@5", tmp_path / "other")
+    other.begin(0, 6)
+    other.load()
+    assert slept == [STALL]

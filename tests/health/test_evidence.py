@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chaos.processes import wait_until
-from elastic3d.health.evidence import EvidenceWriter, processes
+from elastic3d.health.evidence import WAITING, EvidenceWriter, processes
 from elastic3d.health.record import SIZE
 from elastic3d.health.stuck import judge
 from elastic3d.health.watch import Taken
@@ -110,6 +110,29 @@ def test_a_bound_and_a_folder_that_cannot_be_written_are_told_once(tmp_path: Pat
     nowhere.take(taken(ranks[0], 0))
     assert nowhere.flush(30)
     assert len(lost) == 1
+
+
+def test_a_disk_that_hangs_holds_nobody_up_and_takes_no_memory_for_ever(
+    tmp_path: Path, ranks: dict[int, RankStall]
+) -> None:
+    """What waits for it is bounded, which is told once; it goes on where the disk does."""
+    errors: list[str] = []
+    writer = EvidenceWriter(str(tmp_path), "n1", 0, limit=1 << 24, failed=errors.append)
+    hanging = tmp_path / "evidence" / f"4.1-{ranks[0].step}-stuck-n1" / "slot0" / "stall.json.part"
+    hanging.parent.mkdir(parents=True)
+    os.mkfifo(hanging)
+    for _ in range(3 * WAITING):
+        writer.take(taken(ranks[0], 0))
+    assert not writer.flush(0.1)
+    assert errors == [f"{tmp_path / 'evidence'}: {WAITING} writes wait for it, and no more are begun"]
+    # Somebody reads what is written there, and the writer goes on.
+    with hanging.open("rb") as read:
+        assert read.read()
+    assert writer.flush(30)
+    writer.take(taken(ranks[1], 0, key="5.0"))
+    assert writer.flush(30)
+    assert list((tmp_path / "evidence").glob("5.0-*/slot0/stall.json"))
+    assert len(errors) == 1
 
 
 def test_a_disk_that_is_full_keeps_what_fits_and_harms_nothing(tmp_path: Path, ranks: dict[int, RankStall]) -> None:

@@ -82,11 +82,15 @@ def test_what_is_no_share_is_refused(given: object) -> None:
         Health(audit=given)  # type: ignore[arg-type]
 
 
-def test_nothing_is_audited_unless_it_is_asked_for() -> None:
-    """Audits cost computing."""
+def test_one_percent_is_audited_unless_it_is_said_otherwise() -> None:
+    """A device that lies tells nobody, so that nobody would ask for it in time."""
     read = watching("on")
     assert read is not None
-    assert read.audit == 0.0
+    assert read.audit == 0.01
+    assert Watching().audit == 0.01
+    off = watching(Health(audit="off"))
+    assert off is not None
+    assert off.audit == 0.0
 
 
 @pytest.mark.parametrize(("given", "share"), [("off", 0.0), ("0.5%", 0.005), (0.02, 0.02)])

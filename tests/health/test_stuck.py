@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elastic3d.health.phases import Axis
 from elastic3d.health.stuck import Fault, judge
-from elastic3d.membership.stalls import RankStall, RankState, Verdict, Wait
+from elastic3d.membership.stalls import AxisCount, RankStall, RankState, Verdict, Wait
 from elastic3d.values import Layout
 from tests.health.standstill import STEPS, Op, generation, program, stalls, standstill, with_rank
 
@@ -293,6 +293,35 @@ def test_ranks_that_wait_for_each_other_are_told_as_a_deadlock() -> None:
         "rank 0 of n0 waits in shard 1 for rank 1 of n1",
         "rank 1 of n1 waits in world 1 for rank 0 of n0",
     )
+
+
+@pytest.mark.parametrize(
+    ("places", "fault", "program"),
+    [
+        (("train.py:30 in main", "train.py:34 in main"), Fault.DEADLOCK, True),
+        (("train.py:30 in main", "train.py:30 in main"), Fault.LINK, False),
+        (("", ""), Fault.LINK, False),
+    ],
+)
+def test_collectives_of_the_scripts_own_wait_for_each_other_where_they_were_called_apart(
+    places: tuple[str, str], fault: Fault, program: bool
+) -> None:
+    """Two of four ranks are in one group, two in another; their stacks alone say so."""
+    ranks = {
+        number: replace(
+            each,
+            odd="",
+            axes=(AxisCount(axis="user", posted=1, done=0),),
+            wait=Wait(axis="user", number=1),
+            top_frame=places[number % 2],
+        )
+        for number, each in standstill(ALONE, programs(ALONE)).items()
+    }
+    held = verdict(ALONE, ranks, since=120.0)
+    assert held is not None
+    assert (held.fault, held.culprits, held.ranks, held.program) == (fault, (), (0, 1, 2, 3), program)
+    assert ("different collectives" in held.detail) == program
+    assert ("groups of the script's own wait for each other" in held.detail) != program
 
 
 def test_sizes_that_differ_without_a_last_step_name_the_minority() -> None:

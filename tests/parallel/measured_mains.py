@@ -1,9 +1,12 @@
-"""A main whose steps are measured; the passes of one rank take longer."""
+"""Mains whose steps are measured; the passes of one rank take longer."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from chaos.emulated_device import EmulatedDevice
 from elastic3d.clock import SYSTEM
 from elastic3d.parallel.pipeline.stages import Absent
 from elastic3d.training import Run
@@ -32,6 +35,19 @@ def train_stages(run: Run) -> None:
     model = run.shard(lambda: Model(dropout=0.0), blocks="blocks", seed=3)
     for block in (block for block in model.blocks if not isinstance(block, Absent)):
         block.register_forward_hook(lambda *given: SYSTEM.sleep(3 * BLOCK if run.rank == SLOW else BLOCK))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=4, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=STEPS):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+
+
+def train_on_devices(run: Run) -> None:
+    """Train beside an emulated device; the calls of all passes return at once, and those of rank `SLOW` take longer."""
+    port: Any = run._port
+    port.device = device = EmulatedDevice(run.rank, late=0.0)
+    model = run.shard(lambda: Model(dropout=0.0), blocks="blocks", seed=3)
+    model.register_forward_pre_hook(lambda *given: device.compute(LONGER if run.rank == SLOW else 0.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     batches = run.batches(Sentences(), global_batch=4, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)

@@ -57,3 +57,13 @@ def test_the_slow_stage_is_found_by_what_one_of_its_blocks_takes() -> None:
     slow = slow_by(reports[0], STAGES)
     assert list(slow) == ["node1"]
     assert 2.0 < slow["node1"].rho < 4.0
+
+
+@pytest.mark.long
+def test_the_slow_device_is_found_though_its_calls_return_at_once() -> None:
+    """By the time that it notes itself."""
+    reports = run_world(measured_mains.train_on_devices, Orders(layout=LAYOUT))
+    assert [report.ended for report in reports] == ["done"] * 2, [report.error for report in reports]
+    slow = slow_by(reports[0], LAYOUT)
+    assert list(slow) == ["node1"]
+    assert slow["node1"].kind is SlowKind.COMPUTE

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from checkpointing import Piece, commit, open_store, save_rank
+from checkpointing import Piece, commit, mark_distrusted, open_store, save_rank
 from checkpointing.interchange.tensors import buffer_of
 from elastic3d.data import Order
 from elastic3d.data.ledger import check
@@ -167,6 +167,24 @@ def test_a_job_that_has_forgotten_finds_the_same_again(tmp_path: Path) -> None:
     again = goes_back(Keeping(tmp_path / "store", 2))
     assert first.rollback is not None
     assert again.rollback == replace(first.rollback, before=3)
+
+
+def test_a_rule_of_the_store_is_enough(tmp_path: Path) -> None:
+    """The job's record is gone, and the store still refuses what led to the spike: the same is left out again.
+
+    Nobody is accused: the rule does not say whether it was a device, and only the job's record did.
+    """
+    first = goes_back(Keeping(tmp_path / "store", 1))
+    mark_distrusted(open_store(str(tmp_path / "store")), [Distrust(before=2, step=first.clean)])
+    port = Keeping(tmp_path / "store", 2)
+    again = goes_back(port)
+    assert (port.source, port.step) == ("store", first.clean // EVERY * EVERY)
+    assert "a rule of the store refuses them" in port.detail
+    assert "device" not in port.detail.partition("refuses them")[0]
+    assert first.rollback is not None
+    assert again.rollback == replace(first.rollback, before=3)
+    last = train(Keeping(tmp_path / "store", 3, go=following(again)))
+    assert last.digest == quiet(tmp_path / "quiet", [(first.rollback.first, first.rollback.stop)])
 
 
 def test_a_young_run_goes_back_half_of_what_it_has_made(tmp_path: Path) -> None:

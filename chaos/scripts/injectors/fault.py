@@ -80,8 +80,11 @@ class Fault:
             self.injector.inject(self)
 
     def load(self) -> None:
-        """Note that a sample is read; fail in it if it is the one. Data is loaded a step ahead."""
-        if self.injector.where is Where.DATA and self._now():
+        """Note that a sample is read; fail in it if it is the one.
+
+        It is the first one that is read from the fault's step on: data is loaded ahead, and may be there for this step.
+        """
+        if self.injector.where is Where.DATA and self._due(later=True) and self._mark(mark_of(self.step)):
             self.injector.inject(self)
         elif self.kind == "sluggish" and self.slowed:
             SYSTEM.sleep(self.factor)
@@ -118,11 +121,12 @@ class Fault:
     def _now(self) -> bool:
         return self._due() and self._mark(mark_of(self.step))
 
-    def _due(self) -> bool:
+    def _due(self, *, later: bool = False) -> bool:
         if self.of == NEWCOMER:
             # Of the first generation all nodes are; and whoever is let in comes some steps later.
             return self.newcomer and self.present == self.first >= self.step > 0
-        return self.present == self.step and (self.rank == self.of or (self.of == LEADER and self.leads()))
+        come = self.present >= self.step if later else self.present == self.step
+        return come and (self.rank == self.of or (self.of == LEADER and self.leads()))
 
     def _mark(self, name: str) -> bool:
         mark = {

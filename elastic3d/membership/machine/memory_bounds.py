@@ -4,6 +4,12 @@ What was missing is in the reports of the nodes on which it happened, so that a 
 and the next generation decides the same; what was learned is in the record of every generation from then on. A
 generation that is formed to need less is something new: it counts as no try of what failed before. The ladder ends by
 itself, since each rung needs a share less than the one before; where none is left, tries count as ever.
+
+A bound is never loosened while the job's record lasts. That a shortage is over, or that a machine with more memory has
+taken a place, shows only by trying, and each try that fails costs a re-forming and the steps since the last snapshot,
+for ever again; what may be gained is the time of some recomputation. Nor does a larger device help where the others
+stayed as they were: the fullest rank may be on any of them. A job that is started anew without that record plans
+without bounds, with the same bits.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def flats_of(model: nn.Module, units: Sequence[FSDPModule]) -> list[Flat]:
     """Return the vectors of gradients of all units that have parameters, under the model's names for them."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     modules = {id(module): name for name, module in model.named_modules()}
-    return [Flat(group, names, modules[id(unit)]) for unit in units for group in _parameter_groups(unit)]
+    return [Flat(group, names, modules[id(unit)]) for unit in units for group in parameter_groups(unit)]
 
 
 def reshard(model: nn.Module) -> None:
@@ -54,13 +54,14 @@ def reduce_now(units: Sequence[FSDPModule]) -> None:
     torch's own pipeline stages do the same, by methods that torch does not call public.
     """
     for unit in reversed(units):
-        for group in _parameter_groups(unit):
+        for group in parameter_groups(unit):
             group.post_backward()
     root: Any = units[-1]._get_fsdp_state()
     root._root_post_backward_final_callback()
 
 
-def _parameter_groups(unit: FSDPModule) -> list[Any]:
+def parameter_groups(unit: FSDPModule) -> list[Any]:
+    """Return torch's own objects for a unit's parameters, which are gathered together."""
     state: Any = unit._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)

@@ -12,18 +12,15 @@ import json
 import os
 import queue
 import selectors
-import signal
 import socket
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from elastic3d.devices import device_at
 from elastic3d.devices.oom_killer import KillCount
 from elastic3d.health.watch import SlotWatch
 from elastic3d.log import process_log
 from elastic3d.port import Assignment, Flags, Go, StateRestored
-from elastic3d.shortfall import Shortfall
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.memory import SnapshotMemory
@@ -31,33 +28,14 @@ from elastic3d.values import to_json
 from elastic3d.worker.processes import channel, events, template
 from elastic3d.worker.processes.channel import FromKeeper, FromTrainer, KeeperEnd
 from elastic3d.worker.processes.events import ExitKind, SlotEvent
-from elastic3d.worker.processes.failure import OUT_OF_MEMORY
 from elastic3d.worker.processes.process import ExitCode
-from elastic3d.worker.processes.supervisor import TemplateLost, TemplateSupervisor, describe_exit
+from elastic3d.worker.processes.slot_trainer import SlotTrainer
+from elastic3d.worker.processes.supervisor import TemplateLost, TemplateSupervisor
 from elastic3d.worker.processes.survivors import TrainerUnkillable
 from elastic3d.worker.processes.watching import Watchers
 
 _CLEAN_SECONDS = 0.02
 _WATCH_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class _Trainer:
-    number: int
-    assignment: Assignment
-    end: KeeperEnd
-    theirs: socket.socket | None  # until the template has them
-    pid: int | None = None
-    leave: bool = False
-    go: Go | None = None  # its leave to start, until it is sent
-    gone: bool = False  # it was sent
-    stopped: bool = False
-    saves: int = 0  # checkpoints it asked for
-    step: int = -1
-    table: str = ""
-    last: FromTrainer | None = None
-    kills: KillCount | None = None
-    early: list[FromTrainer] = field(default_factory=list)  # messages that arrived before its template had reported it
 
 
 class SlotLoop:
@@ -77,8 +55,8 @@ class SlotLoop:
         self._supervisor = supervisor
         self._memory = memory
         self._events = events
-        self._trainers: dict[int, _Trainer] = {}
-        self._lost: list[_Trainer] = []
+        self._trainers: dict[int, SlotTrainer] = {}
+        self._lost: list[SlotTrainer] = []
         self._etcd_away = False
         self._ready = True
         self._newest = -1
@@ -102,7 +80,7 @@ class SlotLoop:
         """Ask the template for a trainer."""
         ours, theirs = channel.pair()
         assignment = self._watchers.prepare(number, assignment)
-        trainer = _Trainer(number=number, assignment=assignment, end=KeeperEnd(ours), theirs=theirs)
+        trainer = SlotTrainer(number=number, assignment=assignment, end=KeeperEnd(ours), theirs=theirs)
         self._trainers[number] = trainer
         self._selector.register(trainer.end, selectors.EVENT_READ, lambda: self._hear(trainer))
         self._flag(trainer)
@@ -249,7 +227,7 @@ class SlotLoop:
         if watched in self._selector.get_map():
             self._selector.unregister(watched)
 
-    def _fork(self, trainer: _Trainer) -> None:
+    def _fork(self, trainer: SlotTrainer) -> None:
         assert trainer.theirs is not None
         trainer.early.clear()
         descriptors = [trainer.theirs.fileno(), *self._watchers.descriptors(trainer.number)]
@@ -312,7 +290,7 @@ class SlotLoop:
         if trainer is not None:
             self._send(trainer, message)
 
-    def _send(self, trainer: _Trainer, message: FromKeeper) -> None:
+    def _send(self, trainer: SlotTrainer, message: FromKeeper) -> None:
         trainer.end.send(message)
         self._watch_writes(trainer.end)
 
@@ -328,11 +306,11 @@ class SlotLoop:
         key.fileobj.flush()
         self._watch_writes(key.fileobj)
 
-    def _flag(self, trainer: _Trainer) -> None:
+    def _flag(self, trainer: SlotTrainer) -> None:
         flags = Flags(leave=trainer.leave, etcd_away=self._etcd_away, ready=self._ready)
         self._send(trainer, channel.Raised(flags=flags, saves=trainer.saves))
 
-    def _hear(self, trainer: _Trainer) -> None:
+    def _hear(self, trainer: SlotTrainer) -> None:
         try:
             messages = trainer.end.receive()
         except (ValueError, KeyError, TypeError) as error:
@@ -349,7 +327,7 @@ class SlotLoop:
         for message in messages:
             self._heard(trainer, message)
 
-    def _heard(self, trainer: _Trainer, message: FromTrainer) -> None:
+    def _heard(self, trainer: SlotTrainer, message: FromTrainer) -> None:
         slot, number, generation = self._index, trainer.number, trainer.assignment.generation
         match message:
             case channel.MainReady():
@@ -400,7 +378,7 @@ class SlotLoop:
             case channel.MainReturned() | channel.MainRaised():
                 trainer.last = message
 
-    def _written(self, trainer: _Trainer, message: channel.SnapshotWritten) -> None:
+    def _written(self, trainer: SlotTrainer, message: channel.SnapshotWritten) -> None:
         mark = Mark(trainer.assignment.generation, message.step)
         self._taken = {m: taken for m, taken in self._taken.items() if m.step > mark.step - 64}
         self._taken[mark] = (trainer.number, message.checkpoint)
@@ -418,7 +396,9 @@ class SlotLoop:
             trainer.saves += 1
             self.set_ready(False)
 
-    def _exited(self, trainer: _Trainer, code: int, *, kind: ExitKind | None = None, detail: str | None = None) -> None:
+    def _exited(
+        self, trainer: SlotTrainer, code: int, *, kind: ExitKind | None = None, detail: str | None = None
+    ) -> None:
         while (messages := self._last_words(trainer)) is not None:
             for message in messages:
                 self._heard(trainer, message)
@@ -430,35 +410,11 @@ class SlotLoop:
         if self._writer == trainer.number:
             self._writer = None
             self._memory.trainer_gone()
-        kind = kind or _kind(trainer, code)
-        if kind is ExitKind.CRASH and code == -signal.SIGABRT and self._watchers.waited(trainer.number):
-            # gloo's own threads end the process where the sizes of a collective do not fit: that is no fault of the
-            # rank that they end, and what all recorded says whose it is.
-            kind = ExitKind.PEER_LOST
-        short = _short(trainer, kind, code)
-        if short is not None and short.killed:
-            kind, limit = ExitKind.OUT_OF_MEMORY, f" of {short.total} bytes" if short.total else ""
-            detail = (
-                f"the kernel killed the trainer of rank {trainer.assignment.rank}: the memory{limit} of its control "
-                f"group, or of the host, ran out. {OUT_OF_MEMORY}"
-            )
-        self._watchers.ended(trainer.number, kind)
-        self._tell(
-            events.TrainerExited(
-                slot=self._index,
-                trainer=trainer.number,
-                kind=kind,
-                step=trainer.step,
-                code=code,
-                digest=trainer.last.digest if isinstance(trainer.last, channel.MainReturned) else None,
-                exception=trainer.last.exception if isinstance(trainer.last, channel.MainRaised) else None,
-                unsaved=trainer.last.unsaved if isinstance(trainer.last, channel.MainReturned) else -1,
-                detail=detail or f"the trainer of rank {trainer.assignment.rank} {describe_exit(code)}",
-                short=short,
-            )
-        )
+        exited = trainer.exited(self._index, code, kind, detail, waited=self._watchers.waited(trainer.number))
+        self._watchers.ended(trainer.number, exited.kind)
+        self._tell(exited)
 
-    def _last_words(self, trainer: _Trainer) -> list[FromTrainer] | None:
+    def _last_words(self, trainer: SlotTrainer) -> list[FromTrainer] | None:
         """Return further messages of a dead trainer, None when there are no more.
 
         This does not wait for the end of the file: a process that escaped its group may hold the socket open.
@@ -468,42 +424,10 @@ class SlotLoop:
         except (ValueError, KeyError, TypeError):
             return None
 
-    def _close_theirs(self, trainer: _Trainer) -> None:
+    def _close_theirs(self, trainer: SlotTrainer) -> None:
         if trainer.theirs is not None:
             trainer.theirs.close()
             trainer.theirs = None
 
     def _tell(self, event: SlotEvent) -> None:
         self._events.put(event)
-
-
-def _short(trainer: _Trainer, kind: ExitKind, code: int) -> Shortfall | None:
-    """Return what was missing where a trainer ended because memory ran out: by its own words, or by the kernel's."""
-    if kind is ExitKind.OUT_OF_MEMORY and isinstance(trainer.last, channel.MainRaised):
-        return trainer.last.exception.short
-    killed = kind is ExitKind.CRASH and code == -signal.SIGKILL
-    if not killed or trainer.kills is None or not trainer.kills.killed_since():
-        return None
-    given = trainer.assignment
-    return Shortfall(rank=given.rank, host=True, device=given.device, total=trainer.kills.limit(), killed=True)
-
-
-def _kind(trainer: _Trainer, code: int) -> ExitKind:
-    """Return how a trainer ended: its exit code and its last words must agree."""
-    match code, trainer.last:
-        case ExitCode.DONE, channel.MainReturned():
-            return ExitKind.DONE
-        case ExitCode.LEFT, channel.MainLeft():
-            return ExitKind.LEFT
-        case ExitCode.MEASURED, channel.Profiled():
-            return ExitKind.MEASURED
-        case ExitCode.PEER_LOST, channel.MainRaised(peer=True):
-            return ExitKind.PEER_LOST
-        case ExitCode.ERROR, channel.MainRaised(peer=False, exception=exception):
-            return ExitKind.ERROR if exception.memory_use is None else ExitKind.OUT_OF_MEMORY
-        case ExitCode.CONVICTED, channel.AuditTold(last=True):
-            return ExitKind.CONVICTED
-        case -9, _ if trainer.stopped:
-            return ExitKind.STOPPED
-        case _:
-            return ExitKind.CRASH

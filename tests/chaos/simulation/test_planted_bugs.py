@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -14,6 +14,7 @@ from chaos.simulation.run import Outcome, play
 from chaos.simulation.schedule import STANDING, Do, Schedule, draw, parse
 from elastic3d import etcd_keys as keys
 from elastic3d.distrust import Distrust
+from elastic3d.health import vetted
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
@@ -34,6 +35,9 @@ from elastic3d.worker.keeper import departure
 
 MOST = 400
 """Schedules within which a planted bug has to show."""
+
+VETTED = 40
+"""Schedules within which a bug about vetted checkpoints has to show."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -300,6 +304,30 @@ def set_all_aside(patch: pytest.MonkeyPatch) -> None:
         return honest(self, heard, now)
 
     patch.setattr(Core, "handle", confused)
+
+
+def vet_one_step_too_many(patch: pytest.MonkeyPatch) -> None:
+    """The state that an audited step led to counts as compared."""
+    honest = vetted.vets
+    patch.setattr(vetted, "vets", lambda made_by, step, clean: honest(made_by, step - 1, clean))
+
+
+def vet_for_those_who_are_left(patch: pytest.MonkeyPatch) -> None:
+    """Nobody asks after a node that left before it was audited."""
+    honest = vetted.vets
+
+    def partial(made_by: Mapping[str, int], step: int, clean: Mapping[str, int]) -> bool:
+        return honest({node: said for node, said in made_by.items() if node in clean}, step, clean)
+
+    patch.setattr(vetted, "vets", partial)
+
+
+@pytest.mark.parametrize(
+    "plant", [vet_one_step_too_many, vet_for_those_who_are_left], ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_planted_bug_about_vetted_checkpoints_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the first schedules, since each of them saves and audits."""
+    it_is_found(plant, "is vetted, and no audit has compared", monkeypatch, map(draw, range(1, VETTED + 1)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,101 @@
+"""All policies over small traces, with the production membership machine and planner."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chaos.goodput.compare import Contender, compare
+from chaos.goodput.ledger import Account, Spent
+from chaos.goodput.young_daly import optimum
+from tests.chaos.goodput.jobs import free, people, planned, with_costs
+
+ROWS = st.lists(st.tuples(st.floats(1.0, 200.0), st.integers(0, 4)), min_size=1, max_size=6)
+
+
+@settings(max_examples=8, deadline=None)
+@given(rows=ROWS, announced=st.sampled_from([0.0, 0.5, 1.0]), seed=st.integers(0, 1000))
+def test_each_node_second_has_one_category_and_none_beats_the_oracle(
+    rows: list[tuple[float, int]], announced: float, seed: int
+) -> None:
+    """Whatever the trace: categories add up to what is held, none is negative, and the oracle is a bound for all."""
+    at, changes = 0.0, [(0.0, 3)]
+    for gap, nodes in rows:
+        at += gap
+        changes.append((at, nodes))
+    crowd = people(at + 100.0, *changes, announced=announced, seed=seed)
+    comparison = compare(crowd, planned(), list(Contender))
+    held = sum(nodes * (until - since) for since, until, nodes in crowd.counts())
+    for account in (*comparison.accounts, comparison.oracle):
+        assert sum(account.node_seconds.values()) == pytest.approx(held)
+        assert account.held == pytest.approx(held)
+        assert min(account.node_seconds.values()) >= 0.0
+        assert account.steps <= comparison.oracle.steps + 1e-9, account.policy
+        assert account.training <= account.possible + 1e-9
+
+
+def one(contender: Contender, *rows: tuple[float, int], end: float = 1200.0, announced: float = 0.0) -> Account:
+    """Return a policy's account of a trace."""
+    (account,) = compare(people(end, *rows, announced=announced), planned(), [contender]).accounts
+    return account
+
+
+def test_nothing_is_lost_where_nothing_happens_and_nothing_costs() -> None:
+    """With nodes that stay and costs of nothing all but the last step's part counts: the bound can be reached."""
+    crowd = people(3600.0, (0.0, 3))
+    contenders = [Contender.FAST, Contender.RESTART]
+    comparison = compare(crowd, with_costs(free()), contenders)
+    for account in comparison.accounts:
+        # elastic3d waits three seconds for more nodes before it begins.
+        assert comparison.goodput(account) > 0.995
+        assert account.node_seconds[Spent.RECOVERY] == 0.0
+
+
+def test_a_sudden_loss_costs_a_step_and_an_announced_one_none() -> None:
+    """Survivors hold the snapshots of a node that is gone; one that is told to leave leaves at a boundary."""
+    sudden = one(Contender.FAST, (0.0, 4), (600.0, 3))
+    announced = one(Contender.FAST, (0.0, 4), (600.0, 3), announced=1.0)
+    lost, kept = sudden.node_seconds, announced.node_seconds
+    assert 0.0 < lost[Spent.REPEATED] < 4 * 3 * 8.0
+    assert 30.0 < lost[Spent.RECOVERY] < 100.0
+    assert lost[Spent.LEAVING] == 0.0
+    # What is left is the step that the end of the trace cuts short.
+    assert kept[Spent.REPEATED] < 3 * 10.0
+    assert kept[Spent.RECOVERY] == 0.0
+    assert kept[Spent.CHANGE] > 0.0
+    # It is notified two minutes before, and is out of the job a step later.
+    assert 90.0 < kept[Spent.LEAVING] < 120.0
+
+
+def test_a_loss_that_memory_does_not_survive_goes_back_to_a_checkpoint() -> None:
+    """Three of four nodes at once take both copies of some of the state along: minutes are lost, and not all."""
+    account = one(Contender.FAST, (0.0, 4), (900.0, 1))
+    steps = [steps for at, steps in account.curve if at >= 900.0]
+    before = max(steps for at, steps in account.curve if at < 900.0)
+    assert 0.6 * before < min(steps) < before - 1
+    assert account.steps > min(steps)
+
+
+def test_a_restart_repeats_what_was_made_since_the_checkpoint() -> None:
+    """A job of four that loses one restarts, and loses more than elastic3d, whose peers' memory has the last step."""
+    restart = one(Contender.RESTART, (0.0, 4), (600.0, 3)).node_seconds
+    elastic = one(Contender.FAST, (0.0, 4), (600.0, 3)).node_seconds
+    assert restart[Spent.REPEATED] > elastic[Spent.REPEATED]
+    assert restart[Spent.SAVING] > 0.0
+    assert restart[Spent.RECOVERY] > elastic[Spent.RECOVERY]
+
+
+def test_replicas_go_on_without_the_one_that_is_lost() -> None:
+    """A node is a replica of this model: the others wait for new communicators only, and repeat a part of one step."""
+    spent = one(Contender.REPLICAS, (0.0, 4), (600.0, 3), (800.0, 4)).node_seconds
+    costs = planned().job.recovery
+    assert spent[Spent.RECOVERY] == pytest.approx(3 * (costs.replica_recovery + costs.communicators))
+    assert spent[Spent.CHANGE] == pytest.approx(4 * (costs.replica_pause + costs.communicators))
+
+
+def test_the_optimum_between_checkpoints_is_daly_s() -> None:
+    """Daly 2006, equation 37: near Young's square root for short stalls, and the mean time between for long ones."""
+    assert optimum(2.0, 3600.0) == pytest.approx(118.67, abs=0.02)
+    assert optimum(10.0, 4.0) == 4.0
+    assert optimum(1.0, float("inf")) == float("inf")

@@ -1,0 +1,50 @@
+"""What a keeper tells people and the membership of nodes that are slow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastic3d.health.options import Watching
+from elastic3d.health.slow_node import SlowKind, SlowNode, SpeedFinding
+from elastic3d.health.speeds import Speeds
+from elastic3d.membership import events as m
+from elastic3d.port import StepRecord
+from elastic3d.values import Cause, Generation, Layout, Node, Slot
+from elastic3d.worker.keeper.slow_nodes import SlowNodes
+from elastic3d.worker.pulse import Figures
+
+RECORD = StepRecord(
+    generation=4,
+    step=16,
+    loss=1.0,
+    gradient_norm=None,
+    seconds=0.5,
+    safe_step=15,
+    etcd_away_everywhere=False,
+    samples=(0, 8),
+    sample_sum=0,
+    sheets=((1.0,),),
+)
+
+
+@pytest.mark.parametrize("kind", SlowKind)
+def test_all_but_a_slow_connection_is_acted_upon(kind: SlowKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """People are told of each."""
+    nodes = tuple(Node(name=name, incarnation="1", address="h", slots=(Slot(tile_port=1),)) for name in "ab")
+    generation = Generation(number=4, attempt=17, cause=Cause.START, nodes=nodes, layout=Layout(pp=1, dp=2))
+    slow = SlowNode(id=nodes[1].id, rho=1.5, kind=kind, since=9, ranks=(1,))
+    finding = SpeedFinding(key=generation.key, step=16, slow={slow.id: slow}, entered=(slow,))
+    monkeypatch.setattr(Speeds, "heard", lambda *given: finding)
+    emitted: list[tuple[str, dict[str, Any]]] = []
+    heard: list[m.Event] = []
+    keeper = SlowNodes(
+        Watching(), emit=lambda name, **fields: emitted.append((name, fields)), tell=heard.append, figures=Figures()
+    )
+    keeper.begin(generation, first=True)
+    keeper.stepped(RECORD)
+    assert [(name, fields["kind"]) for name, fields in emitted] == [("node.slow", kind)]
+    (event,) = heard
+    assert isinstance(event, m.NodesSlow)
+    assert set(event.slow) == (set() if kind is SlowKind.LINK else {slow.id})
