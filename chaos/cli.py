@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.live import Live
 
 from chaos.etcd import EtcdServer
 from chaos.faults.fault import Fault
-from chaos.follow import Picture
 from chaos.oracle import document, judge
-from chaos.play import Etcd, Outcome, Setting, play
+from chaos.play import Etcd, Setting
 from chaos.plot import loss_plot
 from chaos.scenario import parse_drain, parse_join, parse_kill, parse_stop
 from chaos.schedule import check
-from chaos.view import progress, summary
+from chaos.view import summary
+from chaos.watching import clean_end, play_watched
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.etcd import EtcdClient
 from elastic3d.values import Layout
@@ -128,7 +126,7 @@ def _demonstrate(
     console: Console,
 ) -> bool:
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_clean_end())
+        stack.enter_context(clean_end())
         workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-demo-")))
         server: Etcd = RunningEtcd(etcd) if etcd else stack.enter_context(EtcdServer())
         with EtcdClient(server.endpoint) as client:
@@ -136,13 +134,15 @@ def _demonstrate(
         look = f"elastic3d status --watch --endpoint {server.endpoint}"
         console.print(f"To look at it from another terminal: [bold]{look}[/]", highlight=False, soft_wrap=True)
         title = ", ".join(str(fault) for fault in faults) or "nothing is done to it"
-        outcome = _watched(setting, faults, server, workdir / "job", f"The job: {title}", console)
+        outcome = play_watched(setting, faults, server, workdir / "job", f"The job: {title}", console, name="demo")
         quiet = None
         if compare and not outcome.failure:
             calm = Setting(
                 nodes=setting.nodes, slots=setting.slots, steps=setting.steps, seed=setting.seed, layout=setting.layout
             )
-            quiet = _watched(calm, (), server, workdir / "quiet", "The same seed, undisturbed", console)
+            quiet = play_watched(
+                calm, (), server, workdir / "quiet", "The same seed, undisturbed", console, name="demo-quiet"
+            )
         verdict = judge(outcome, quiet)
         out.mkdir(parents=True, exist_ok=True)
         (out / "loss.svg").write_text(loss_plot(outcome.picture, quiet.picture if quiet else None))
@@ -158,59 +158,3 @@ def _demonstrate(
     if as_json:
         print(json.dumps(document(outcome, verdict)))
     return verdict.kept
-
-
-def _watched(
-    setting: Setting, faults: Sequence[Fault], etcd: Etcd, workdir: Path, title: str, console: Console
-) -> Outcome:
-    name = "demo-quiet" if not faults else "demo"
-    if not console.is_terminal:
-        console.print(title)
-        return play(setting, faults, etcd=etcd, workdir=workdir, name=name, watch=_Teller(console, setting))
-    with Live(progress(Picture(), setting, title), console=console, refresh_per_second=8) as live:
-        return play(
-            setting,
-            faults,
-            etcd=etcd,
-            workdir=workdir,
-            name=name,
-            watch=lambda picture: live.update(progress(picture, setting, title)),
-        )
-
-
-class _Teller:
-    """Print news line by line if the output is no terminal."""
-
-    def __init__(self, console: Console, setting: Setting) -> None:
-        self._console, self._setting = console, setting
-        self._told = 0
-        self._step = 0
-
-    def __call__(self, picture: Picture) -> None:
-        for _, text in picture.news[self._told :]:
-            self._console.print(f"  {text}", markup=False, highlight=False)
-        self._told = len(picture.news)
-        if picture.step >= self._step + 10 or (picture.step == self._setting.steps and picture.step != self._step):
-            self._step = picture.step
-            last = picture.steps[-1]
-            loss = float.fromhex(last.loss)
-            self._console.print(f"  step {last.number}: loss {loss:.4f}, {last.seconds:.2f} s", highlight=False)
-
-
-@contextlib.contextmanager
-def _clean_end() -> Iterator[None]:
-    """Raise at the first Ctrl-C or SIGTERM, and let no second one interrupt the cleanup."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def end(number: int, frame: object) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
-        sys.exit(128 + number)
-
-    for number in before:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -7,12 +7,11 @@ takes seconds. Those of single slow nodes are not among them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from chaos import s3
 from chaos.cluster import started_by
 from chaos.etcd import EtcdServer
 from chaos.faults.etcd import EtcdPause, EtcdRestart
@@ -20,11 +19,12 @@ from chaos.faults.fault import Fault
 from chaos.faults.moment import When
 from chaos.faults.orders import Join
 from chaos.follow import Follower
+from chaos.hogs import hogs
 from chaos.oracle import judge
 from chaos.play import Outcome, Setting, play
 from chaos.preloaded import PreloadedServer
-from chaos.s3_proxy import ALWAYS, Do, Harm, s3_proxy
-from chaos.score.playing import hogs
+from chaos.proxied_store import proxied_store
+from chaos.s3_proxy import ALWAYS, Do, Harm
 from chaos.scripts import mark_of
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.values import Layout
@@ -154,7 +154,8 @@ def play_control(control: Control, quiet: Outcome, *, workdir: Path, clock: Cloc
         stack.enter_context(started_by(stack.enter_context(PreloadedServer())))
         setting = control.setting(disturbed=True)
         if control.slow:
-            setting = replace(setting, store=stack.enter_context(slow_store()))
+            late = [Harm(do=Do.DELAY, times=ALWAYS, seconds=LATE)]
+            setting = replace(setting, store=stack.enter_context(proxied_store(late))[0])
         stack.enter_context(hogs(control.hogs))
         outcome = play(setting, control.faults, etcd=etcd, workdir=workdir, name="control", clock=clock)
     missing = [strain for strain in control.strains if not (workdir / "out" / mark_of(_step(strain))).exists()]
@@ -195,33 +196,3 @@ def one_processor() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-@contextmanager
-def slow_store() -> Iterator[str]:
-    """Run an S3 server that answers late, and yield a URL in it. The environment says where it is."""
-    late: Sequence[Harm] = [Harm(do=Do.DELAY, times=ALWAYS, seconds=LATE)]
-    with s3.s3_server() as server, s3_proxy(server.port, late) as proxy:
-        options = s3.options(proxy.port)
-        own = {
-            "AWS_ENDPOINT_URL": options["endpoint_url"],
-            "AWS_ACCESS_KEY_ID": options["key"],
-            "AWS_SECRET_ACCESS_KEY": options["secret"],
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-        with _environment(own):
-            yield server.url("slow")
-
-
-@contextmanager
-def _environment(own: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

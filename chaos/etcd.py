@@ -258,11 +258,6 @@ class EtcdCluster:
         """Whether all members run, and none is stopped."""
         return all(member.alive and not member.stopped for member in self.members)
 
-    def leader_first(self) -> list[EtcdMember]:
-        """Return all members, beginning with the leader; EtcdUnavailable if there is none for long."""
-        leader = self.leader()
-        return [leader, *(member for member in self.members if member is not leader)]
-
     def client(self, **options: Any) -> EtcdClient:
         """Return a client that may do everything; `options` as EtcdClient takes them."""
         # Without a client certificate: etcd would take the name in it for the user.

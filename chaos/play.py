@@ -24,6 +24,7 @@ from chaos.leftovers import leases_left, shared_memory, shared_memory_left
 from chaos.metadata import MetadataServer
 from chaos.s3_proxy import S3Proxy
 from chaos.schedule import bounds
+from chaos.scripts import mark_of
 from elastic3d import etcd_keys as keys
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.etcd import EtcdClient
@@ -97,7 +98,7 @@ class Outcome:
 
     killed, dismissed: nodes ended by SIGKILL and by SIGTERM. undone: faults whose moment never came. failure: why it
     was given up, or "". logs: by node, the end of what an agent printed that ended as it should not have.
-    store: the URL of its checkpoints. injections: what was done, and when.
+    store: the URL of its checkpoints. injections: what was done, and when. made: the faults that were made, and when.
     """
 
     setting: Setting
@@ -113,6 +114,7 @@ class Outcome:
     logs: Mapping[str, str] = field(default_factory=dict)
     store: str = ""
     injections: tuple[Injection, ...] = ()
+    made: tuple[tuple[Fault, float], ...] = ()
 
 
 Watcher = Callable[[Picture], None]
@@ -156,6 +158,7 @@ def play(
             },
             store=player.store,
             injections=tuple(player.injections),
+            made=tuple(player.made),
         )
 
 
@@ -179,6 +182,7 @@ class _Player:
         self._follower = Follower(events)
         self._events: list[Event] = []
         self.injections: list[Injection] = []
+        self.made: list[tuple[Fault, float]] = []
         self._later: list[tuple[float, Callable[[], object]]] = []
         self._shared_memory = shared_memory()
         self._joiners = [node_name(setting.nodes + i) for i in range(sum(isinstance(f, Join) for f in faults))]
@@ -192,7 +196,10 @@ class _Player:
                 run_id=run_id,
                 endpoint=etcd.endpoint,
                 script=setting.script,
-                script_args=setting.arguments(store=self.store, events=events, out=self._out),
+                script_args=(
+                    *setting.arguments(store=self.store, events=events, out=self._out),
+                    *dict.fromkeys(argument for fault in faults for argument in fault.arguments()),
+                ),
                 min_nodes=low,
                 max_nodes=high,
                 slots=setting.slots,
@@ -252,6 +259,12 @@ class _Player:
             *shared_memory_left(self._shared_memory),
             *leases_left(self.etcd.client, self._root, alone=isinstance(self.etcd, EtcdCluster)),
         )
+
+    def marked(self, step: int) -> str | None:
+        try:
+            return str(json.loads((self._out / mark_of(step)).read_text()).get("node") or "")
+        except (FileNotFoundError, ValueError):
+            return None
 
     def note(self, kind: str, node: str = "") -> None:
         self.injections.append(Injection(kind=kind, node=node, at=self.clock.wall()))
@@ -318,8 +331,10 @@ class _Player:
             self._later.remove(item)
             item[1]()
         for fault in list(self.waiting):
+            now = self.clock.wall()
             if fault.when.come(self.picture) and fault.make(self):
                 self.waiting.remove(fault)
+                self.made.append((fault, now))
 
     def _kill_who_sleeps(self) -> None:
         """Once all running nodes are stopped for good the job is over: kill them."""

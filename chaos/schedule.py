@@ -10,6 +10,7 @@ from chaos.faults.etcd import OUTAGES, EtcdEmpty, EtcdRestored
 from chaos.faults.fault import Fault, Need, OfNode, Replay, node_name
 from chaos.faults.orders import Join
 from chaos.faults.process import Continue, KillCompanion, Stop
+from chaos.faults.script import InScript
 from elastic3d.errors import UsageError
 
 AT_MOST = 3
@@ -41,6 +42,8 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
         fault.check()
         if isinstance(fault, OfNode):
             _check_place(fault, every, slots)
+        if isinstance(fault, InScript) and fault.rank >= every * slots:
+            raise UsageError(f"{fault}: there is no such rank; the job has ranks 0 to {every * slots - 1} at most")
         most = 1 + AT_MOST * (len(faults) - 1)
         if fault.when.generation > most:
             raise UsageError(
@@ -55,6 +58,8 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
             raise UsageError(f"{first} and {second}: one is of an etcd of one member, one of an etcd of three")
         if same and first == second and not isinstance(first, Join):
             raise UsageError(f"{first}: it is there twice")
+        if isinstance(first, InScript) and isinstance(second, InScript) and first.when.step == second.when.step:
+            raise UsageError(f"{first} and {second}: the script fails once in a step; give them different steps")
         if same and isinstance(first, OUTAGES) and isinstance(second, OUTAGES):
             raise UsageError(f"{first} and {second}: etcd is away already; give them different moments")
     leaving = [fault for fault in faults if fault.CHANGES == (-1,)]

@@ -19,6 +19,7 @@ from chaos.score.card import Row, card
 from chaos.score.kinds import KINDS
 from chaos.score.results import Result
 from chaos.series import EACH, draw, play_all, steps_of
+from chaos.storm_cli import replay, run_schedule
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.values import to_json
 
@@ -28,6 +29,8 @@ app = typer.Typer(
 )
 app.callback()(lambda: None)
 app.command("list")(list_faults)
+app.command("run")(run_schedule)
+app.command()(replay)
 
 
 @app.command()

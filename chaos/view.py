@@ -22,7 +22,8 @@ def progress(picture: Picture, setting: Setting, title: str) -> RenderableType:
     head = Table.grid(padding=(0, 2))
     head.add_column(width=34)
     head.add_column()
-    bar = ProgressBar(total=setting.steps, completed=picture.step, width=32)
+    # How many steps somebody's script makes is not known before it has made them.
+    bar = ProgressBar(total=setting.steps or None, completed=picture.step, width=32)
     head.add_row(bar, _numbers(picture, setting))
     parts: list[RenderableType] = [head]
     if picture.generation is not None:
@@ -105,10 +106,11 @@ def _verdict(verdict: Verdict) -> Text:
 
 
 def _numbers(picture: Picture, setting: Setting) -> Text:
+    of = f" of {setting.steps}" if setting.steps else ""
     if not picture.steps:
-        return Text(f"step 0 of {setting.steps}")
+        return Text(f"step 0{of}")
     last = picture.steps[-1]
-    return Text(f"step {last.number} of {setting.steps}   loss {_loss(picture)}   {last.seconds:.2f} s a step")
+    return Text(f"step {last.number}{of}   loss {_loss(picture)}   {last.seconds:.2f} s a step")
 
 
 def _loss(picture: Picture) -> str:

@@ -5,19 +5,26 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import tempfile
 import typing
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from chaos.faults import etcd, orders, process, store
+from chaos.faults import code, data, device, disk, etcd, memory, network, orders, process, store
 from chaos.faults.fault import Fault, Need
 from chaos.faults.moment import nearest
+from chaos.hung_files import HungFiles
 from elastic3d.errors import UsageError
 
 KINDS: Mapping[str, type[Fault]] = MappingProxyType(
-    {kind.WORD: kind for module in (process, orders, etcd, store) for kind in module.KINDS}
+    {
+        kind.WORD: kind
+        for place in (process, orders, network, etcd, store, disk, memory, device, data, code)
+        for kind in place.KINDS
+    }
 )
 """Every kind of fault, by the word that schedules use, in the order of places."""
 
@@ -56,23 +63,46 @@ def _toml(value: Any, hint: Any) -> str:
 def lacking(need: Need) -> str:
     """Return why this machine cannot meet a need, "" where it can; jobs are asked elsewhere about theirs."""
     match need:
-        case Need.S3 if importlib.util.find_spec("moto") is None:
-            return "there is no S3 server here: pip install 'moto[server]'"
+        case Need.S3 if not _installed("moto") or not (_installed("s3fs") or _installed("obstore")):
+            return "there is no S3 server or client here: pip install 'moto[server]' 'elastic3d[s3]'"
+        case Need.FUSE:
+            return _no_fuse()
         case _:
             return ""
 
 
-def feasible(faults: Iterable[Fault], *, slots: int = 1) -> tuple[tuple[Fault, ...], tuple[tuple[Fault, str], ...]]:
+def _no_fuse() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with HungFiles(Path(folder, "hung")):
+                return ""
+        except OSError as error:
+            return f"no FUSE file system can be mounted here: {error}"
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+Skipped = tuple[Fault, str]
+"""A fault that is not made, and why."""
+
+
+def feasible(
+    faults: Iterable[Fault], *, slots: int = 1, faulty: bool = False
+) -> tuple[tuple[Fault, ...], tuple[Skipped, ...]]:
     """Return the faults that can be made here, and the others with what is missing for each.
 
-    slots: of each node of the job.
+    slots: of each node of the job. faulty: its script is the one that fails when it is asked to.
     """
     makes: list[Fault] = []
-    skips: list[tuple[Fault, str]] = []
+    skips: list[Skipped] = []
     for fault in faults:
         missing = [lacking(need) for need in sorted(fault.ABOUT.needs)]
         if Need.SLOTS in fault.ABOUT.needs and slots < 2:
             missing.append("the job has one slot a node; give --slots 2")
+        if Need.SCRIPT in fault.ABOUT.needs and not faulty:
+            missing.append("the script does not fail when asked to; chaos/scripts/train_faulty.py does")
         why = "; ".join(filter(None, missing))
         if why:
             skips.append((fault, why))

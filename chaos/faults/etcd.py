@@ -118,7 +118,7 @@ class EtcdMemberPause(EtcdPause):
 
     def victims(self, etcd: EtcdCluster) -> list[EtcdMember]:
         """Return the leader, and another one for two."""
-        return etcd.leader_first()[: self.members]
+        return _leader_first(etcd)[: self.members]
 
     def check(self) -> None:
         """Refuse numbers that make it another fault."""
@@ -141,7 +141,7 @@ class EtcdMemberRestart(EtcdRestart):
 
     def victims(self, etcd: EtcdCluster) -> list[EtcdMember]:
         """Return the leader, and another one for two."""
-        return etcd.leader_first()[: self.members]
+        return _leader_first(etcd)[: self.members]
 
     def check(self) -> None:
         """Refuse numbers that make it another fault."""
@@ -150,6 +150,11 @@ class EtcdMemberRestart(EtcdRestart):
 
     def __str__(self) -> str:
         return f"restart {self.members} of 3 etcd members after {self.seconds:g} s {self.when}"
+
+
+def _leader_first(etcd: EtcdCluster) -> list[EtcdMember]:
+    leader = etcd.leader()
+    return [leader, *(member for member in etcd.members if member is not leader)]
 
 
 def _check_members(fault: Fault, members: int) -> None:

@@ -23,8 +23,14 @@ class Place(StrEnum):
 
     PROCESS = "process"
     ORDERS = "orders"
+    NETWORK = "network"
     ETCD = "etcd"
     STORE = "store"
+    DISK = "disk"
+    MEMORY = "memory"
+    DEVICE = "device"
+    DATA = "data"
+    CODE = "code"
 
 
 class Need(StrEnum):
@@ -33,6 +39,8 @@ class Need(StrEnum):
     S3 = "an S3 server"
     SLOTS = "two slots a node"
     MEMBERS = "an etcd of three members"
+    FUSE = "FUSE"
+    SCRIPT = "chaos/scripts/train_faulty.py"
 
 
 class Replay(StrEnum):
@@ -79,6 +87,10 @@ class Fault:
     def make(self, job: LiveJob) -> bool:
         """Make it happen; return False where that is not possible yet."""
         raise NotImplementedError
+
+    def arguments(self) -> tuple[str, ...]:
+        """Return what the job's script is started with for it."""
+        return ()
 
     def check(self) -> None:
         """Raise UsageError where its own values make no sense."""

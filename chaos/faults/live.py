@@ -46,6 +46,10 @@ class LiveJob(Protocol):
         """The folder of a store on disk."""
         ...
 
+    def marked(self, step: int) -> str | None:
+        """Return the node on which the script has failed by itself at a step, None while it has not."""
+        ...
+
     def note(self, kind: str, node: str = "") -> None:
         """Write down that something is done to it now."""
         ...

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import signal
+from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Self
 
-from chaos.faults.fault import About, Need, OfNode, Place, Replay
+from chaos.faults.code import STUCK
+from chaos.faults.data import SLOW
+from chaos.faults.fault import About, Fault, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
+from chaos.hogs import hogs
 from chaos.processes import Part, send
 from chaos.throttle import Throttle
 from elastic3d.errors import UsageError
@@ -91,7 +95,7 @@ class KillTemplate(_KillPart):
         enters="SIGKILL to the template of a slot",
         promised=_TRAINER,
         row="a trainer or its template dies",
-        detector="template.died",
+        detector="trainer.exited",
         bar=5.0,
     )
 
@@ -185,8 +189,7 @@ class Freeze(OfNode):
         place=Place.PROCESS,
         enters="SIGSTOP to the trainer of a slot",
         promised="it is named, and the same nodes go on with fresh trainers",
-        row="one trainer stands still while its node lives: stopped, its interpreter held, blocked in the kernel, "
-        "waiting for a lock or its data, computing without end",
+        row=STUCK,
         detector="rank.stuck",
         bar=5.0,
     )
@@ -275,8 +278,7 @@ class Slow(OfNode):
         place=Place.PROCESS,
         enters="the quota of a cgroup; without root, SIGSTOP and SIGCONT by turns",
         promised="it is named with what it costs; what is done about it changes no bit",
-        row="a node takes 1.15 times as long as others for the same work (`Health(slow=)`), or its data loader, "
-        "updates, snapshots or connections lengthen every step as much",
+        row=SLOW,
         detector="node.slow",
         bar=40.0,
     )
@@ -297,6 +299,38 @@ class Slow(OfNode):
             raise UsageError(f"{self}: the share of a processor must be between 0 and 1, and is {self.share:g}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd(Fault):
+    """So many processes for each processor compute beside the job for `seconds`."""
+
+    WORD = "crowd"
+    processes: int = 3
+    seconds: float = 10.0
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="processes of their own, which the job shares its processors with",
+        promised="nobody is named, since all nodes have it in common",
+        row=SLOW,
+        replay=Replay.TIMED,
+    )
+
+    def make(self, job: LiveJob) -> bool:
+        """Start them."""
+        job.note("crowd")
+        crowd = ExitStack()
+        crowd.enter_context(hogs(self.processes))
+        job.later(self.seconds, crowd.close)
+        return True
+
+    def check(self) -> None:
+        """Refuse nobody, and no time."""
+        if self.processes < 1 or not self.seconds > 0:
+            raise UsageError(f"{self}: it takes at least 1 process, for more than 0 s")
+
+    def __str__(self) -> str:
+        return f"crowd of {self.processes} for {self.seconds:g} s {self.when}"
+
+
 KINDS = (
     Kill,
     KillTrainer,
@@ -309,4 +343,5 @@ KINDS = (
     Pause,
     Flap,
     Slow,
+    Crowd,
 )

@@ -9,7 +9,7 @@ from chaos.goodput.compare import Comparison
 from chaos.goodput.ledger import Spent
 from chaos.goodput.lives import Crowd
 
-_WIDTH, _LEFT, _RIGHT = 920, 150, 24
+_WIDTH, _LEFT, _RIGHT = 960, 190, 24
 _NODES, _STEPS, _BAR, _GAP = 90, 260, 22, 56
 _POINTS = 600
 """Most points of a curve."""

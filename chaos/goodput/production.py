@@ -16,14 +16,15 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from chaos.goodput.costs import RecoveryCosts
-from chaos.goodput.ledger import Place, Spent
+from chaos.goodput.ledger import Account, Place, Spent
 from chaos.goodput.lives import Crowd
-from chaos.goodput.playing import Play
+from chaos.goodput.playing import Play, Report
 from chaos.goodput.step_times import StepTimes
 from chaos.simulation.durations import Durations
 from chaos.simulation.network import State
 from chaos.simulation.node import Member
 from chaos.simulation.world import Observer, Setting, World
+from elastic3d.errors import MembershipError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.policy import Policy
 from elastic3d.values import Generation
@@ -125,6 +126,16 @@ class Production(Play, Observer):
         for life in crowd.lives:
             if life.announced:
                 self.loop.at(max(life.at, life.until - notice), self._notice, life.host, notice)
+
+    def play(self, report: Report = lambda share: None) -> Account:
+        """Play the whole trace; MembershipError if the job itself ended before it."""
+        account = super().play(report)
+        if self.world.ended:
+            raise MembershipError(
+                "the simulated job ended before its trace, because every node that was left had been told to leave; "
+                "give another --seed, or a smaller --announced"
+            )
+        return account
 
     # Nodes.
 

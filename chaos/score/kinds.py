@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from chaos.faults import catalogue
 from elastic3d.health.hearing import Compared, Finding
 from elastic3d.health.slow_node import SlowKind
 from elastic3d.health.stuck import Fault
@@ -104,38 +105,57 @@ SETTLED, LONG, WORK = 48, 240, 16
 They make half a minute on two processors, of steps of a seventh of a second, where nothing is slow."""
 _LONG = (f"--work={WORK}",)
 _ASTRAY = (Fault.LEFT, Fault.MISMATCH)
+
+
+def _bar(word: str) -> float:
+    """Return the bar that the catalogue has for a fault."""
+    return catalogue.KINDS[word].ABOUT.bar
+
+
 KINDS: Mapping[str, Kind] = {
-    "stop": Kind(faults=(Fault.STOPPED,), bar=5.0),
-    "gil": Kind(faults=(Fault.HELD,), bar=5.0),
-    "lock": Kind(faults=(Fault.IDLE,), bar=5.0),
-    "blocked": Kind(faults=(Fault.BLOCKED,), bar=5.0, hung=True),
-    "blackhole": Kind(faults=(Fault.LINK,), bar=5.0, culprit=Culprit.PAIR, between_two=True),
-    "spin": Kind(faults=(Fault.SPINNING,), bar=35.0),
-    "loader": Kind(faults=(Fault.LOADER,), bar=35.0),
-    "skip": Kind(faults=_ASTRAY, bar=5.0, together=True),
-    "order": Kind(faults=_ASTRAY, bar=5.0),
-    "shape": Kind(faults=_ASTRAY, bar=5.0),
-    "dtype": Kind(faults=_ASTRAY, bar=5.0),
-    "deadlock": Kind(faults=(Fault.DEADLOCK, Fault.LEFT), bar=5.0, culprit=Culprit.EDGES, together=True),
-    "flip": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True, options=_AUDITED),
-    "forward": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True, options=_AUDITED),
-    "backward": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True, options=_AUDITED),
-    "auditor": Kind(faults=(Finding.TRANSIENT,), bar=5.0, lies=True, options=_AUDITED, audits=True, injector="flip"),
-    "sticky": Kind(faults=(Finding.PERSISTENT,), bar=5.0, lies=True, steps=1, options=_AUDITED),
-    "leader": Kind(
-        faults=(Finding.PERSISTENT,), bar=5.0, lies=True, steps=1, options=_AUDITED, injector="sticky", of="leader"
+    "stop": Kind(faults=(Fault.STOPPED,), bar=_bar("freeze")),
+    "gil": Kind(faults=(Fault.HELD,), bar=_bar("gil")),
+    "lock": Kind(faults=(Fault.IDLE,), bar=_bar("lock")),
+    "blocked": Kind(faults=(Fault.BLOCKED,), bar=_bar("blocked"), hung=True),
+    "blackhole": Kind(faults=(Fault.LINK,), bar=_bar("blackhole"), culprit=Culprit.PAIR, between_two=True),
+    "spin": Kind(faults=(Fault.SPINNING,), bar=_bar("spin")),
+    "loader": Kind(faults=(Fault.LOADER,), bar=_bar("loader")),
+    "skip": Kind(faults=_ASTRAY, bar=_bar("skip"), together=True),
+    "order": Kind(faults=_ASTRAY, bar=_bar("order")),
+    "shape": Kind(faults=_ASTRAY, bar=_bar("shape")),
+    "dtype": Kind(faults=_ASTRAY, bar=_bar("dtype")),
+    "deadlock": Kind(faults=(Fault.DEADLOCK, Fault.LEFT), bar=_bar("deadlock"), culprit=Culprit.EDGES, together=True),
+    "flip": Kind(faults=(Finding.TRANSIENT,), bar=_bar("flip"), lies=True, options=_AUDITED),
+    "forward": Kind(faults=(Finding.TRANSIENT,), bar=_bar("forward"), lies=True, options=_AUDITED),
+    "backward": Kind(faults=(Finding.TRANSIENT,), bar=_bar("backward"), lies=True, options=_AUDITED),
+    "auditor": Kind(
+        faults=(Finding.TRANSIENT,), bar=_bar("flip"), lies=True, options=_AUDITED, audits=True, injector="flip"
     ),
-    "liars": Kind(faults=(Finding.PERSISTENT,), bar=5.0, culprit=Culprit.LIARS, lies=True, steps=1, options=_AUDITED),
-    "nandevice": Kind(faults=(Finding.PERSISTENT,), bar=5.0, lies=True, options=("--numerics=skip",)),
-    "wire": Kind(faults=(DISPUTED[Compared.TRANSIT],), bar=5.0, culprit=Culprit.PAIR, lies=True, options=_AUDITED),
-    "gather": Kind(faults=(DISPUTED[Compared.WEIGHTS],), bar=5.0, lies=True, options=_AUDITED),
-    "fold": Kind(faults=(DISPUTED[Compared.SUM],), bar=5.0, lies=True, options=_AUDITED),
-    "vote": Kind(faults=(SPLIT,), bar=5.0, lies=True, starts_again=True),
-    "update": Kind(faults=(MISCALCULATED,), bar=5.0, lies=True, starts_again=True, rechecked=True),
-    "updates": Kind(faults=(MISCALCULATED,), bar=5.0, lies=True, steps=SELDOM),
+    "sticky": Kind(faults=(Finding.PERSISTENT,), bar=_bar("sticky"), lies=True, steps=1, options=_AUDITED),
+    "leader": Kind(
+        faults=(Finding.PERSISTENT,),
+        bar=_bar("sticky"),
+        lies=True,
+        steps=1,
+        options=_AUDITED,
+        injector="sticky",
+        of="leader",
+    ),
+    "liars": Kind(
+        faults=(Finding.PERSISTENT,), bar=_bar("liars"), culprit=Culprit.LIARS, lies=True, steps=1, options=_AUDITED
+    ),
+    "nandevice": Kind(faults=(Finding.PERSISTENT,), bar=_bar("nandevice"), lies=True, options=("--numerics=skip",)),
+    "wire": Kind(
+        faults=(DISPUTED[Compared.TRANSIT],), bar=_bar("wire"), culprit=Culprit.PAIR, lies=True, options=_AUDITED
+    ),
+    "gather": Kind(faults=(DISPUTED[Compared.WEIGHTS],), bar=_bar("gather"), lies=True, options=_AUDITED),
+    "fold": Kind(faults=(DISPUTED[Compared.SUM],), bar=_bar("fold"), lies=True, options=_AUDITED),
+    "vote": Kind(faults=(SPLIT,), bar=_bar("vote"), lies=True, starts_again=True),
+    "update": Kind(faults=(MISCALCULATED,), bar=_bar("update"), lies=True, starts_again=True, rechecked=True),
+    "updates": Kind(faults=(MISCALCULATED,), bar=_bar("update"), lies=True, steps=SELDOM),
     "newcomer": Kind(
         faults=(UNFIT,),
-        bar=5.0,
+        bar=_bar("sticky"),
         lies=True,
         steps=LONG,
         options=(*_AUDITED, *_LONG),
@@ -155,10 +175,10 @@ KINDS: Mapping[str, Kind] = {
         options=(f"--rollback-steps={BACK}",),
         from_step=40,
     ),
-    "rest": Kind(faults=(ALTERED,), bar=5.0, alone=True, starts_again=True),
-    "memory": Kind(faults=(SHORT,), bar=5.0, alone=True),
-    "slow": Kind(faults=(SlowKind.COMPUTE,), bar=60.0, lasts=True, options=_LONG, factor=1.3),
-    "quota": Kind(faults=(SlowKind.COMPUTE,), bar=40.0, lasts=True, options=_LONG, share=0.4),
+    "rest": Kind(faults=(ALTERED,), bar=_bar("rest"), alone=True, starts_again=True),
+    "memory": Kind(faults=(SHORT,), bar=_bar("memory"), alone=True),
+    "slow": Kind(faults=(SlowKind.COMPUTE,), bar=_bar("slow"), lasts=True, options=_LONG, factor=1.3),
+    "quota": Kind(faults=(SlowKind.COMPUTE,), bar=_bar("throttle"), lasts=True, options=_LONG, share=0.4),
     "stall": Kind(),
     "oversubscribed": Kind(hogs=3),
     "tenth": Kind(lasts=True, options=_LONG, factor=1.1),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +11,9 @@ from chaos.faults.fault import Fault, node_name
 from chaos.faults.moment import When
 from chaos.faults.orders import Join
 from chaos.faults.process import Slow
+from chaos.hogs import hogs
 from chaos.hung_files import HungFiles
 from chaos.play import Etcd, Outcome, Setting, play
-from chaos.processes import leashed
 from chaos.score.kinds import KINDS, LONG, Kind
 from chaos.score.reading import read
 from chaos.score.results import Result
@@ -82,18 +79,3 @@ def play_trial(trial: Trial, quiet: Callable[[], Outcome], *, etcd: Etcd, workdi
                 trial, outcome, play(calm, etcd=etcd, workdir=workdir / "without", name="score-without"), workdir
             )
     return read(trial, outcome, quiet(), workdir)
-
-
-@contextmanager
-def hogs(count: int) -> Iterator[None]:
-    """Have `count` processes for each processor compute for as long as the context is open."""
-    running = [
-        subprocess.Popen(leashed([sys.executable, "-c", "while True: pass"]))
-        for _ in range(count * len(os.sched_getaffinity(0)))
-    ]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()

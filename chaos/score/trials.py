@@ -69,7 +69,7 @@ def trials(kinds: Sequence[str], count: int, seed: int, *, steps: int, most: int
                 kind=kind,
                 rank=rank,
                 step=step,
-                micro_batch=_pass_of(row, step, layout) if row.lies else draw.randrange(2),
+                micro_batch=pass_of(row, step, layout) if row.lies else draw.randrange(2),
                 layout=layout,
             )
 
@@ -81,7 +81,7 @@ def _rechecked(step: int) -> int:
     return next(one for one in itertools.count(step) if recheck.shift_at(one, (1,), seed=SEED) is not None)
 
 
-def _pass_of(row: Kind, step: int, layout: Layout) -> int:
+def pass_of(row: Kind, step: int, layout: Layout) -> int:
     """Return which pass of a rank goes wrong: the first, or one whose gradients are compared, its own or an audit's."""
     if row.joins or row.rechecked:
         return 0

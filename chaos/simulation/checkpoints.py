@@ -45,9 +45,9 @@ class Checkpoints:
         self.committed: list[tuple[int, int]] = []
         self.violations: list[str] = []
 
-    def made(self, saved: SavedStep, clean: Mapping[str, int]) -> None:
-        """Nodes made a step that is to be saved. clean: by node, the newest step that audits vouch for."""
-        self._made[_save_of(saved)] = _Made(by=clean, at=self._loop.now)
+    def made(self, saved: SavedStep, clean: Mapping[str, int], at: float) -> None:
+        """A step is saved that nodes made at this time. clean: by node, the newest step that audits vouched for."""
+        self._made[_save_of(saved)] = _Made(by=clean, at=at)
 
     def audited(self, clean: Mapping[str, int]) -> None:
         """All nodes that train agreed in an audit. clean: by node, the step."""

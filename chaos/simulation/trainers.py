@@ -101,7 +101,8 @@ class Trainers:
         self.durations, self.steps = durations, steps
         self.committed = self.clean = 0
         self._clean_nodes: Mapping[str, int] = {}
-        self._said: dict[tuple[int, int], Mapping[str, int]] = {}
+        # By generation and step, which steps of which nodes audits vouched for when it was made, and when that was.
+        self._said: dict[tuple[int, int], tuple[Mapping[str, int], float]] = {}
         self.finishing = False
         self.prepared: dict[tuple[str, str], None] = {}
         self.left: dict[tuple[str, str], None] = {}
@@ -174,7 +175,8 @@ class Trainers:
         step, made = max(remembered, self._stored())
         self._restored(generation, self.committed, step, made)
         self.committed, self.clean = step, min(step, self.clean)
-        self._clean_nodes = vetted.begun(self._said.get((made, step)), [n.name for n in generation.nodes], step)
+        said, _ = self._said.get((made, step), (None, 0.0))
+        self._clean_nodes = vetted.begun(said, [n.name for n in generation.nodes], step)
         self.snapshots.began(generation, step)
         return self.durations.loading(generation, stored=(step, made) != remembered)
 
@@ -407,7 +409,7 @@ class Trainers:
             self._clean_nodes = dict.fromkeys(self._clean_nodes, self.clean)
             self.checkpoints.audited(self._clean_nodes)
         step, key = self.committed, group.generation.key
-        self._said[group.generation.number, step] = self._clean_nodes
+        self._said[group.generation.number, step] = self._clean_nodes, self.loop.now
         self.snapshots.stepped(group.generation, step)
         self._stepped(group.generation, step)
         if self.finishing or group.leaving:
@@ -424,7 +426,7 @@ class Trainers:
         if durable:
             made = group.generation
             saved = SavedStep(step=durable, made_in=made.number, attempt=made.attempt, world=made.world)
-            self.checkpoints.made(saved, self._said[made.number, durable])
+            self.checkpoints.made(saved, *self._said[made.number, durable])
         reported = self.durations.reported(group.generation, step, self.loop.now)
         for member in members:
             if reported:

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from chaos.goodput.compare import Contender, compare
 from chaos.goodput.ledger import Account, Spent
+from chaos.goodput.production import Production
 from chaos.goodput.young_daly import optimum
+from elastic3d.errors import MembershipError
 from tests.chaos.goodput.jobs import free, people, planned, with_costs
 
 ROWS = st.lists(st.tuples(st.floats(1.0, 200.0), st.integers(0, 4)), min_size=1, max_size=6)
@@ -92,6 +94,29 @@ def test_replicas_go_on_without_the_one_that_is_lost() -> None:
     costs = planned().job.recovery
     assert spent[Spent.RECOVERY] == pytest.approx(3 * (costs.replica_recovery + costs.communicators))
     assert spent[Spent.CHANGE] == pytest.approx(4 * (costs.replica_pause + costs.communicators))
+
+
+def test_a_job_that_ends_before_its_trace_is_no_result() -> None:
+    """It is said, and nothing is counted as if the job had gone on."""
+    job = planned().job
+    planned().prepare(2, lambda what, share: None)
+    production = Production(
+        "elastic3d", people(400.0, (0.0, 2)), planned().fast, job.recovery, seed=1, notice=120.0, enough=1
+    )
+    production.loop.at(200.0, production.world.trainers.finish)
+    with pytest.raises(MembershipError, match="ended before its trace"):
+        production.play()
+
+
+def test_a_checkpoint_is_vetted_by_audits_since_its_step_was_made() -> None:
+    """Not since its upload ended, which takes many steps here."""
+    planned().prepare(3, lambda what, share: None)
+    job = planned().job
+    crowd = people(1200.0, (0.0, 3), (700.0, 2))
+    production = Production("elastic3d", crowd, planned().fast, job.recovery, seed=1, notice=120.0, enough=1)
+    production.play()
+    assert len(production.world.checkpoints.committed) > 10
+    assert production.world.checkpoints.violations == []
 
 
 def test_the_optimum_between_checkpoints_is_daly_s() -> None:

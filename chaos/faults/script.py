@@ -1,0 +1,95 @@
+"""Faults that a rank of `scripts/train_faulty.py` brings about itself, at the step and pass that it is asked to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import ClassVar, Self
+
+from chaos.faults.fault import About, Fault, Need, Place, Replay
+from chaos.faults.live import LiveJob
+from chaos.faults.moment import When
+from elastic3d.errors import UsageError
+
+IN_SCRIPT = frozenset({Need.SCRIPT})
+
+
+def about(
+    place: Place,
+    enters: str,
+    promised: str,
+    row: str,
+    detector: str = "",
+    bar: float = 0.0,
+    needs: frozenset[Need] = frozenset(),
+) -> About:
+    """Return what the catalogue says of a fault within the script: it happens again at the same place."""
+    return About(
+        place=place,
+        enters=enters,
+        promised=promised,
+        row=row,
+        detector=detector,
+        bar=bar,
+        needs=IN_SCRIPT | needs,
+        replay=Replay.EXACT,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InScript(Fault):
+    """Rank `rank` fails after `when.step` steps, in its pass `micro_batch` of the next one.
+
+    OPTIONS: of the script, besides the fault; without them nobody looks for it. WORD is the script's name of it.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
+    rank: int = 0
+    micro_batch: int = 0
+
+    def arguments(self) -> tuple[str, ...]:
+        """Return what the script is asked for."""
+        return (f"--fault={self.WORD}:{self.rank}@{self.when.step}:{self.last()}", *self.OPTIONS)
+
+    def last(self) -> float:
+        """Return the number at the end of what the script is asked for."""
+        return self.micro_batch
+
+    def make(self, job: LiveJob) -> bool:
+        """Return whether the script has done it; note it then."""
+        node = job.marked(self.when.step)
+        if node is not None:
+            job.note(self.WORD, node)
+        return node is not None
+
+    def check(self) -> None:
+        """Refuse other moments than a step, and numbers below 0."""
+        if self.when != When(step=self.when.step):
+            raise UsageError(f"{self}: it happens within the script, so that its moment is a step alone")
+        if self.rank < 0 or self.micro_batch < 0:
+            raise UsageError(f"{self}: ranks and micro-batches are numbered from 0")
+
+    @classmethod
+    def drawn(cls, chance: Random, *, nodes: int, steps: int) -> Self:
+        """Return one of any rank, once the ranks know their pace."""
+        return cls(rank=chance.randrange(nodes), when=When(step=chance.randrange(min(4, steps - 1), steps)))
+
+    def __str__(self) -> str:
+        return f"{self.WORD} on rank {self.rank} {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lasting(InScript):
+    """From then on something takes `factor` times as long."""
+
+    factor: float = 1.3
+
+    def last(self) -> float:
+        """Return the factor."""
+        return self.factor
+
+    def check(self) -> None:
+        """Refuse what makes nothing slow."""
+        InScript.check(self)
+        if not self.factor > 0:
+            raise UsageError(f"{self}: the factor must be more than 0")

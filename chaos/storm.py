@@ -1,0 +1,208 @@
+"""One schedule on one job of anybody's script: what happened to it, and the folder from which it is replayed.
+
+The folder has `schedule.toml`, `job.json` with the script and the nodes, `verdict.json`, the plot of the losses, and of
+a run in which a promise was broken its logs and events.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from chaos.etcd import EtcdCluster, EtcdServer
+from chaos.faults.catalogue import feasible
+from chaos.faults.fault import Fault, Need
+from chaos.follow import Event, Follower
+from chaos.hung_files import HungFiles
+from chaos.oracle import Verdict, judge
+from chaos.oracle import document as history_document
+from chaos.own_script import ScriptSetting, known_steps, quiet_run
+from chaos.play import Outcome
+from chaos.plot import loss_plot
+from chaos.proxied_store import proxied_store
+from chaos.schedule import Schedule, check
+from chaos.schedule_files import load, to_toml
+from chaos.score.playing import TRAIN_FAULTY
+from chaos.watching import play_watched
+from elastic3d.errors import UsageError
+from elastic3d.values import from_json, to_json
+
+SCHEMA = 1
+SCHEDULE, JOB, VERDICT = "schedule.toml", "job.json", "verdict.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is needed to start a job again. script: an absolute path. arguments: what ScriptSetting calls `given`."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    nodes: int = 4
+    slots: int = 1
+    seed: int = 17
+    conf: dict[str, str] = field(default_factory=dict)
+    patience: float = 180.0
+
+    def setting(self) -> ScriptSetting:
+        """Return the job as it is played; UsageError where there is no such script."""
+        target = Path(self.script)
+        if not target.is_file():
+            raise UsageError(f"--script {self.script}: there is no such file")
+        return ScriptSetting(
+            target=target,
+            given=self.arguments,
+            nodes=self.nodes,
+            slots=self.slots,
+            seed=self.seed,
+            conf=self.conf,
+            patience=self.patience,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Who noticed a fault. after: seconds from what was done to the detector's first event, None if there was none."""
+
+    fault: Fault
+    detector: str
+    after: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storm:
+    """What became of a schedule. skipped: faults that were not made, and why. notices: of those made that have a
+    detector, in order."""
+
+    schedule: Schedule
+    outcome: Outcome
+    verdict: Verdict
+    skipped: tuple[tuple[Fault, str], ...]
+    notices: tuple[Notice, ...]
+
+    @property
+    def kept(self) -> bool:
+        """Whether every promise held, as far as faults were made."""
+        return self.verdict.kept
+
+    def document(self) -> dict[str, Any]:
+        """Return it as the one JSON document that `elastic3d chaos run --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "kept": self.kept,
+            "made": [str(fault) for fault, _ in self.outcome.made],
+            "skipped": [{"fault": str(fault), "why": why} for fault, why in self.skipped],
+            "inexact": [str(fault) for fault in self.schedule.inexact],
+            "noticed": [
+                {"fault": str(notice.fault), "by": notice.detector, "after": _rounded(notice.after)}
+                for notice in self.notices
+            ],
+            "broken": list(self.verdict.broken),
+            **history_document(self.outcome, self.verdict),
+        }
+
+
+def play_storm(
+    schedule: Schedule, job: Job, *, workdir: Path, kept: Path, console: Console, compare: bool = True
+) -> Storm:
+    """Play the undisturbed job, unless `kept` has it, then the job with the schedule; judge the one by the other.
+
+    compare: with False the undisturbed job is not played, and steps of the schedule are not checked beforehand.
+    UsageError where the schedule cannot happen to this job.
+    """
+    setting = job.setting()
+    check(schedule.faults, nodes=job.nodes, slots=job.slots)
+    makes, skipped = feasible(
+        schedule.faults, slots=job.slots, faulty=setting.target.resolve() == TRAIN_FAULTY.resolve()
+    )
+    for fault, why in skipped:
+        console.print(f"skipped: {fault}: {why}", style="yellow", markup=False)
+    if not makes:
+        raise UsageError("nothing is left of the schedule that can be made here")
+    quiet = None
+    if compare:
+        quiet = _undisturbed(setting, workdir, kept, console)
+        setting = known_steps(setting, quiet)
+        if quiet.digest is None:
+            raise UsageError(f"{setting.target.name}: it fails undisturbed: {quiet.failure or 'it left no digest'}")
+        check(schedule.faults, nodes=job.nodes, steps=setting.steps, slots=job.slots)
+    with ExitStack() as stack:
+        needs = {need for fault in makes for need in fault.ABOUT.needs}
+        etcd = stack.enter_context(EtcdCluster(3) if Need.MEMBERS in needs else EtcdServer())
+        if Need.FUSE in needs:
+            hung = stack.enter_context(HungFiles(workdir / "hung"))
+            setting = replace(setting, given=(*setting.given, f"--hung={hung.folder}"))
+        if Need.S3 in needs:
+            url, proxy = stack.enter_context(proxied_store())
+            setting = replace(setting, store=url, proxy=proxy)
+        title = f"The job: {', '.join(map(str, makes))}"
+        outcome = play_watched(setting, makes, etcd, workdir / "job", title, console, name="chaos")
+    if quiet is None:
+        setting = known_steps(setting, outcome)
+        outcome = replace(outcome, setting=setting)
+    return Storm(
+        schedule=schedule,
+        outcome=outcome,
+        verdict=judge(outcome, quiet),
+        skipped=skipped,
+        notices=tuple(notices(outcome, Follower(workdir / "job" / "events").poll())),
+    )
+
+
+def _undisturbed(setting: ScriptSetting, workdir: Path, kept: Path, console: Console) -> Outcome:
+    def played() -> Outcome:
+        with EtcdServer() as etcd:
+            return play_watched(setting, (), etcd, workdir / "quiet", "The job undisturbed", console, name="quiet")
+
+    quiet = quiet_run(setting, kept, played)
+    if quiet.digest is None:
+        for name, log in list(quiet.logs.items())[:1]:
+            console.print(f"The end of {name}'s log", log, sep="\n", markup=False, highlight=False)
+    return quiet
+
+
+def notices(outcome: Outcome, events: Sequence[Event]) -> Iterator[Notice]:
+    """Yield who noticed what was done, for each fault that was made and that somebody has to notice."""
+    for fault, at in outcome.made:
+        detector = fault.ABOUT.detector
+        if detector:
+            after = [event.at - at for event in events if event.name == detector and event.at >= at]
+            yield Notice(fault=fault, detector=detector, after=min(after, default=None))
+
+
+def keep(storm: Storm, job: Job, out: Path, workdir: Path) -> Path:
+    """Write the folder of a storm below `out`, named by how it went and by its seed, and return it."""
+    name = f"{'passed' if storm.kept else 'failed'}-{job.seed}"
+    taken = [path for path in out.glob(f"{name}*") if path.is_dir()]
+    folder = out / (f"{name}.{len(taken) + 1}" if taken else name)
+    folder.mkdir(parents=True)
+    (folder / SCHEDULE).write_text(to_toml(storm.schedule))
+    (folder / JOB).write_text(json.dumps(to_json(job), indent=2) + "\n")
+    (folder / VERDICT).write_text(json.dumps(storm.document(), indent=2) + "\n")
+    (folder / "loss.svg").write_text(loss_plot(storm.outcome.picture, None))
+    if not storm.kept:
+        shutil.copytree(workdir / "job" / "events", folder / "events", dirs_exist_ok=True)
+        for log in sorted((workdir / "job" / "nodes").glob("*/agent.log")):
+            shutil.copy(log, folder / f"{log.parent.name}.log")
+    return folder
+
+
+def kept_storm(folder: Path) -> tuple[Schedule, Job]:
+    """Return the schedule and the job of a folder that `keep` wrote; UsageError where it is none."""
+    try:
+        job = from_json(Job, json.loads((folder / JOB).read_text()))
+    except OSError as error:
+        raise UsageError(f"{folder}: it is no folder of a run: {JOB}: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{folder / JOB}: it is no job: {error}") from None
+    return load(folder / SCHEDULE, nodes=job.nodes), job
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 2)

@@ -1,0 +1,99 @@
+"""Schedules on a script that is not ours: every fault of the catalogue can be made, and what is promised then holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from random import Random
+
+import pytest
+from rich.console import Console
+
+from chaos.faults.catalogue import KINDS, feasible
+from chaos.faults.etcd import EtcdMemberRestart
+from chaos.faults.fault import Fault, OfNode, Place
+from chaos.faults.moment import Phase, When
+from chaos.faults.orders import Join
+from chaos.faults.process import Continue, Kill, KillTrainer, Stop
+from chaos.faults.script import InScript
+from chaos.play import TRAIN_GPT
+from chaos.schedule import Schedule
+from chaos.score.kinds import KINDS as SCORED
+from chaos.score.playing import TRAIN_FAULTY
+from chaos.score.trials import WITNESSES, pass_of
+from chaos.storm import Job, Storm, keep, kept_storm, play_storm
+from elastic3d.errors import UsageError
+
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
+
+SMALL = ("--width=32", "--blocks=5", "--context=32", "--global-batch=16", "--micro-batch=2", "--checkpoint-every=5")
+EIGHT = When(step=8)
+
+
+@pytest.fixture(scope="session")
+def quiet_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which undisturbed runs are kept."""
+    return tmp_path_factory.mktemp("quiet")
+
+
+def played(job: Job, schedule: Schedule, kept: Path, folder: Path) -> Storm:
+    """Return what became of a schedule, of which every promise held."""
+    storm = play_storm(schedule, job, workdir=folder, kept=kept, console=Console(stderr=True))
+    logs = [f"--- {name}\n{log}" for name, log in storm.outcome.logs.items()]
+    assert storm.kept, "\n".join((*storm.verdict.broken, *logs))
+    assert storm.verdict.same_bits is True
+    assert {fault for fault, _ in storm.outcome.made} == {*schedule.faults} - {fault for fault, _ in storm.skipped}
+    return storm
+
+
+@pytest.mark.long
+def test_a_storm_of_several_faults_and_its_replay(quiet_runs: Path, tmp_path: Path) -> None:
+    """A trainer dies in the recovery from a node's death, and a node comes: the bits of the undisturbed run.
+
+    The script is run as it is, and what is kept of the run is the same schedule and job.
+    """
+    job = Job(script=str(TRAIN_GPT), arguments=("--steps=40", *SMALL, "--seed={seed}"), nodes=3, seed=7)
+    faults = (
+        Kill(node="node1", when=EIGHT),
+        KillTrainer(node="stage0", when=When(generation=2, phase=Phase.STARTED)),
+        Join(when=When(event="peer.lost")),
+    )
+    storm = played(job, Schedule(faults=faults), quiet_runs, tmp_path)
+    causes = [view.cause for view in storm.outcome.picture.generations]
+    assert causes[:2] == ["start", "death"]
+    assert len(causes) > 2
+    assert kept_storm(keep(storm, job, tmp_path / "out", tmp_path)) == (Schedule(faults=faults), job)
+
+
+def one_of(kind: type[Fault]) -> tuple[Fault, ...]:
+    """Return a fault of a kind at step 8, and what it needs to have happened before."""
+    if kind is Continue:
+        return Stop(node="node1", when=EIGHT), Continue(node="node1", when=When(event="generation.sealed", count=4))
+    fault = dataclasses.replace(kind.drawn(Random(kind.WORD), nodes=4, steps=80), when=EIGHT)
+    if isinstance(fault, OfNode):
+        fault = dataclasses.replace(fault, node="node1")
+    if isinstance(fault, InScript):
+        audited = any(option.startswith("--audit") for option in fault.OPTIONS)
+        micro_batch = pass_of(SCORED[kind.WORD], EIGHT.step, WITNESSES) if audited else 1
+        fault = dataclasses.replace(fault, rank=1, micro_batch=micro_batch)
+    if isinstance(fault, EtcdMemberRestart):
+        fault = dataclasses.replace(fault, members=1)
+    return (fault,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.WORD)
+def test_every_fault_of_the_catalogue_can_be_made(kind: type[Fault], quiet_runs: Path, tmp_path: Path) -> None:
+    """Alone, in a job of four nodes; what is promised for it holds. What this machine lacks is named."""
+    slots = 2 if kind.WORD == "kill-companion" else 1
+    # Lies are found where three others do the same, and a broken connection where a group has two ends.
+    layout = "pp=1" if kind.ABOUT.place is Place.DEVICE else "pp=2"
+    arguments = ("--steps=80", *SMALL, f"--layout={layout}", "--out={out}", "--events={events}", "--store={store}")
+    job = Job(script=str(TRAIN_FAULTY), arguments=arguments, nodes=4 // slots, slots=slots, seed=7)
+    schedule = Schedule(faults=one_of(kind))
+    _, skipped = feasible(schedule.faults, slots=slots, faulty=True)
+    if skipped:
+        with pytest.raises(UsageError, match="nothing is left of the schedule"):
+            play_storm(schedule, job, workdir=tmp_path, kept=quiet_runs, console=Console(stderr=True))
+    else:
+        played(job, schedule, quiet_runs, tmp_path)
