@@ -25,7 +25,7 @@ from chaos.etcd import EtcdServer
 from chaos.oracle import compare
 from chaos.play import Etcd, Outcome, Setting, play
 from chaos.preloaded import PreloadedServer
-from chaos.score.kinds import KINDS, LONG
+from chaos.score.kinds import KINDS
 from chaos.score.playing import Unable, play_trial, setting
 from chaos.score.reading import happened_at, read
 from chaos.score.results import Result, skipped
@@ -141,7 +141,7 @@ def play_series(
     quiet: returns the same job undisturbed, of so many steps; asked for when this one is over.
     """
     if not together(series.trials[0].kind):
-        steps = LONG if KINDS[series.trials[0].kind].long else ALONE
+        steps = setting(series.trials[0], series.layout, ALONE).steps
         try:
             return [play_trial(series.trials[0], lambda: quiet(steps), etcd=etcd, workdir=workdir, steps=steps)], []
         except Unable as error:

@@ -95,6 +95,9 @@ SPLIT, MISCALCULATED, UNFIT = "split vote", "wrong update", "failed exam"
 SHOWS, BACK = 3, 10
 """In how many steps a spike shows, and how many steps the run goes back for it."""
 
+SELDOM = 19
+"""Steps within which pieces of updates are computed again once, at least."""
+
 _AUDITED = ("--audit=100%",)
 SETTLED, LONG, WORK = 48, 240, 16
 """Steps after which what lasts begins, those of such a job, and products of matrices that each of its blocks computes.
@@ -149,12 +152,13 @@ KINDS: Mapping[str, Kind] = {
     "fold": Kind(faults=(DISPUTED[Compared.SUM],), bar=_bar("fold"), lies=True, options=_AUDITED),
     "vote": Kind(faults=(SPLIT,), bar=_bar("vote"), lies=True, starts_again=True),
     "update": Kind(faults=(MISCALCULATED,), bar=_bar("update"), lies=True, starts_again=True, rechecked=True),
+    "updates": Kind(faults=(MISCALCULATED,), bar=_bar("update"), lies=True, steps=SELDOM),
     "newcomer": Kind(
         faults=(UNFIT,),
         bar=_bar("sticky"),
         lies=True,
         steps=LONG,
-        options=_AUDITED,
+        options=(*_AUDITED, *_LONG),
         joins=True,
         injector="sticky",
         of="newcomer",

@@ -23,7 +23,7 @@ from elastic3d.values import Layout
 TRAIN_FAULTY = Path(__file__).parents[1] / "scripts" / "train_faulty.py"
 
 LATER = 10
-"""Steps of a job after the first one at which its fault can be seen."""
+"""Steps of a job after the last one in which its fault can be found."""
 
 
 class Unable(Exception):
@@ -35,7 +35,7 @@ def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
     fault = trial.fault if trial is not None else ""
     kind = KINDS[trial.kind] if trial is not None else Kind()
     # What happens late in a job needs some steps more.
-    steps = steps if trial is None else max(steps, LONG if kind.long else kind.from_step + LATER)
+    steps = steps if trial is None else max(steps, LONG if kind.long else trial.step + kind.steps + LATER)
     return Setting(
         nodes=layout.world - kind.joins,
         steps=steps,

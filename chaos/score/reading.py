@@ -15,7 +15,7 @@ from chaos.score.kinds import ALTERED, DISPUTED, KINDS, MISCALCULATED, NOT_FINIT
 from chaos.score.results import Result, Said
 from chaos.score.trials import Trial
 from chaos.scripts import SECOND, mark_of
-from elastic3d.health.hearing import Finding
+from elastic3d.health.hearing import Compared, Finding
 from elastic3d.health.trouble import KNOWN
 
 _CURES = ("stuck", "lying", "spike", "balance", "out_of_memory")
@@ -118,6 +118,8 @@ def _called(event: Event) -> tuple[str, bool] | None:
             return UNFIT, bool(fields.get("nodes"))
         case "vote.split":
             return SPLIT, bool(fields.get("acted"))
+        case "node.lying" if fields.get("compared") == Compared.UPDATE:
+            return MISCALCULATED, True
         case "update.wrong":
             return MISCALCULATED, bool(fields.get("acted"))
         case "state.altered":

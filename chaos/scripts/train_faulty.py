@@ -26,6 +26,7 @@ KIND, in the forward pass of micro-batch MB (0 by default) of the step after STE
     nandevice   every gradient of a block's weight is not a number, from then on
     vote        a bit of what it hears in the step's vote, once
     update      a bit of every number of its update, once
+    updates     the same of every update that it computes, from then on
     wire        a bit of a piece of a gradient that another rank sends it, once
     fold        a bit of every sum of gradients that it adds up, once
     gather      a bit of a weight that it has gathered from another rank, once

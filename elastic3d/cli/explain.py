@@ -43,9 +43,9 @@ def explain_job(
 
     Ranks that stood still, were slow or ran out of memory, devices that compute wrongly, bits that changed in memory,
     samples that were left out, a loss that jumped up. etcd has what was found about the last 200 generations, and of
-    numbers and devices only what ended one. The folder of `elastic3d.run(events=...)` has all of it, and the evidence:
-    stacks, /proc, and what each rank was at. Exit codes: 0, 2 for a wrong call, 3 if there is no such job, 1 if
-    nothing was found.
+    numbers and devices only which nodes were set aside, and where the run went back. The folder of
+    `elastic3d.run(events=...)` has all of it, and the evidence: stacks, /proc, and what each rank was at. Exit codes:
+    0, 2 for a wrong call, 3 if there is no such job, 1 if nothing was found.
 
     Examples:
 
@@ -59,6 +59,8 @@ def explain_job(
     if explanation is None:
         which = f"generation {generation}" if generation else "any generation"
         print(f"nothing was found about {which}: no rank held others up, and no numbers were wrong, as far as is known")
+        if not events:
+            print("where nobody was set aside for it, only the events know what was wrong: --events FOLDER reads them")
         raise typer.Exit(1)
     if as_json:
         print(json.dumps({"schema": SCHEMA, **to_json(explanation)}, indent=2))

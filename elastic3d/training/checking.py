@@ -3,7 +3,7 @@
 | what | how | found by |
 |---|---|---|
 | state at rest | a rotating part is copied where the passes begin, and compared before the update | its own rank |
-| votes | a number for the last outcome goes with the next vote | all ranks |
+| votes | a number for the last outcome goes with the next vote, and of a generation's last vote by itself | all ranks |
 | updates | every tenth step, a small piece is computed again by a rank of another node (`health/recheck`) | all ranks |
 
 What a rank finds about its own state is said by it alone, which then leaves the step: the others lose a peer, and all
@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from elastic3d.clock import Clock
 from elastic3d.health import custody
+from elastic3d.health.record import fingerprint
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.numerics.update import Update
 from elastic3d.parallel.vote import Outcome
@@ -31,6 +32,9 @@ from elastic3d.port import Audited, AuditReport, Port
 from elastic3d.training.at_rest import AtRest
 from elastic3d.training.findings import AuditedRank, end, nodes_of
 from elastic3d.training.updates import Updates
+
+_LEAVING = 14
+"""Kind of the step with which a generation's last vote is compared, for its fingerprint."""
 
 
 class Checks:
@@ -49,7 +53,7 @@ class Checks:
         clock: Clock,
     ) -> None:
         """Begin at step `start`."""
-        self._peers, self._port = peers, port
+        self._mesh, self._peers, self._port = mesh, peers, port
         self._rest = AtRest(model, optimizer, port=port, clock=clock, seed=seed)
         self._updates = Updates(mesh, optimizer, peers=peers, seed=seed, start=start, port=port, clock=clock)
         self._last = 0.0
@@ -74,8 +78,18 @@ class Checks:
 
         step: the number of updates made so far. A collective if a rank says that an update looks wrong.
         """
+        self._judge(outcome.last_outcomes, outcome.disputed_by, step)
+
+    def leaving(self, step: int) -> None:
+        """Judge the last vote and update of this generation, after which there is no vote; as `voted`, a collective."""
+        self._port.progress.begin_step(fingerprint(_LEAVING))
+        mine = json.dumps([self._last, self._updates.differs]).encode()
+        said = [json.loads(data) for data in self._mesh.gather(mine)]
+        self._judge([last for last, _ in said], [rank for rank, (_, disputes) in enumerate(said) if disputes], step)
+
+    def _judge(self, outcomes: Sequence[float], disputed_by: Sequence[int], step: int) -> None:
         devices = [peer.device for peer in self._peers]
-        split = custody.split(outcome.last_outcomes, [peer.node for peer in self._peers], devices)
+        split = custody.split(outcomes, [peer.node for peer in self._peers], devices)
         if split is not None and not self._split_told:
             report = AuditReport(
                 kind=Audited.SPLIT,
@@ -88,8 +102,8 @@ class Checks:
             )
             self._split_told = True
             end(self._port, report, certain=bool(split.odd))
-        if outcome.disputed_by:
-            self._updates.hear(outcome.disputed_by, step)
+        if disputed_by:
+            self._updates.hear(disputed_by, step)
         else:
             self._updates.agreed()
 

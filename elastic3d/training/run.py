@@ -411,10 +411,12 @@ class Run:
         with self._peers.followed(), self._health.convicting():
             self._health.before_update(outcome, batches.step, skipped=change.skipped)
         self._progress.phase(Phase.UPDATE)
-        with self._peers.followed():
+        with self._peers.followed(), self._health.convicting():
             if not change.skipped:
                 local_step.step(optimizer)
             self._health.updated(outcome, change)
+            if outcome.leave:
+                self._health.leaving(done)
         if not change.skipped and schedule is not None:
             schedule.step()
         optimizer.zero_grad(set_to_none=True)

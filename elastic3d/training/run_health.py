@@ -196,6 +196,14 @@ class RunHealth:
         if self._checks is not None:
             self._checks.updated(outcome, change)
 
+    def leaving(self, step: int) -> None:
+        """Before the state of a generation's last step is handed on: judge its vote and its update; a collective.
+
+        Convicted if they are wrong. step: the number of updates made.
+        """
+        if self._checks is not None:
+            self._checks.leaving(step)
+
     def look_at_loss(self, loss: float, step: int) -> Spiked | None:
         """Note the loss of a step before its update; return what it shows if a spike begins with it, else None.
 

@@ -14,6 +14,7 @@ from torch.optim import adam
 from chaos.scripts.injectors.custody import gathered
 from chaos.scripts.injectors.fault import NEWCOMER, Fault
 from chaos.scripts.injectors.kinds import KINDS, parse
+from elastic3d.devices import cpu
 from elastic3d.devices.cpu import CpuDevice
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.values import Layout
@@ -22,9 +23,9 @@ from elastic3d.values import Layout
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     """Undo what a fault leaves in the place of what computes rightly."""
-    before = (Mesh.begin_sum, adam.adam, dist.all_to_all_single, CpuDevice.add_rows)
+    before = (Mesh.begin_sum, adam.adam, dist.all_to_all_single, cpu.add_rows)
     yield
-    Mesh.begin_sum, adam.adam, dist.all_to_all_single, CpuDevice.add_rows = before  # type: ignore[method-assign]
+    Mesh.begin_sum, adam.adam, dist.all_to_all_single, cpu.add_rows = before  # type: ignore[method-assign]
 
 
 def due(kind: str, out: Path, optimizer: torch.optim.Optimizer | None = None) -> Fault:
@@ -59,16 +60,31 @@ def test_a_whole_update_is_wrong_once_and_nothing_that_is_computed_again(tmp_pat
     assert torch.equal(wrong, right)
 
 
+def test_all_updates_are_wrong_from_then_on(tmp_path: Path) -> None:
+    """Those of others' pieces too: whoever computes wrongly does so whatever it is asked for."""
+
+    def updated() -> torch.Tensor:
+        parameter = torch.nn.Parameter(torch.linspace(-1.0, 1.0, 5))
+        parameter.grad = torch.ones(5)
+        torch.optim.AdamW([parameter]).step()
+        return parameter.data.view(torch.int32)
+
+    right = updated()
+    due("updates", tmp_path)
+    assert [(updated() ^ right).tolist() for _ in range(2)] == [[1 << 12] * 5] * 2
+
+
 def test_each_sum_is_wrong_once_and_none_that_is_added_up_again(tmp_path: Path) -> None:
     """What another rank asks this one to add begins a sum; and a step that is made again is right."""
-    device, rows = CpuDevice(), torch.ones(2, 3)
+    # A sum keeps the method from when it was made.
+    add, rows = CpuDevice().add_rows, torch.ones(2, 3)
     totals = [torch.zeros(3), torch.zeros(3)]
     due("fold", tmp_path)
 
     def added() -> list[list[float]]:
         for total in totals:
-            device.add_rows(total, rows, True)
-            device.add_rows(total, rows, False)
+            add(total, rows, True)
+            add(total, rows, False)
         return [total.tolist() for total in totals]
 
     first = added()
@@ -76,7 +92,7 @@ def test_each_sum_is_wrong_once_and_none_that_is_added_up_again(tmp_path: Path) 
     assert all(one[0] != 4.0 for one in first)
     assert added() == [[4.0] * 3] * 2
     again = torch.zeros(3)
-    device.add_rows(again, torch.ones(4, 3), True)
+    add(again, torch.ones(4, 3), True)
     assert again.tolist() == [4.0] * 3
 
 

@@ -13,7 +13,7 @@ import pytest
 from chaos.follow import Event, Injection, Picture
 from chaos.play import Outcome
 from chaos.score.card import card, quantile
-from chaos.score.kinds import KINDS, NOT_FINITE, SETTLED, SPIKED
+from chaos.score.kinds import KINDS, NOT_FINITE, SELDOM, SETTLED, SPIKED
 from chaos.score.playing import setting
 from chaos.score.reading import read, verdict_of
 from chaos.score.results import Result, Said
@@ -156,6 +156,7 @@ def test_trials_are_drawn_from_the_seed() -> None:
 
 def test_a_wrong_update_is_one_that_somebody_computes_again() -> None:
     """Else nobody could say so."""
+    assert SELDOM == 2 * recheck.EVERY - 1
     for trial in trials(["update"], 5, 3, steps=48):
         assert recheck.shift_at(trial.step, (1,), seed=SEED) is not None
 
@@ -171,6 +172,7 @@ def test_a_wrong_update_is_one_that_somebody_computes_again() -> None:
         ("vote.split", {"acted": True}, "split vote", True),
         ("vote.split", {"acted": False}, "split vote", False),
         ("update.wrong", {"acted": False, "finding": "transient"}, "wrong update", False),
+        ("node.lying", {"compared": "update"}, "wrong update", True),
         ("state.altered", {"acted": True}, "altered", True),
     ],
 )

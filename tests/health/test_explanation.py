@@ -188,7 +188,9 @@ def test_the_command_reads_etcd_too(verdict: Verdict) -> None:
         shown = run("--endpoint", server.endpoint)
         assert shown.exit_code == 0, shown.output
         assert "generation 5 was formed with 3 nodes, without n1" in shown.output
-        assert run("9", "--endpoint", server.endpoint).exit_code == 1
+        nothing = run("9", "--endpoint", server.endpoint)
+        assert nothing.exit_code == 1
+        assert "--events FOLDER reads them" in nothing.output
         with EtcdClient(server.endpoint) as client:
             back = replace(after, number=6, cause=Cause.SPIKE, detail="the loss of step 120 is 9.5", left=())
             client.put(root + keys.history(6, 0), encode(back))

@@ -20,9 +20,11 @@ MOST = 1.0
 
 
 def played(
-    layout: Layout = THREE, *, at_rest: float = MOST, wrong: Wrong | None = None, steps: int = 4
+    layout: Layout = THREE, *, at_rest: float = MOST, wrong: Wrong | None = None, steps: int = 4, leave: int = -1
 ) -> list[Report]:
-    return run_world(partial(mains.train, wrong=wrong, steps=steps), Orders(layout=layout, at_rest=at_rest))
+    leaving = dict.fromkeys(range(layout.world), leave) if leave >= 0 else {}
+    orders = Orders(layout=layout, at_rest=at_rest, leave_at=leaving)
+    return run_world(partial(mains.train, wrong=wrong, steps=steps), orders)
 
 
 def finished(reports: list[Report]) -> str:
@@ -91,6 +93,20 @@ def test_a_rank_that_leaves_a_vote_with_another_outcome_is_named() -> None:
         assert (split.kind, split.ranks, split.nodes) == (Audited.SPLIT, (2,), ("node2",))
         assert (split.step, split.clean) == (2, 2)
         assert [record.step for record in report.records] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [("vote", Audited.SPLIT), pytest.param("update", Audited.MISCALCULATED, marks=pytest.mark.long)],
+)
+def test_what_goes_wrong_as_all_leave_is_not_handed_on(what: str, kind: Audited) -> None:
+    """There is no vote after it in this generation: all compare once more, before the state is anybody else's."""
+    reports = played(wrong=Wrong(rank=1, what=what), leave=2)
+    for report in reports:
+        assert report.ended == "convicted", report.error
+        (wrong,) = said(report)
+        assert (wrong.kind, wrong.ranks, wrong.step, wrong.clean) == (kind, (1,), 2, 2)
+        assert [record.step for record in report.records] == [1, 2]
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from torch.optim import adam
 
 from chaos.scripts.injectors.astray import Begin, Waiting, instead_of_vote, put
 from chaos.scripts.injectors.fault import Fault
-from elastic3d.devices.cpu import CpuDevice
+from elastic3d.devices import cpu
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.state import local
 
@@ -45,10 +45,25 @@ def update(fault: Fault) -> None:
         honest(params, *given, **named)
         if any(one.data_ptr() in own for one in params if one.numel()):
             put(adam, "adam", honest)
-            for one in params:
-                one.data.view(torch.int32).bitwise_xor_(BIT)
+            _spoil(params)
 
     put(adam, "adam", wrong)
+
+
+def updates(fault: Fault) -> None:
+    """Have every number of all updates differ in a bit from now on, of those that it computes for others too."""
+    honest = adam.adam
+
+    def wrong(params: list[Tensor], *given: Any, **named: Any) -> None:
+        honest(params, *given, **named)
+        _spoil(params)
+
+    put(adam, "adam", wrong)
+
+
+def _spoil(params: list[Tensor]) -> None:
+    for one in params:
+        one.data.view(torch.int32).bitwise_xor_(BIT)
 
 
 def wire(fault: Fault) -> None:
@@ -80,16 +95,17 @@ class _Altered:
 
 def fold(fault: Fault) -> None:
     """Have the device err once in each sum of gradients to which it adds, in a step of several rounds."""
-    honest, erred = CpuDevice.add_rows, set()
+    honest, erred = cpu.add_rows, set()
 
-    def add(device: CpuDevice, total: Tensor, rows: Tensor, begins: bool) -> None:
-        honest(device, total, rows, begins)
+    def add(total: Tensor, rows: Tensor, begins: bool) -> None:
+        honest(total, rows, begins)
         # What another rank has it add again comes all at once, and begins a sum.
         if not begins and total.numel() and total.data_ptr() not in erred:
             erred.add(total.data_ptr())
             _flip_byte(total, 0)
 
-    put(CpuDevice, "add_rows", add)
+    # Sums hold on to the device's method, which calls this.
+    put(cpu, "add_rows", add)
 
 
 def gathered(weight: Tensor, rank: int) -> None:

@@ -35,6 +35,7 @@ KINDS: Mapping[str, Injector] = {
     "memory": Injector(inject=memory.short),
     "vote": Injector(inject=custody.vote),
     "update": Injector(inject=custody.update),
+    "updates": Injector(inject=custody.updates),
     "wire": Injector(inject=custody.wire),
     "fold": Injector(inject=custody.fold),
     "gather": Injector(where=Where.BLOCK, wrong="gathered"),
