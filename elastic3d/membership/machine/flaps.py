@@ -35,7 +35,7 @@ def count(situation: Situation, lost: dict[str, str]) -> None:
 
 
 def blame(situation: Situation, why: Interruption) -> None:
-    """Put a failure of one node on the list, and the nodes whose ranks hold the others up.
+    """Put a failure of one node on the list, and the nodes whose ranks hold the others up; `shut_out` has the liars.
 
     Where torchrun restarts the workers, it is not known whose a failure was.
     """
@@ -43,8 +43,6 @@ def blame(situation: Situation, why: Interruption) -> None:
     if why.verdict is not None and not why.verdict.program:
         for id in why.verdict.culprits:
             _blame(situation, id, stuck=True)
-    for id in why.liars:
-        _blame(situation, id, lying=True)
     current, place = view.generation, view.place(why.culprit)
     if why.cause is Cause.FAILURE and current is not None and place is not None and policy.beside:
         failure = f"{why.culprit}/{current.key}"
@@ -88,14 +86,39 @@ def _dispensable(situation: Situation, places: set[str]) -> bool:
     return situation.policy.allowed(left) > 0
 
 
+def shut_out(situation: Situation) -> acts.Fenced | None:
+    """Return the write that keeps out a machine that computes wrongly; None if all such are.
+
+    It comes before the generation that is formed without it, whatever that is formed for: a leader that dies between
+    the two leaves the reports to the next one, which then knows; who was left out of a generation, and why, it could
+    not tell.
+    """
+    view, roster = situation.view, situation.roster
+    for id in _liars(situation):
+        _blame(situation, id, lying=True)
+    for loss in situation.leader_state.losses:
+        if loss.lying and loss.place not in roster.quarantines:
+            kept = Quarantine(seconds=LYING, reason=WRONG, by=view.me.node.name)
+            return acts.PutQuarantine(place=loss.place, quarantine=kept, token=view.token)
+    return None
+
+
+def _liars(situation: Situation) -> list[str]:
+    """Return the nodes of the sealed generation that say of themselves that a device of theirs computes wrongly."""
+    current, index, reports = situation.view.generation, situation.view.index, situation.roster.reports
+    if current is None or index is None:
+        return []
+    said = reports.who("failed", current.key)
+    return [id for id in said if reports[id].lying == current.key and id in index.node_ranks]
+
+
 def write_flap(situation: Situation) -> acts.Fenced | None:
     """Return the write that counts the next loss, or keeps its machine out; None if all are counted."""
     view, roster, policy, leader_state = situation.view, situation.roster, situation.policy, situation.leader_state
     while leader_state.losses:
         loss = leader_state.losses[0]
-        if loss.lying and loss.place not in roster.quarantines:
-            kept = Quarantine(seconds=LYING, reason=WRONG, by=view.me.node.name)
-            return acts.PutQuarantine(place=loss.place, quarantine=kept, token=view.token)
+        if loss.lying and (kept := shut_out(situation)) is not None:
+            return kept
         if loss.lying or not policy.flaps:
             leader_state.losses.pop(0)
             continue

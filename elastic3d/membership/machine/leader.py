@@ -19,7 +19,7 @@ from elastic3d.membership.machine.convictions import distrust, goes_back, vouche
 from elastic3d.membership.machine.damping import calm, spent, storm
 from elastic3d.membership.machine.evictions import TOGETHER, evict
 from elastic3d.membership.machine.failure_detector import judge
-from elastic3d.membership.machine.flaps import blame, condemned, count
+from elastic3d.membership.machine.flaps import blame, condemned, count, shut_out
 from elastic3d.membership.machine.memory_bounds import acted, lower, reported
 from elastic3d.membership.machine.planned import planned
 from elastic3d.membership.machine.roster import Roster
@@ -91,6 +91,9 @@ def _fenced(
     distrusted = distrust(situation)
     if distrusted is not None:
         return distrusted
+    kept_out = shut_out(situation)
+    if kept_out is not None:
+        return kept_out
     why = interruption(situation, lost)
     if why is not None:
         if why.cause.of_script and raised.waiting:

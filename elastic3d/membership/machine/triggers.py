@@ -24,7 +24,7 @@ class Interruption:
     """Why the sealed generation must end at once. culprit: whose trainer it was; lost: nodes are gone.
 
     out: nodes whose code alone raised are put out. final: trying again cannot mend the error. verdict: why nothing
-    moves. liars: ids of nodes with a device that computes wrongly.
+    moves.
     """
 
     cause: Cause
@@ -34,7 +34,6 @@ class Interruption:
     out: bool = False
     final: bool = False
     verdict: Verdict | None = None
-    liars: tuple[str, ...] = ()
 
 
 def expired(situation: Situation) -> dict[str, str]:
@@ -112,7 +111,7 @@ def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | N
             if liars := tuple(id for id in said if roster.reports[id].lying == key):
                 names = ", ".join(id.partition("@")[0] for id in liars)
                 detail = f"{names}: {roster.reports[liars[0]].detail}"
-                return Interruption(cause=Cause.LYING, detail=detail, liars=liars)
+                return Interruption(cause=Cause.LYING, detail=detail)
             if field == "error":
                 final = any(roster.reports[id].final for id in said)
                 if roster.reports[culprit].out_of_memory:

@@ -255,6 +255,18 @@ FOUND = {
         job seed=119 members=5 minimum=2 maximum=8 multiple_of=1 beside=1
         2.578 lie n4
     """,
+    # It was put into quarantine once the next generation was sealed, by a leader that was dead by then.
+    "a leader dies as it leaves out who computes wrongly": """
+        job seed=1 members=5 minimum=2 maximum=4
+        4.059 lie n2
+        4.069 kill leader
+    """,
+    # The death of the leader was seen first, and the next generation formed for that alone.
+    "a leader dies as somebody computes wrongly": """
+        job seed=13 members=6 minimum=2 maximum=7
+        3.148 lie n2
+        3.148 kill leader
+    """,
 }
 
 
