@@ -39,7 +39,7 @@ class Checkpoints:
         self._newest = 0
         self._ref = Ref(generation=0)
         self._made: dict[Save, _Made] = {}
-        self._clean: Mapping[str, int] = {}
+        self._live: tuple[int, Mapping[str, int]] = (0, {})
         self._audited: dict[str, list[tuple[float, int]]] = {}
         self.refused = 0
         self.committed: list[tuple[int, int]] = []
@@ -49,11 +49,11 @@ class Checkpoints:
         """A step is saved that nodes made at this time. clean: by node, the newest step that audits vouched for."""
         self._made[_save_of(saved)] = _Made(by=clean, at=at)
 
-    def audited(self, clean: Mapping[str, int]) -> None:
-        """All nodes that train agreed in an audit. clean: by node, the step."""
+    def audited(self, number: int, clean: Mapping[str, int]) -> None:
+        """All nodes that train in generation `number` agreed in an audit. clean: by node, the step."""
         for node, step in clean.items():
             self._audited.setdefault(node, []).append((self._loop.now, step))
-        self._clean = clean
+        self._live = number, clean
         self._vet()
 
     def fence(self, number: int, rules: Iterable[Distrust] = ()) -> None:
@@ -86,13 +86,18 @@ class Checkpoints:
             self._vet()
 
     def _vet(self) -> None:
-        """Move `vetted` to the newest checkpoint that it may point to."""
+        """Move `vetted` to the newest checkpoint that it may point to, as leaders do (`worker/checkpoints/vetting`)."""
+        if not self._ref.committed:
+            return
+        clean, (number, live) = self._made[_parsed(self._ref.committed[0])].by, self._live
+        if self._ref.made_in is not None and number >= self._ref.made_in:
+            clean = {**clean, **live}
         for name in self._ref.committed:
             if self._ref.vetted is not None and self._ref.vetted.checkpoint == name:
                 return
             save, target = _parsed(name), Target(checkpoint=name, record_digest=_DIGEST)
             made = self._made[save]
-            if not vetted.vets(made.by, save.step, self._clean):
+            if not vetted.vets(made.by, save.step, clean):
                 continue
             if refs.decide_vetted(self._ref, self._ref.committed, target) is Verdict.MOVE:
                 self._ref = replace(self._ref, vetted=target)

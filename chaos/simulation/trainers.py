@@ -407,7 +407,7 @@ class Trainers:
         if self.committed % AUDITED == 0:
             self.clean = self.committed - 1
             self._clean_nodes = dict.fromkeys(self._clean_nodes, self.clean)
-            self.checkpoints.audited(self._clean_nodes)
+            self.checkpoints.audited(group.generation.number, self._clean_nodes)
         step, key = self.committed, group.generation.key
         self._said[group.generation.number, step] = self._clean_nodes, self.loop.now
         self.snapshots.stepped(group.generation, step)

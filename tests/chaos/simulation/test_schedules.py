@@ -267,6 +267,16 @@ FOUND = {
         3.148 lie n2
         3.148 kill leader
     """,
+    # The simulated store vetted a step that was made again by what its first generation had audited.
+    "a step is made again after an audit of it": """
+        job seed=643 members=3 minimum=1 maximum=4 multiple_of=1 beside=0
+        2.200 pause leader for 1.4
+        3.000 kill n1
+        3.000 deafen n2 for 7.2
+        21.200 sticks n2 for 16.7
+        21.500 fail n3
+        24.800 isolate n3 for 7.7
+    """,
 }
 
 
