@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -19,19 +21,63 @@ STEPS = 3 * sheet.EVERY
 PASS, BLOCKS, LATE, UPDATE = 0.006, 0.002, 0.003, 0.001
 
 
-def sheet_after(device: EmulatedDevice, *, longer: float = 1.0, host: float = 0.0) -> tuple[StepSheet, float]:
-    """Make steps of one pass each way on a device; return the last row, and the seconds that calls of passes took.
+@dataclass(frozen=True, slots=True)
+class At:
+    """A mark, and when a timeline gets to it."""
+
+    seconds: float
+
+
+class Timeline:
+    """A device whose time is reckoned, beside its host's: work begins when what was queued before is done."""
+
+    def __init__(self) -> None:
+        self.host = self.device = 0.0
+        self.waits = 0
+
+    def compute(self, seconds: float) -> None:
+        self.device = max(self.device, self.host) + seconds
+
+    def wait(self) -> None:
+        """Have the host wait for all of it."""
+        self.host = max(self.host, self.device)
+
+    def stopwatch(self) -> Timeline:
+        return self
+
+    def mark(self) -> At:
+        self.compute(0.0)
+        return At(self.device)
+
+    def reached(self, mark: At) -> bool:
+        return mark.seconds <= self.host
+
+    def nanoseconds(self, first: At, second: At) -> int:
+        return round((second.seconds - first.seconds) * 1e9)
+
+    def forget(self, marks: Iterable[At]) -> None:
+        pass
+
+
+class Emulated(EmulatedDevice):
+    """A device of its own thread, for which the host waits as for a vote's numbers."""
+
+    def wait(self) -> None:
+        self.begin_reading([torch.ones(1)]).wait()
+
+
+def sheet_after(device: Timeline | Emulated, *, longer: float = 1.0, host: float = 0.0) -> StepSheet:
+    """Make steps of one pass each way on a device; return the last row.
 
     longer: how many times as long the passes take. host: seconds by which the host is late with each of them.
     """
     writer = ProgressWriter(memoryview(mmap.mmap(-1, SIZE)))
     writer.measure_by(device.stopwatch())
-    called = 0.0
     for step in range(1, STEPS + 1):
-        begun = time.monotonic()
         writer.phase(Phase.FORWARD)
         writer.tick(chunk=0)
-        time.sleep(host)
+        if isinstance(device, Timeline):
+            device.host += host
         device.compute((PASS - BLOCKS) * longer)
         writer.enter_blocks()
         device.compute(BLOCKS * longer)
@@ -43,10 +89,8 @@ def sheet_after(device: EmulatedDevice, *, longer: float = 1.0, host: float = 0.
         writer.leave(Axis.FROM_NEXT, number)
         device.compute(2 * PASS * longer)
         writer.phase(Phase.REDUCE)
-        called += time.monotonic() - begun
-        loss = device.begin_reading([torch.ones(1)])
         number = writer.enter(Axis.WORLD, 1)
-        loss.wait()
+        device.wait()
         writer.leave(Axis.WORLD, number)
         writer.phase(Phase.UPDATE)
         device.compute(UPDATE)
@@ -56,49 +100,56 @@ def sheet_after(device: EmulatedDevice, *, longer: float = 1.0, host: float = 0.
         writer.phase(Phase.USER)
     row = sheet.sheet_of(writer.row(1.0))
     assert row is not None
-    return row, called / STEPS
+    return row
 
 
 def test_passes_are_as_long_as_the_device_takes_for_them() -> None:
     """Their calls return at once; what the device waits for is no part of them, and all of a step is counted."""
-    begun = time.monotonic()
-    row, called = sheet_after(EmulatedDevice(0, late=0.0))
-    each = (time.monotonic() - begun) / STEPS
-    assert called < row.busy / 2
+    row = sheet_after(Timeline())
+    assert row.forward == pytest.approx(PASS)
+    assert row.backward == pytest.approx(2 * PASS)
+    assert row.block == pytest.approx(BLOCKS / 2)
+    assert row.wait_pp == pytest.approx(LATE)
+    assert row.update == pytest.approx(UPDATE)
+    assert row.total == pytest.approx(3 * PASS + LATE + UPDATE)
+
+
+def test_a_slow_device_shows_in_its_passes_and_a_slow_host_in_those_it_is_late_with() -> None:
+    """By as much as it is slow, and in nothing else; the host by what the device has to wait for it."""
+    slow = sheet_after(Timeline(), longer=3.0)
+    assert slow.forward == pytest.approx(3 * PASS)
+    assert slow.block == pytest.approx(3 * BLOCKS / 2)
+    assert (slow.wait_pp, slow.update) == pytest.approx((LATE, UPDATE))
+    late = sheet_after(Timeline(), host=2 * PASS)
+    # The device still has the update of the step before to do meanwhile.
+    assert late.forward == pytest.approx(3 * PASS - UPDATE)
+    assert late.backward == pytest.approx(2 * PASS)
+    assert late.block == pytest.approx(BLOCKS / 2)
+
+
+def test_a_device_that_computes_beside_its_host_takes_no_less_for_its_passes() -> None:
+    """And nothing waits for it."""
+    row = sheet_after(Emulated(0, late=0.0))
     assert row.forward >= PASS
     assert row.backward >= 2 * PASS
     assert row.block >= BLOCKS / 2
     assert row.wait_pp >= LATE
     assert row.update >= UPDATE
-    assert row.total == pytest.approx(each, rel=0.3)
-
-
-def test_a_slow_device_shows_in_its_passes_and_a_slow_host_in_those_it_is_late_with() -> None:
-    """By as much as it is slow, and in nothing else; the host by what the device has to wait for it."""
-    slow, called = sheet_after(EmulatedDevice(0, late=0.0), longer=3.0)
-    assert slow.busy >= 9 * PASS
-    assert slow.block >= 3 * BLOCKS / 2
-    assert called + slow.update + slow.wait_pp < slow.busy
-    late, _ = sheet_after(EmulatedDevice(0, late=0.0), host=2 * PASS)
-    assert late.forward >= 3 * PASS
-    assert late.block < late.forward / 2
 
 
 def test_a_step_that_the_device_has_not_ended_is_read_later() -> None:
     """The host may be a step ahead; a row that comes too late is none."""
-    device = EmulatedDevice(0, late=0.0)
+    device = Timeline()
     writer = ProgressWriter(memoryview(mmap.mmap(-1, SIZE)))
     writer.measure_by(device.stopwatch())
     for step in range(1, STEPS + 1):
         writer.phase(Phase.FORWARD)
         device.compute(0.3 if step == STEPS - 1 else 0.001)
         if step < STEPS - 1:
-            device.begin_reading([torch.ones(1)]).wait()
-        begun = time.monotonic()
+            device.wait()
         writer.step(step)
-        assert time.monotonic() - begun < 0.2
         assert bool(writer.row(1.0)) == (2 * sheet.EVERY <= step < STEPS)
-    device.begin_reading([torch.ones(1)]).wait()
+    device.wait()
     writer.step(STEPS + 1)
     assert writer.row(1.0), "still the row of these eight steps"
 

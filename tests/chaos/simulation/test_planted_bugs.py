@@ -286,7 +286,7 @@ def trust_whatever_there_is(patch: pytest.MonkeyPatch) -> None:
 
 def keep_the_convicted(patch: pytest.MonkeyPatch) -> None:
     """Why a generation ended is known, and the machine takes part in the next one."""
-    patch.setattr(leader, "blame", lambda *_: None)
+    patch.setattr(leader, "shut_out", lambda *_: None)
 
 
 def set_all_aside(patch: pytest.MonkeyPatch) -> None:
