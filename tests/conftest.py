@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import queue
 import shutil
+import socket
 import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -44,6 +46,19 @@ def reported() -> Iterator[queue.SimpleQueue[ThreadFailure]]:
     threads.report_to(failures.put, end=lambda code: None)
     yield failures
     threads.report_to(None)
+
+
+@pytest.fixture
+def refusing_port() -> Iterator[Callable[[], int]]:
+    """Return ports of the loopback address that refuse connections, and that nobody else gets meanwhile."""
+    with ExitStack() as held:
+
+        def port() -> int:
+            bound = held.enter_context(socket.socket())
+            bound.bind(("127.0.0.1", 0))
+            return int(bound.getsockname()[1])
+
+        yield port
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

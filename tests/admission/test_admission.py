@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 from chaos.cluster import Cluster, Launch, started_by
 from chaos.etcd import EtcdServer
 from chaos.preloaded import PreloadedServer
-from chaos.processes import free_port
 from elastic3d.admission.check import CheckResult
 from elastic3d.admission.record import KEPT, FailedAdmission
 from elastic3d.errors import AdmissionFailed, EtcdUnavailable
@@ -170,29 +169,33 @@ def test_a_model_too_large_for_every_allowed_layout_is_refused(server: EtcdServe
     admit(conf, RunOptions(snapshot_every=0), huge, (), journal)
 
 
-def test_neighbours_that_refuse_connections_keep_a_node_out(server: EtcdServer) -> None:
+def test_neighbours_that_refuse_connections_keep_a_node_out(
+    server: EtcdServer, refusing_port: Callable[[], int]
+) -> None:
     """They hold their leases but do not answer this node: it could train with nobody."""
     conf = settings(server.endpoint)
     with EtcdClient(server.endpoint) as client:
-        train(client, conf, {"a": free_port(), "b": free_port()}, {"a", "b"})
+        train(client, conf, {"a": refusing_port(), "b": refusing_port()}, {"a", "b"})
         with pytest.raises(AdmissionFailed, match=r"neighbours: .*Connection refused.*look at this node's network"):
             run(conf)
         assert client.get(f"{conf.root}refused/me") is not None
 
 
-def test_neighbours_without_leases_are_ignored(server: EtcdServer) -> None:
+def test_neighbours_without_leases_are_ignored(server: EtcdServer, refusing_port: Callable[[], int]) -> None:
     """A generation whose nodes have lost their leases is left over from a dead job; the next job must still start."""
     conf = settings(server.endpoint)
     with EtcdClient(server.endpoint) as client:
-        train(client, conf, {"a": free_port(), "b": free_port(), "me": free_port()}, {"me"})
+        train(client, conf, {"a": refusing_port(), "b": refusing_port(), "me": refusing_port()}, {"me"})
         run(conf)
 
 
-def test_a_neighbour_that_dies_during_the_check_is_ignored(server: EtcdServer) -> None:
+def test_a_neighbour_that_dies_during_the_check_is_ignored(
+    server: EtcdServer, refusing_port: Callable[[], int]
+) -> None:
     """Its lease runs out while this node is still trying to reach it."""
     conf = settings(server.endpoint)
     with EtcdClient(server.endpoint) as client:
-        train(client, conf, {"a": free_port()}, {"a"})
+        train(client, conf, {"a": refusing_port()}, {"a"})
         lease, _ = client.grant(2.0)
         record = client.get(f"{conf.root}roll/members/a@i")
         assert record is not None
@@ -201,26 +204,28 @@ def test_a_neighbour_that_dies_during_the_check_is_ignored(server: EtcdServer) -
 
 
 def test_one_silent_neighbour_of_three_does_not_keep_a_node_out(
-    server: EtcdServer, capsys: pytest.CaptureFixture[str]
+    server: EtcdServer, capsys: pytest.CaptureFixture[str], refusing_port: Callable[[], int]
 ) -> None:
     """The fault is more likely the neighbour's; the remark names it."""
     conf = settings(server.endpoint)
     with EtcdClient(server.endpoint) as client, socket.create_server(("127.0.0.1", 0)) as there:
         port = there.getsockname()[1]
-        train(client, conf, {"a": port, "b": free_port(), "c": port}, {"a", "b", "c"})
+        train(client, conf, {"a": port, "b": refusing_port(), "c": port}, {"a", "b", "c"})
         run(conf)
     assert "admission: neighbours: b: 127.0.0.1:" in capsys.readouterr().err
 
 
-def test_one_reachable_etcd_endpoint_is_enough(server: EtcdServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_reachable_etcd_endpoint_is_enough(
+    server: EtcdServer, capsys: pytest.CaptureFixture[str], refusing_port: Callable[[], int]
+) -> None:
     """The unreachable one is named."""
-    run(settings(f"{server.endpoint},127.0.0.1:{free_port()}"))
+    run(settings(f"{server.endpoint},127.0.0.1:{refusing_port()}"))
     assert "admission: etcd: etcd 127.0.0.1: 127.0.0.1:" in capsys.readouterr().err
 
 
-def test_reasons_are_reported_even_without_etcd(tmp_path: Path) -> None:
+def test_reasons_are_reported_even_without_etcd(tmp_path: Path, refusing_port: Callable[[], int]) -> None:
     """A fit node reports that etcd is missing, an unfit one what is wrong with itself."""
-    conf = settings(f"127.0.0.1:{free_port()}", policy=Policy(below_minimum=1.0))
+    conf = settings(f"127.0.0.1:{refusing_port()}", policy=Policy(below_minimum=1.0))
     with pytest.raises(EtcdUnavailable):
         run(conf)
     with pytest.raises(AdmissionFailed, match="devices: none"):

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 
-from chaos.processes import free_port
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.admission.check import Check, CheckResult, Unfit, run_checks
 from elastic3d.admission.devices import ROWS, check_devices, present, product
@@ -353,9 +352,9 @@ def test_a_listening_neighbour_is_reached(listener: ReachTarget) -> None:
     assert reach("neighbours", [], need=0).ok
 
 
-def test_a_refusing_neighbour_is_named(listener: ReachTarget) -> None:
+def test_a_refusing_neighbour_is_named(listener: ReachTarget, refusing_port: Callable[[], int]) -> None:
     """It is a fault where more neighbours are needed, a remark where enough answer."""
-    down = ReachTarget(name="down", address="127.0.0.1", port=free_port())
+    down = ReachTarget(name="down", address="127.0.0.1", port=refusing_port())
     words = f"down: 127.0.0.1:{down.port}: Connection refused"
     check = reach("neighbours", [listener, down], need=1)
     assert (check.ok, check.detail) == (True, words)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from chaos.cluster import Cluster, Launch
 from chaos.etcd import EtcdServer
-from chaos.processes import free_port, wait_until
+from chaos.processes import wait_until
 from tests.paths import ROOT
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(180)]
@@ -79,9 +79,9 @@ def test_a_mistake_in_the_script_is_named(kind: str, job_etcd: EtcdServer, tmp_p
         assert word in said
 
 
-def test_a_missing_etcd_is_reported(tmp_path: Path) -> None:
+def test_a_missing_etcd_is_reported(tmp_path: Path, refusing_port: Callable[[], int]) -> None:
     """With its endpoint and what to check."""
-    endpoint = f"127.0.0.1:{free_port()}"
+    endpoint = f"127.0.0.1:{refusing_port()}"
     codes, said = start(tmp_path, endpoint, ["good"])
     assert codes == {1}
     assert endpoint in said

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousConnectionError
 
 from chaos.etcd import EtcdServer
-from chaos.processes import free_port
 from elastic3d.errors import EtcdUnavailable, JobEnded
 from elastic3d.membership.policy import Policy
 from elastic3d.rendezvous.connect import connect
@@ -46,9 +46,11 @@ def test_an_etcd_that_answers_late_is_waited_for(capsys: pytest.CaptureFixture[s
     assert "trying for 30 s more" in capsys.readouterr().err
 
 
-def test_an_etcd_that_never_answers_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_etcd_that_never_answers_is_an_error(
+    capsys: pytest.CaptureFixture[str], refusing_port: Callable[[], int]
+) -> None:
     """After as long as the job waits for other nodes, or at once on request."""
-    agreed = settings(f"127.0.0.1:{free_port()}", below_minimum=2.0)
+    agreed = settings(f"127.0.0.1:{refusing_port()}", below_minimum=2.0)
     began = time.monotonic()
     with pytest.raises(EtcdUnavailable, match="see that etcd runs"):
         connect(agreed)
@@ -59,9 +61,9 @@ def test_an_etcd_that_never_answers_is_an_error(capsys: pytest.CaptureFixture[st
     assert "more" not in capsys.readouterr().err
 
 
-def test_errors_of_a_handler_are_torchs_rendezvous_errors() -> None:
+def test_errors_of_a_handler_are_torchs_rendezvous_errors(refusing_port: Callable[[], int]) -> None:
     """Whether a caller catches torch's classes or ours; the text is the same."""
-    agreed = settings(f"127.0.0.1:{free_port()}", below_minimum=1.0)
+    agreed = settings(f"127.0.0.1:{refusing_port()}", below_minimum=1.0)
     for kind in (RendezvousConnectionError, EtcdUnavailable):
         with pytest.raises(kind, match="see that etcd runs"):
             ResidentHandler(agreed, "etcd").next_rendezvous()
