@@ -95,7 +95,9 @@ class Strain:
 
 @dataclass(slots=True, kw_only=True)
 class Strains:
-    """Those of this trainer. out: where to say that one is over. present: the one of the present step, if any."""
+    """Those of this trainer. out: where to say that one is over. present: the one of the present step, if any; a stall
+    stays until it is met, for the step's samples may have been read before it began.
+    """
 
     given: Mapping[int, Strain]
     out: Path
@@ -104,8 +106,11 @@ class Strains:
 
     def begin(self, rank: int, step: int) -> None:
         """Note that this rank begins a step, after `step` of them."""
-        strain = self.given.get(step)
-        self.present = strain if strain is not None and strain.rank == rank else None
+        strain, before = self.given.get(step), self.present
+        if strain is not None and strain.rank == rank:
+            self.present = strain
+        elif before is None or before.kind != "stall" or before.step in self.done:
+            self.present = None
 
     def meet(self, kinds: Mapping[str, Callable[[], None]]) -> None:
         """Go through the present step's strain, once, if it is one of `kinds`."""
