@@ -110,7 +110,7 @@ class Assembly:
         named = [] if plan.experts is None else experts.check(model, plan.experts, layout, plan.numerics.precision)
         stages.check_recompute(layout, self.recompute)
         self._tied = ties(model)
-        self._alike = stages.alike(model, plan.blocks)
+        self._comparable = stages.comparable(model, plan.blocks)
         self.parts = stages.cut(model, plan.blocks, layout, place.pp)
         self.experts = experts.Spread(model, named, mesh.dp, mesh.progress)
         self.randomness = Randomness(plan.seed, mesh.computes_on)
@@ -231,7 +231,7 @@ class Assembly:
             boundary=boundary(chain.activation, self.scheme, layout.tp),
             progress=self.mesh.progress,
         )
-        if self._alike:
+        if self._comparable:
             pipeline.time_blocks()
 
     def unaudited(self) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from torch import nn
@@ -59,14 +60,22 @@ def find_blocks(model: nn.Module, path: str) -> nn.ModuleList:
     raise ModelError(f"blocks={path!r}: {what} in {type(model).__name__}. {hint}")
 
 
-def alike(model: nn.Module, path: str | None) -> bool:
-    """Return whether all blocks are of one class, with parameters of the same names and shapes: they are one work."""
+def comparable(model: nn.Module, path: str | None) -> bool:
+    """Return whether all blocks are one work, which hooks may time.
+
+    They are of one class, with parameters of the same names and shapes, and neither they nor what they are in is
+    compiled in place or as a whole: a hook there would be compiled with it, which fails where no part may be left out.
+    """
     if path is None:
         return False
-    shapes = [
-        (type(block), [(name, parameter.shape) for name, parameter in block.named_parameters()])
-        for block in find_blocks(model, path)
-    ]
+    blocks = find_blocks(model, path)
+    around = [model, *map(model.get_submodule, accumulate(path.split(".")[:-1], "{}.{}".format))]
+    if any(one._compiled_call_impl is not None for one in (*around, *blocks)):
+        return False
+    # What `torch.compile` returns for a module holds it under this name.
+    if any(hasattr(one, "_orig_mod") for one in around):
+        return False
+    shapes = [(type(one), [(name, parameter.shape) for name, parameter in one.named_parameters()]) for one in blocks]
     return all(shape == shapes[0] for shape in shapes)
 
 

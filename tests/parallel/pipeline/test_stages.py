@@ -363,3 +363,34 @@ def test_a_large_model_that_cannot_be_initialised_is_refused() -> None:
         initial.fill(bare, "", 0, CpuDevice())
     with pytest.raises(ModelError, match="needs a function that builds the model"):
         initial.whole(lambda: 3, 0)  # type: ignore[arg-type, return-value]
+
+
+def test_blocks_are_timed_only_where_they_are_one_work_and_nothing_compiles_the_hooks() -> None:
+    """A hook in what is compiled as a whole would fail; around a block that was compiled before, it is outside."""
+
+    def nested() -> nn.Module:
+        inner = nn.Module()
+        inner.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        outer = nn.Module()
+        outer.inner = inner
+        return outer
+
+    def layers(model: nn.Module) -> nn.ModuleList:
+        return stages.find_blocks(model, "inner.layers")
+
+    model = nested()
+    assert stages.comparable(model, "inner.layers")
+    assert not stages.comparable(model, None)
+    layers(model)[1] = nn.Linear(4, 5)
+    assert not stages.comparable(model, "inner.layers")
+    for place in ("inner.layers.1", "inner", ""):
+        model = nested()
+        model.get_submodule(place).compile(backend="eager", fullgraph=True)
+        assert not stages.comparable(model, "inner.layers"), place
+    model = nested()
+    model.inner = torch.compile(model.inner, backend="eager")
+    assert not stages.comparable(model, "inner.layers")
+    model = nested()
+    for number, layer in enumerate(layers(model)):
+        layers(model)[number] = torch.compile(layer, backend="eager", fullgraph=True)
+    assert stages.comparable(model, "inner.layers")
