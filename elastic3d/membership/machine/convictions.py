@@ -38,6 +38,15 @@ def rollback(situation: Situation) -> Rollback | None:
     return next((one for one in said if one is not None and one.before == current.number + 1), None)
 
 
+def liars(situation: Situation) -> list[str]:
+    """Return the nodes of the sealed generation that say of themselves that a device of theirs computes wrongly."""
+    current, index, reports = situation.view.generation, situation.view.index, situation.roster.reports
+    if current is None or index is None:
+        return []
+    said = reports.who("failed", current.key)
+    return [id for id in said if reports[id].lying == current.key and id in index.node_ranks]
+
+
 def distrust(situation: Situation) -> acts.Fenced | None:
     """Return the write that puts such a rule into the sealed generation's record; None if it is there.
 

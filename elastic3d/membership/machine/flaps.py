@@ -8,6 +8,7 @@ too few are left: the job rather waits than trains on wrong numbers.
 from __future__ import annotations
 
 from elastic3d.membership import actions as acts
+from elastic3d.membership.machine.convictions import liars
 from elastic3d.membership.machine.leader_state import CountedLoss
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.triggers import Interruption
@@ -94,22 +95,13 @@ def shut_out(situation: Situation) -> acts.Fenced | None:
     not tell.
     """
     view, roster = situation.view, situation.roster
-    for id in _liars(situation):
+    for id in liars(situation):
         _blame(situation, id, lying=True)
     for loss in situation.leader_state.losses:
         if loss.lying and loss.place not in roster.quarantines:
             kept = Quarantine(seconds=LYING, reason=WRONG, by=view.me.node.name)
             return acts.PutQuarantine(place=loss.place, quarantine=kept, token=view.token)
     return None
-
-
-def _liars(situation: Situation) -> list[str]:
-    """Return the nodes of the sealed generation that say of themselves that a device of theirs computes wrongly."""
-    current, index, reports = situation.view.generation, situation.view.index, situation.roster.reports
-    if current is None or index is None:
-        return []
-    said = reports.who("failed", current.key)
-    return [id for id in said if reports[id].lying == current.key and id in index.node_ranks]
 
 
 def write_flap(situation: Situation) -> acts.Fenced | None:

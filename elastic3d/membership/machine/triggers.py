@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic3d.membership.machine.convictions import rollback
+from elastic3d.membership.machine.convictions import liars, rollback
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.records import Out
@@ -108,9 +108,9 @@ def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | N
             culprit = min(said, key=lambda id: index.node_ranks[id])
             detail = roster.reports[culprit].detail
             name = culprit.partition("@")[0]
-            if liars := tuple(id for id in said if roster.reports[id].lying == key):
-                names = ", ".join(id.partition("@")[0] for id in liars)
-                detail = f"{names}: {roster.reports[liars[0]].detail}"
+            if wrong := [id for id in liars(situation) if id in said]:
+                names = ", ".join(id.partition("@")[0] for id in wrong)
+                detail = f"{names}: {roster.reports[wrong[0]].detail}"
                 return Interruption(cause=Cause.LYING, detail=detail)
             if field == "error":
                 final = any(roster.reports[id].final for id in said)
