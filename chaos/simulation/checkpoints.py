@@ -89,9 +89,8 @@ class Checkpoints:
         """Move `vetted` to the newest checkpoint that it may point to, as leaders do (`worker/checkpoints/vetting`)."""
         if not self._ref.committed:
             return
-        clean, (number, live) = self._made[_parsed(self._ref.committed[0])].by, self._live
-        if self._ref.made_in is not None and number >= self._ref.made_in:
-            clean = {**clean, **live}
+        number, live = self._live
+        clean = vetted.clean_now(self._made[_parsed(self._ref.committed[0])].by, self._ref.made_in, live, number)
         for name in self._ref.committed:
             if self._ref.vetted is not None and self._ref.vetted.checkpoint == name:
                 return

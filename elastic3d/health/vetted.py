@@ -40,6 +40,17 @@ def begun(saved: Mapping[str, int] | None, nodes: Collection[str], step: int) ->
     return {node: min(known.get(node, -1), step) for node in nodes}
 
 
+def clean_now(
+    newest: Mapping[str, int], made_in: int | None, live: Mapping[str, int], generation: int
+) -> Mapping[str, int]:
+    """Return, by node, up to which step audits vouch for it where a checkpoint is to be vetted.
+
+    newest: what the newest checkpoint says, which was made in generation `made_in`. live: what generation `generation`
+    has audited beyond that; of an older one it does not count, since the same steps may have been made again since.
+    """
+    return {**newest, **live} if made_in is not None and generation >= made_in else newest
+
+
 def vets(made_by: Mapping[str, int], step: int, clean: Mapping[str, int]) -> bool:
     """Return whether a checkpoint of `step` is vetted.
 

@@ -44,16 +44,16 @@ NOT_YET = "no audit has vouched for all nodes that made a checkpoint yet"
 def vet(store: Store, live: LiveAudits | None = None) -> Vetting:
     """Move `vetted` on as far as it may, and return where it points then.
 
-    live: what is known beyond what the newest checkpoint says. What an older generation than that checkpoint's audited
-    does not count: the same steps may have been made again since. CheckpointError if the store fails, or what must be
-    read is damaged.
+    live: what is known beyond what the newest checkpoint says, see `vetted.clean_now`. CheckpointError if the store
+    fails, or what must be read is damaged.
     """
     ref = read_latest(store)
     if ref is None or ref.checkpoint is None:
         return Vetting(step=None)
-    newest = clean = vetted.clean_nodes(read_record(store, ref.checkpoint).facts)
-    if live is not None and ref.made_in is not None and live.generation >= ref.made_in:
-        clean = {**newest, **live.clean}
+    newest = vetted.clean_nodes(read_record(store, ref.checkpoint).facts)
+    clean: Mapping[str, int] = newest
+    if live is not None:
+        clean = vetted.clean_now(newest, ref.made_in, live.clean, live.generation)
     chosen = _newest(store, ref, clean)
     if chosen is not None:
         try:
