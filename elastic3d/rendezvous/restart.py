@@ -18,7 +18,6 @@ import secrets
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +31,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from elastic3d import output
+from elastic3d.clock import SYSTEM
 from elastic3d.errors import Elastic3dError, EtcdUnavailable, UsageError
 from elastic3d.etcd import EtcdClient
 from elastic3d.log import bind_process, process_log
@@ -235,8 +235,8 @@ class RestartHandler(RendezvousHandler):
         The workers whose failure ended it may be of a generation that has just been replaced.
         """
         assert self._member is not None
-        until, said = time.monotonic() + END_PATIENCE, ""
-        while (self._store is not None or self._wanted) and time.monotonic() < until:
+        until, said = SYSTEM.monotonic() + END_PATIENCE, ""
+        while (self._store is not None or self._wanted) and SYSTEM.monotonic() < until:
             with self._lock:
                 key = self._running.key if self._running is not None else self._wanted
             if key and key != said:
