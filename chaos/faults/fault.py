@@ -7,6 +7,7 @@ and how soon, and what it needs of the machine: `About`.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -75,7 +76,7 @@ class About:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(ABC):
     """Something that happens to a job. WORD names its kind; CHANGES: nodes that are lost, -1, and come, 1, by it."""
 
     WORD: ClassVar[str]
@@ -84,15 +85,15 @@ class Fault:
 
     when: When
 
+    @abstractmethod
     def make(self, job: LiveJob) -> bool:
         """Make it happen; return False where that is not possible yet."""
-        raise NotImplementedError
 
     def arguments(self) -> tuple[str, ...]:
         """Return what the job's script is started with for it."""
         return ()
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 (most faults have nothing to check)
         """Raise UsageError where its own values make no sense."""
 
     @classmethod
@@ -121,9 +122,9 @@ class OfNode(Fault):
             return False
         return self.make_to(job, name)
 
+    @abstractmethod
     def make_to(self, job: LiveJob, name: str) -> bool:
         """Do it to this node, which lives; return False where that is not possible yet."""
-        raise NotImplementedError
 
     def check(self) -> None:
         """Refuse what is no node."""

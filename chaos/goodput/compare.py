@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 from chaos.goodput.costs import RecoveryCosts
 from chaos.goodput.ledger import Account
@@ -108,8 +109,5 @@ def compare(
             case Contender.REPLICAS:
                 return Replicas(name, crowd, fast, recovery, enough=enough)
 
-    accounts = [
-        player(contender).play(lambda share, name=contender.value: report(name, share))  # type: ignore[misc]
-        for contender in contenders
-    ]
+    accounts = [player(contender).play(partial(report, contender.value)) for contender in contenders]
     return Comparison(oracle=oracle(crowd, planned.fastest), accounts=tuple(accounts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from chaos.goodput.ledger import Account, Ledger
@@ -14,7 +15,7 @@ SLICE = 600.0
 Report = Callable[[float], None]
 
 
-class Play:
+class Play(ABC):
     """A policy says what happens when a node is ready, and when one is lost.
 
     enough: the fewest nodes that any layout can use. start: seconds from when a node is held until it is ready.
@@ -24,13 +25,13 @@ class Play:
         self.crowd, self.loop, self._start = crowd, loop, start
         self.ledger = Ledger(name, enough)
 
+    @abstractmethod
     def ready(self, host: int) -> None:
         """A node has started, and can be used."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lost(self, host: int, active: bool) -> None:
         """A node was taken away. active: it trained, or was about to."""
-        raise NotImplementedError
 
     def play(self, report: Report = lambda share: None) -> Account:
         """Play the whole trace and return the account. report: called with the share that has been played."""
