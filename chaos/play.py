@@ -204,7 +204,7 @@ class _Player:
                 max_nodes=high,
                 slots=setting.slots,
                 # The first generation waits for all nodes, however far apart their agents start on a busy machine.
-                conf={"mode": "resident", "last_call": "20" if high == setting.nodes else "8", **setting.conf},
+                conf={"mode": "resident", "last_call": "60" if high == setting.nodes else "8", **setting.conf},
             ),
             workdir / "nodes",
         )

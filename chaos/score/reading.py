@@ -48,6 +48,7 @@ def read(
     if not node and generations:
         node = generations[-1].nodes[trial.rank // outcome.setting.slots]
     differences = compare(outcome, quiet)
+    missed = [f"it did not happen: {_formed(outcome)}"] if math.isnan(at) and not KINDS[trial.kind].control else []
     return Result(
         trial=trial,
         node=node,
@@ -56,9 +57,15 @@ def read(
         recovered=min(later) - at if later else math.nan,
         steps_lost=sum(view.steps_repeated for view in cured),
         same_bits=not differences,
-        broken=(*judge(outcome).broken, *differences),
+        broken=(*missed, *judge(outcome).broken, *differences),
         liar=_marked(workdir, SECOND),
     )
+
+
+def _formed(outcome: Outcome) -> str:
+    """Return which nodes a job trained on: ranks that were drawn for may have been of none."""
+    views = outcome.picture.generations
+    return "; ".join(f"{len(view.nodes)} nodes from step {view.first_step}" for view in views) or "no generation"
 
 
 def happened_at(workdir: Path, step: int) -> float:

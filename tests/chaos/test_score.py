@@ -236,3 +236,6 @@ def test_a_slow_node_is_a_verdict(tmp_path: Path) -> None:
     assert result.named
     assert result.classed
     assert not read(replace(trial, kind="busy"), quiet, quiet, tmp_path).happened
+    never = read(trial, quiet, quiet, tmp_path).broken
+    assert "it did not happen: no generation" in never, "a fault that was never made says why, as far as is known"
+    assert not read(replace(trial, kind="busy"), quiet, quiet, tmp_path).broken[0].startswith("it did not happen")
