@@ -3,7 +3,7 @@
 | what | how | found by |
 |---|---|---|
 | state at rest | a rotating part is copied where the passes begin, and compared before the update | its own rank |
-| votes | a number for the last outcome goes with the next vote, and of a generation's last vote by itself | all ranks |
+| votes | a number for the last outcome goes with the next vote, and by itself where there is none | all ranks |
 | updates | every tenth step, a small piece is computed again by a rank of another node (`health/recheck`) | all ranks |
 
 What a rank finds about its own state is said by it alone, which then leaves the step: the others lose a peer, and all
@@ -33,8 +33,8 @@ from elastic3d.training.at_rest import AtRest
 from elastic3d.training.findings import AuditedRank, end, nodes_of
 from elastic3d.training.updates import Updates
 
-_LEAVING = 14
-"""Kind of the step with which a generation's last vote is compared, for its fingerprint."""
+_LAST = 14
+"""Kind of the step with which a last vote is compared, for its fingerprint."""
 
 
 class Checks:
@@ -80,9 +80,9 @@ class Checks:
         """
         self._judge(outcome.last_outcomes, outcome.disputed_by, step)
 
-    def leaving(self, step: int) -> None:
-        """Judge the last vote and update of this generation, after which there is no vote; as `voted`, a collective."""
-        self._port.progress.begin_step(fingerprint(_LEAVING))
+    def last_step(self, step: int) -> None:
+        """Judge a vote and an update after which there is no vote, for all leave or the run ends; as `voted`."""
+        self._port.progress.begin_step(fingerprint(_LAST))
         mine = json.dumps([self._last, self._updates.differs]).encode()
         said = [json.loads(data) for data in self._mesh.gather(mine)]
         self._judge([last for last, _ in said], [rank for rank, (_, disputes) in enumerate(said) if disputes], step)

@@ -415,8 +415,8 @@ class Run:
             if not change.skipped:
                 local_step.step(optimizer)
             self._health.updated(outcome, change)
-            if outcome.leave:
-                self._health.leaving(done)
+            if outcome.leave or done == batches.goal:
+                self._health.last_step(done)
         if not change.skipped and schedule is not None:
             schedule.step()
         optimizer.zero_grad(set_to_none=True)

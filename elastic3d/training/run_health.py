@@ -196,13 +196,13 @@ class RunHealth:
         if self._checks is not None:
             self._checks.updated(outcome, change)
 
-    def leaving(self, step: int) -> None:
-        """Before the state of a generation's last step is handed on: judge its vote and its update; a collective.
+    def last_step(self, step: int) -> None:
+        """Before the state of a step is handed on that may have none after it: judge its vote and update; a collective.
 
         Convicted if they are wrong. step: the number of updates made.
         """
         if self._checks is not None:
-            self._checks.leaving(step)
+            self._checks.last_step(step)
 
     def look_at_loss(self, loss: float, step: int) -> Spiked | None:
         """Note the loss of a step before its update; return what it shows if a spike begins with it, else None.

@@ -109,6 +109,20 @@ def test_what_goes_wrong_as_all_leave_is_not_handed_on(what: str, kind: Audited)
         assert [record.step for record in report.records] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [("vote", Audited.SPLIT), pytest.param("update", Audited.MISCALCULATED, marks=pytest.mark.long)],
+)
+def test_what_goes_wrong_in_the_last_step_is_not_what_the_run_ends_with(what: str, kind: Audited) -> None:
+    """Nothing comes after it that would tell: all compare once more, before the state is stored as the run's."""
+    reports = played(wrong=Wrong(rank=1, what=what), steps=3)
+    for report in reports:
+        assert report.ended == "convicted", report.error
+        (wrong,) = said(report)
+        assert (wrong.kind, wrong.ranks, wrong.step, wrong.clean) == (kind, (1,), 2, 2)
+        assert [record.step for record in report.records] == [1, 2]
+
+
 @pytest.mark.long
 def test_two_ranks_that_part_name_nobody() -> None:
     """Which of the two is wrong nobody can say; that they part is said once."""
