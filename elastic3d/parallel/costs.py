@@ -3,6 +3,9 @@
 Nothing is computed and no memory is used. Floating-point operations are those that torch's `FlopCounterMode` counts:
 matrix products, convolutions and attention, with a multiply-add as two. Attention on meta is the plain kind, so that
 its saved bytes are those of a backend that keeps the matrix of scores: an upper bound for one that does not.
+
+What selective recomputation keeps is what its products make (`numerics.recompute`). The result of fused attention,
+which it keeps too, is not among them, since there is none on meta; it is as large as one product's input.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from elastic3d.errors import ModelError
 from elastic3d.parallel.constants import Constants
 from elastic3d.parallel.foreign import Caller
+from elastic3d.parallel.numerics.recompute import PRODUCTS
 from elastic3d.parallel.pipeline.stages import ends, find_blocks
 
 
@@ -29,7 +34,8 @@ class PartCosts:
     """One part of a model over one micro-batch.
 
     forward_flops, backward_flops: operations. parameters: number of elements. saved_bytes: of activations kept for the
-    backward pass. output_bytes: of the tensors that the part passes on.
+    backward pass. product_flops: of the forward ones, those of products with weights; product_bytes: of what these
+    make. output_bytes: of the tensors that the part passes on.
     """
 
     name: str
@@ -37,6 +43,8 @@ class PartCosts:
     backward_flops: int = 0
     parameters: int = 0
     saved_bytes: int = 0
+    product_flops: int = 0
+    product_bytes: int = 0
     output_bytes: int = 0
 
 
@@ -54,6 +62,8 @@ class _Part:
     name: str
     flops: list[int] = field(default_factory=lambda: [0, 0])
     saved: int = 0
+    products: list[int] = field(default_factory=lambda: [0, 0])
+    made: int = 0
     output: int = 0
 
 
@@ -93,7 +103,7 @@ class _Watch:
         self._model, self._blocks = model, blocks
         self._parts = [_Part("before"), *(_Part(name) for name, _ in blocks), _Part("after")]
         self._counter: Any = FlopCounterMode(display=False)
-        self._at, self._pass, self._seen = 0, 0, 0
+        self._at, self._pass, self._seen, self._products = 0, 0, 0, 0
         self._own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
         self._kept: list[Any] = []
 
@@ -105,7 +115,7 @@ class _Watch:
             handles.append(block.register_forward_pre_hook(self._entering(number), with_kwargs=True))
             handles.append(block.register_forward_hook(self._leaving(number)))
         try:
-            with self._counter, saved_tensors_hooks(self._save, lambda saved: saved):
+            with self._counter, _Products(self._made), saved_tensors_hooks(self._save, lambda saved: saved):
                 yield
                 self._count()
         finally:
@@ -127,6 +137,8 @@ class _Watch:
                 backward_flops=part.flops[1],
                 parameters=elements,
                 saved_bytes=part.saved,
+                product_flops=part.products[0],
+                product_bytes=part.made,
                 output_bytes=part.output,
             )
             for part, elements in zip(self._parts, parameters, strict=True)
@@ -136,7 +148,14 @@ class _Watch:
     def _count(self) -> None:
         total = int(self._counter.get_total_flops())
         self._parts[self._at].flops[self._pass] += total - self._seen
-        self._seen = total
+        by_operation = self._counter.get_flop_counts().get("Global", {})
+        products = sum(int(by_operation.get(one.overloadpacket, 0)) for one in PRODUCTS)
+        self._parts[self._at].products[self._pass] += products - self._products
+        self._seen, self._products = total, products
+
+    def _made(self, output: torch.Tensor) -> None:
+        if self._pass == 0:
+            self._parts[self._at].made += _nbytes([output])
 
     def _entering(self, number: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -178,6 +197,20 @@ class _Watch:
             self._kept.append(place)
             self._parts[self._at].saved += place.nbytes()
         return tensor
+
+
+class _Products(TorchDispatchMode):
+    """Passes on what products with weights make."""
+
+    def __init__(self, made: Callable[[torch.Tensor], None]) -> None:
+        super().__init__()
+        self._made = made
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if func in PRODUCTS:
+            self._made(output)
+        return output
 
 
 def _elements(model: nn.Module, path: str | None) -> list[int]:

@@ -41,7 +41,7 @@ def with_costs(
         profile,
         first=_part(costs.before, 0) if costs.blocks else ModelPart(),
         block=block,
-        last=replace(_part(costs.after, 0), kept={"none": kept, "full": kept}),
+        last=replace(_part(costs.after, 0), kept=dict.fromkeys(("none", "selective", "full"), kept)),
         boundary=boundary,
         logits=logits,
     )
@@ -58,8 +58,10 @@ def _cut(model: nn.Module, blocks: str | None, scheme: Scheme | None) -> int:
 def _part(costs: PartCosts, entering: int) -> ModelPart:
     """Return a part whose input has `entering` bytes."""
     whole = KeptActivations(whole=costs.saved_bytes)
-    kept = {
-        "none": whole,
-        "full": KeptActivations(whole=entering, again=float(costs.forward_flops)) if entering else whole,
-    }
+    kept = {"none": whole, "full": whole}
+    if entering:
+        products, others = entering + costs.product_bytes, costs.forward_flops - costs.product_flops
+        if products < costs.saved_bytes:
+            kept["selective"] = KeptActivations(whole=products, again=float(others))
+        kept["full"] = KeptActivations(whole=entering, again=float(costs.forward_flops))
     return ModelPart(parameters=costs.parameters, flops=float(costs.forward_flops), kept=kept)

@@ -4,7 +4,8 @@ How far the predictions are off is not known, but which of two layouts needs les
 learned bounds the prediction (`MemoryBound.most`), whatever the device has; where the costs of the device are known,
 that is a reserve of so many bytes which the model cannot use, and it is passed on as one.
 
-What blocks compute again is chosen with the layout, from what the script asks for upwards, as far as it was measured.
+What blocks compute again is chosen with the layout, from what the script asks for upwards, as far as it was measured:
+in part only where that keeps less than all, which a block of little but products with weights does not.
 With costs the fastest of all that fit is taken: leaner schedules, higher ZeRO stages, more stages and more computed
 again all cost time, and which of them costs least depends on the machines. Without costs the order is that of what is
 changed: the mesh as it is, with more computed again, then other meshes. Bits are the same in all of them.

@@ -86,15 +86,13 @@ def _activations(load: Load, layout: Layout, profile: ModelProfile, rounds: int)
     ends = chunks / layout.virtual
     schedule = schedule_of(layout)
     late = ends if schedule in (Schedule.GPIPE, Schedule.ZERO_BUBBLE) else min(2.0, ends)
-    again = profile.block.kept.get("none", KeptActivations()) if profile.recompute == "full" else KeptActivations()
+    again = max(0.0, _kept(profile.block, layout.tp, "none") - _kept(profile.block, layout.tp, profile.recompute))
     receiving = (layout.virtual - load.first) + (layout.virtual - load.last) if layout.pp > 1 else 0
     return {
         "activations": block * chunks + first * ends,
         "logits": last * (late if schedule is not None else 1.0),
         "receive buffers": float(receiving * rounds * profile.boundary),
-        "workspace": max(
-            *(part.workspace for part, _ in load.parts(profile)), again.whole + again.cut / layout.tp, 0.0
-        ),
+        "workspace": max(*(part.workspace for part, _ in load.parts(profile)), again),
     }
 
 

@@ -91,7 +91,7 @@ def one_round(load: Load, layout: Layout, profile: ModelProfile, costs: Costs, s
         again += count * kept_by(part, profile.recompute).again / flops
     fixed = costs.forward * layout.virtual / speed
     tensor = load.blocks * 2 * _all_reduce(profile.boundary, layout.tp, costs.inside) if layout.tp > 1 else 0.0
-    repeated = 1.0 if profile.recompute == "full" else 0.0
+    repeated = 0.0 if profile.recompute == "none" else 1.0
     own, link = held(load, profile, layout), shard_link(layout, costs, slots)
     gather = _exchange(own * profile.compute_bytes, layout.shards, link, units(load)) if layout.zero == 3 else 0.0
     reduce = _reduction(own, load, layout, profile, costs, slots)

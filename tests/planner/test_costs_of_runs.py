@@ -44,9 +44,28 @@ def test_rank_correlation_is_one_for_equal_orders() -> None:
     assert correlation([1.0, 1.0, 3.0], [5.0, 5.0, 6.0]) == pytest.approx(1.0)
 
 
+def test_what_is_computed_again_in_part_lies_between_nothing_and_all() -> None:
+    """Kept are a block's input and what its products with weights make; the scores are computed again."""
+    model = Model(width=32, blocks=3, context=16)
+    profile = profile_of(model)
+    tokens = model.context * model.micro_batch
+    none, some, full = (profile.block.kept[kind] for kind in ("none", "selective", "full"))
+    # Queries, keys and values, what attention leads to, and the two products of the feed-forward part.
+    assert some.whole == full.whole + tokens * (3 + 1 + 4 + 1) * model.width * 4
+    assert full.whole < some.whole < none.whole
+    assert 0 < some.again == profile.block.flops - 2 * tokens * 12 * model.width**2
+    by_kind = [
+        sum(memory(Layout(pp=1, dp=1), replace(profile, recompute=kind)).values())
+        for kind in ("full", "selective", "none")
+    ]
+    assert by_kind == sorted(by_kind)
+
+
 def test_an_unmeasured_kind_counts_as_no_recomputation() -> None:
-    """Selective recomputation is not measured on meta: keeping everything is the safe assumption."""
+    """In profiles of earlier versions, in part is not measured: keeping everything is the safe assumption."""
     profile = profile_of(Model(width=32, blocks=3, context=16))
+    kept = {kind: one for kind, one in profile.block.kept.items() if kind != "selective"}
+    profile = replace(profile, block=replace(profile.block, kept=kept))
     plain = memory(Layout(pp=1, dp=1), profile)["activations"]
     assert memory(Layout(pp=1, dp=1), replace(profile, recompute="selective"))["activations"] == plain
     assert memory(Layout(pp=1, dp=1), replace(profile, recompute="full"))["activations"] < plain
