@@ -20,9 +20,12 @@ pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(400)]
 Event = dict[str, Any]
 SCRIPT = Path(__file__).parent / "scripts" / "short_of_memory.py"
 STEPS = 3
-ROOM = "260"
-"""MiB beside what a trainer has before its first step: 150 to 190 remain in use after one with what is computed again,
-330 to 390 without."""
+ROOM = "280"
+"""MiB beside what a trainer has before its first step: more than 220 are needed where all is computed again, more than
+330 where what products make is kept."""
+
+GROUP_ROOM = "240"
+"""The same beside what all processes of a node hold, of which a control group counts only what was ever touched."""
 
 
 def played(
@@ -50,9 +53,10 @@ def played(
     assert set(codes.values()) == {0}, logs
     lines = [json.loads(line) for file in sorted(events.glob("*.jsonl")) for line in file.read_text().splitlines()]
     sealed = {line["number"]: line for line in lines if line["event"] == "generation.sealed"}
-    assert [sealed[number]["cause"] for number in sorted(sealed)] == ["start", "out_of_memory"], logs
-    short = [line for line in lines if line["event"] == "memory.short"]
-    assert [(line["rung"], line["act"], line["generation"]) for line in short] == [("recompute full", True, 1)], logs
+    assert [sealed[number]["cause"] for number in sorted(sealed)] == ["start", "out_of_memory", "out_of_memory"], logs
+    short = sorted((line for line in lines if line["event"] == "memory.short"), key=lambda line: line["generation"])
+    rungs = [(line["rung"], line["act"], line["generation"]) for line in short]
+    assert rungs == [("recompute selective", True, 1), ("recompute full", True, 2)], logs
     assert {line["event"] for line in lines} & {"script.raised", "memory.exhausted"} == {"memory.exhausted"}
     quiet = folder / "quiet"
     quiet.mkdir()
@@ -63,9 +67,9 @@ def played(
 
 @pytest.mark.long
 def test_a_job_whose_first_layout_does_not_fit_ends_with_the_same_bits(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """In one generation more, and nobody says that the script raised."""
-    (short,) = played(job_etcd, tmp_path, {"ROOM": ROOM})
-    assert "ran out of the host's memory (8.0 MiB asked)" in short["detail"]
+    """One rung after the other, since less does not help here, and nobody says that the script raised."""
+    for short in played(job_etcd, tmp_path, {"ROOM": ROOM}):
+        assert "ran out of the host's memory (8.0 MiB asked)" in short["detail"]
 
 
 @pytest.mark.slow
@@ -76,8 +80,9 @@ def test_a_trainer_that_the_kernel_kills_for_its_memory_is_no_kill_by_a_person(
     name = f"elastic3d-{tmp_path.name}-{os.getpid()}"
     try:
         with MemoryGroup(name) as group:
-            (short,) = played(job_etcd, tmp_path, {"ROOM": ROOM, "GROUP": name}, group)
+            all_short = played(job_etcd, tmp_path, {"ROOM": GROUP_ROOM, "GROUP": name}, group)
     except PermissionError as error:
         pytest.skip(f"no control group can bound memory here: {error}")
-    assert short["nodes"] == ["node0"]
-    assert "the kernel killed it" in short["detail"]
+    for short in all_short:
+        assert short["nodes"] == ["node0"]
+        assert "the kernel killed it" in short["detail"]
