@@ -1,7 +1,7 @@
 """A control group that bounds the memory of a node's processes, so that the kernel kills one where it runs out.
 
     with MemoryGroup("name") as group:
-        group.add(pid)              # and what it starts from then on
+        group.add(pid)              # and its descendants
         group.limit(200 << 20)      # bytes beside what its processes hold now
 
 Needs root and a memory controller that may be written to, of cgroup v1 or v2.
@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from chaos.processes import descendants
+
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
@@ -25,8 +27,15 @@ class MemoryGroup:
         self.folder = (V1 if self._v1 else V2) / name
 
     def add(self, pid: int) -> None:
-        """Have a process in it, and what it starts from then on."""
-        (self.folder / "cgroup.procs").write_text(str(pid))
+        """Have a process in it, what descends from it, and what they start from then on."""
+        added: set[int] = set()
+        while new := {pid, *descendants(pid)} - added:
+            for one in new:
+                try:
+                    (self.folder / "cgroup.procs").write_text(str(one))
+                except ProcessLookupError:
+                    continue
+            added |= new
 
     def limit(self, room: int) -> None:
         """Let its processes have so many bytes beside what they hold now."""
