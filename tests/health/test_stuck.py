@@ -372,9 +372,7 @@ def forged(draw: st.DrawFn) -> tuple[Generation, dict[str, Stall], set[str]]:
     steps = {rank: [program(layout, rank) for _ in range(STEPS)] for rank in range(layout.world)}
     culprit, forger = draw(st.integers(0, layout.world - 1)), draw(st.integers(0, layout.world - 1))
     where = sum(map(len, steps[culprit][:-1])) + draw(st.integers(0, len(steps[culprit][-1]) - 1))
-    ranks = {
-        n: replace(one, silent=60_000) for n, one in standstill(layout, steps, {culprit: where}).items()
-    }
+    ranks = {n: replace(one, silent=60_000) for n, one in standstill(layout, steps, {culprit: where}).items()}
     numbers = st.integers(0, 40)
     counts = st.builds(AxisCount, axis=st.sampled_from([axis.name for axis in Axis]), posted=numbers, done=numbers)
     waits = st.none() | st.builds(Wait, axis=st.sampled_from([axis.name for axis in Axis]), number=numbers)

@@ -122,7 +122,9 @@ def test_a_device_that_computes_wrongly_again_is_convicted(flips: tuple[Flip, ..
         assert set(verdict.ranks) <= {flip.rank for flip in flips}
 
 
-@pytest.mark.parametrize("dies", [pytest.param(1, id="the accused"), pytest.param(2, id="a witness", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "dies", [pytest.param(1, id="the accused"), pytest.param(2, id="a witness", marks=pytest.mark.long)]
+)
 def test_a_death_in_a_hearing_is_a_death_and_convicts_nobody(dies: int) -> None:
     """What was not heard to its end is no verdict: the others lose a peer, and make no update of that step."""
     flip = Flip(rank=1, passes=STAYS)
