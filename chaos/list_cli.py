@@ -13,6 +13,7 @@ from rich.table import Table
 
 from chaos.faults.catalogue import KINDS, form, lacking, summary
 from chaos.faults.fault import Fault, Place
+from elastic3d.membership.injection import INJECTABLE
 from elastic3d.values import to_json
 
 SCHEMA = 1
@@ -26,6 +27,7 @@ class FaultDocument:
     the table of failures on it, "" on others. detector: the event that says so, "" where nobody may say anything.
     bar: seconds until it is said, null for none. needs: beside a machine and a job. missing: which of that this machine
     has not, "" for nothing. replay: how exactly it happens again. form: its lines in a schedule.
+    live: whether `elastic3d chaos inject` can inject it into a live job.
     """
 
     word: str
@@ -41,6 +43,7 @@ class FaultDocument:
     missing: str
     replay: str
     form: str
+    live: bool
 
 
 def list_faults(
@@ -87,6 +90,7 @@ def document(kind: type[Fault]) -> FaultDocument:
         missing="; ".join(filter(None, (lacking(need) for need in sorted(about.needs)))),
         replay=about.replay.value,
         form=form(kind),
+        live=kind.WORD in INJECTABLE,
     )
 
 
@@ -101,8 +105,9 @@ def table(shown: Sequence[FaultDocument]) -> Table:
             place = one.place
             made.add_row(f"[bold]{place}[/]")
         needs = f" [yellow]Needs {', '.join(one.needs)}.[/]" if one.needs else ""
+        live = " [green]Also into a live job.[/]" if one.live else ""
         bar = f", {one.bar:g} s" if one.bar else ""
-        made.add_row(f"  {one.word}", one.happens + needs, one.promised, f"{one.detector}{bar}" or "nobody")
+        made.add_row(f"  {one.word}", one.happens + needs + live, one.promised, f"{one.detector}{bar}" or "nobody")
     return made
 
 
@@ -115,6 +120,7 @@ def page() -> str:
         "`make reference`. How to use it: [Breaking your own training](../guides/chaos.md). What is here",
         "can be made. *Exact*: it happens at the same place of the program again. *Near*: after the same event, some",
         "milliseconds after it is seen. *Timed*: it also lasts for real seconds, which no replay repeats exactly.",
+        "*Live*: `elastic3d chaos inject` can also inject it into a live job that allows it.",
     ]
     for place in Place:
         lines += ["", f"## {place.value.capitalize()}", "", "| fault | what happens, and how it enters |"]
@@ -129,7 +135,7 @@ def page() -> str:
 def _row(one: FaultDocument) -> str:
     link = f"[promise]({'failures.md' if one.row else '../' + one.page})"
     cells: list[Any] = [
-        f"`{one.word}`",
+        f"`{one.word}`{' (live)' if one.live else ''}",
         f"{one.happens} By {one.enters}.",
         f"{one.promised} ({link})",
         f"`{one.detector}`{f' within {one.bar:g} s' if one.bar else ''}" if one.detector else "nobody",

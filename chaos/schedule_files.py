@@ -36,9 +36,10 @@ from typing import Any
 
 from chaos.faults.catalogue import kind_of
 from chaos.faults.fault import Fault, node_name
-from chaos.faults.moment import When, nearest
+from chaos.faults.moment import When
 from chaos.schedule import Schedule
 from elastic3d.errors import UsageError
+from elastic3d.nearest import nearest
 
 ANY = "any"
 """A node that is to be drawn."""

@@ -14,23 +14,28 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from chaos.inject_cli import inject
 from chaos.list_cli import list_faults
 from chaos.score.card import Row, card
 from chaos.score.kinds import KINDS
 from chaos.score.results import Result
 from chaos.series import EACH, draw, play_all, steps_of
 from chaos.storm_cli import replay, run_schedule
+from elastic3d.cli.job import about_a_job
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.values import to_json
 
 SCHEMA = 1
 app = typer.Typer(
-    name="chaos", help="Break real jobs on this machine, and judge what becomes of them.", no_args_is_help=True
+    name="chaos",
+    help="Break real jobs on this machine, and judge what becomes of them; or a live one, if it allows that.",
+    no_args_is_help=True,
 )
 app.callback()(lambda: None)
 app.command("list")(list_faults)
 app.command("run")(run_schedule)
 app.command()(replay)
+app.command()(about_a_job(inject))
 
 
 @app.command()

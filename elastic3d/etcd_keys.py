@@ -29,6 +29,7 @@ SECRET = BOARD + "secret"
 
 TOMBS = BOARD + "tombs/"
 DOUBTS = BOARD + "doubts/"
+FAULTS = BOARD + "faults/"
 MEMBERS = ROLL + "members/"
 REPORTS = ROLL + "reports/"
 DRAINS = ROLL + "drains/"
@@ -55,6 +56,11 @@ def tomb(id: str) -> str:
 def doubt(id: str) -> str:
     """Return the key by which an incarnation is asked to answer."""
     return DOUBTS + id
+
+
+def fault(id: str, number: str) -> str:
+    """Return the key of an order to an incarnation to bring about a fault of its own. number: of the order."""
+    return f"{FAULTS}{id}/{number}"
 
 
 def drain(name: str) -> str:

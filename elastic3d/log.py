@@ -126,6 +126,13 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # This node has to leave in `seconds`, without a deadline if that is None.
         "node.draining": _info("seconds", "detail"),
         "node.leaving": _info("detail"),
+        # By `elastic3d chaos inject`, on its own stderr: a fault was ordered of `node`, which allows it.
+        "fault.ordered": _info("fault", "seconds", "by"),
+        # This node does to its processes `pids` what was ordered: written, as far as the disk allows, before it acts.
+        # `seconds`: for how long.
+        "fault.injected": _warning("fault", "seconds", "pids", "by"),
+        # A fault was ordered of this node, which does not do it. Where `--rdzv-conf=chaos=allow` was not given: once.
+        "fault.refused": _warning("fault", "by", "detail"),
         "etcd.lost": _warning("error"),
         "etcd.back": _info("seconds"),
         # etcd answers, but takes no writes from us until somebody has mended what `error` says.

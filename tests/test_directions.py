@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "environment",
         "etcd_keys",
         "log",
+        "nearest",
         "output",
         "owners",
         "pace",

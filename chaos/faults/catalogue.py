@@ -15,10 +15,10 @@ from typing import Any
 
 from chaos.faults import code, data, device, disk, etcd, memory, network, orders, process, store
 from chaos.faults.fault import Fault, Need
-from chaos.faults.moment import nearest
 from chaos.hung_files import HungFiles
 from chaos.network import Network
 from elastic3d.errors import UsageError
+from elastic3d.nearest import nearest
 
 KINDS: Mapping[str, type[Fault]] = MappingProxyType(
     {

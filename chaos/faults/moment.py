@@ -5,14 +5,13 @@ Never times alone: the same schedule meets the same job at the same place whatev
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from chaos.follow import Picture
 from elastic3d.errors import UsageError
 from elastic3d.log import EVENTS
+from elastic3d.nearest import nearest
 
 
 class Phase(StrEnum):
@@ -80,9 +79,3 @@ class When:
             self.event + (f" x{self.count}" if self.count > 1 else ""),
         ]
         return "@" + " ".join(filter(None, parts))
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the hint that names the one of the `known` words that is most like `word`, "" if none is."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import getpass
 import inspect
+import os
 import re
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -137,6 +140,15 @@ _OPTIONS: dict[str, Any] = {
     "cert": _Cert,
     "key": _Key,
 }
+
+
+def asker() -> str:
+    """Return who gives an order, for people: the user, and the machine they are logged in to."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def about_a_job(command: Callable[..., None]) -> Callable[..., None]:

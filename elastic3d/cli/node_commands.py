@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from elastic3d.cli.durations import spell
-from elastic3d.cli.job import JobOptions
+from elastic3d.cli.job import JobOptions, asker
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import MembershipError
 from elastic3d.etcd import EtcdClient
@@ -52,7 +49,7 @@ def drain(
     seconds = some_seconds(deadline, "--deadline")
     with options.connect() as (client, job):
         before = read_status(client, job)
-        ordered = order_drain(client, job.root, node, seconds=seconds, by=_me(), reason=reason)
+        ordered = order_drain(client, job.root, node, seconds=seconds, by=asker(), reason=reason)
         print(_leaving(before, node, seconds))
         if wait:
             print(_until_gone(client, job, node, ordered.incarnation, seconds))
@@ -78,7 +75,7 @@ def quarantine(
     seconds = some_seconds(for_, "--for")
     with options.connect() as (client, job):
         before = read_status(client, job)
-        machine = order_quarantine(client, job.root, node, seconds=seconds, by=_me(), reason=reason)
+        machine = order_quarantine(client, job.root, node, seconds=seconds, by=asker(), reason=reason)
         rows = [row for row in before.nodes if row.machine == machine and row.role is not NodeRole.NONE]
         print(f"machine {machine} is kept out for {spell(seconds)}; `elastic3d release {node}` lets it back earlier")
         for row in rows:
@@ -161,11 +158,3 @@ def _progress(now: Status, row: NodeStatus, left: float) -> str:
             what = f"trainers are switching to generation {now.preparing.number}"
     until = f"{spell(left)} left" if left > 0 else "its time is over"
     return f"node {row.name} is leaving: {what}; {until}"
-
-
-def _me() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"

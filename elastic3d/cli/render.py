@@ -57,6 +57,7 @@ def picture(status: Status, width: int) -> RenderableType:
         if sealed is not None:
             parts.append(_generation(sealed, prepared=prepared))
     parts.append(_figures(status))
+    parts += _open(status)
     parts += _standstill(status)
     parts += _watched(status)
     if status.generation is not None and status.generation.mesh:
@@ -117,6 +118,16 @@ def _figures(status: Status) -> Text:
             elif status.unvetted:
                 text.append(f"\n  vetted: none, since {clean(status.unvetted)}")
     return text
+
+
+def _open(status: Status) -> list[Text]:
+    """Say that faults may be injected into the job, if they may: nobody shall overlook that."""
+    names = status.injectable
+    if not names:
+        return []
+    few = ", ".join(map(clean, names[:STAGES])) + (f" and {len(names) - STAGES} more" if len(names) > STAGES else "")
+    which = f"{_count(len(names), 'node')}: {few}" if len(names) < len(status.nodes) else "any node"
+    return [Text(f"  faults may be injected into {which} (chaos=allow)", style="bold yellow")]
 
 
 def _standstill(status: Status) -> list[Text]:

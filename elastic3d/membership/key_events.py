@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from elastic3d.membership.injection import FaultOrder
 from elastic3d.membership.records import (
     Claim,
     Doubt,
@@ -173,6 +174,17 @@ class DoubtGone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultOrdered:
+    """Somebody wants a fault of this incarnation's own processes, or it has answered. key, lease: of the order."""
+
+    id: str
+    order: FaultOrder
+    key: str
+    lease: int
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderPut:
     """Somebody leads; the revision is the fencing token."""
 
@@ -256,6 +268,7 @@ OfBoard = (
     | TombGone
     | DoubtPut
     | DoubtGone
+    | FaultOrdered
     | LeaderPut
     | LeaderGone
     | GenerationPut

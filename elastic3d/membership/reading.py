@@ -13,6 +13,7 @@ from elastic3d import etcd_keys as keys
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import KeyValue
 from elastic3d.membership import events as e
+from elastic3d.membership.injection import FaultOrder
 from elastic3d.membership.records import (
     SCHEMA,
     BaseUnknown,
@@ -88,6 +89,9 @@ def read(
                 return e.TombPut(id=name, tomb=record(Tomb), revision=at)
             case keys.DOUBTS:
                 return e.DoubtPut(id=name, doubt=record(Doubt), revision=at)
+            case keys.FAULTS:
+                id = name.rpartition("/")[0]
+                return e.FaultOrdered(id=id, order=record(FaultOrder), key=item.key, lease=item.lease, revision=at)
             case keys.LEADER:
                 return e.LeaderPut(claim=record(Claim), revision=at)
             case keys.GENERATION:
@@ -122,7 +126,7 @@ def _garbage(kind: str, name: str, at: int, detail: str) -> e.OfRoster | e.OfBoa
             return e.GenerationSpoiled(revision=at, stands=at)
         case keys.PROPOSAL:
             return e.ProposalGone(revision=at)
-        case keys.TOMBS | keys.DOUBTS | keys.DRAINS | keys.QUARANTINE | keys.FLAPS:
+        case keys.TOMBS | keys.DOUBTS | keys.FAULTS | keys.DRAINS | keys.QUARANTINE | keys.FLAPS:
             return e.Garbage(key=kind + name, revision=at)
         case keys.END:
             return e.Garbage(key=kind, revision=at)

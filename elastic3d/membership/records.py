@@ -13,6 +13,8 @@ which few write; only the leader, and members that must judge it, watch the rost
     board/secret          what proves a process to be of the run; not a record (`trust/secret.py`)
     board/tombs/<id>      this incarnation is out: it left, it was found dead, it was refused, another took its name
     board/doubts/<id>     somebody does not hear this incarnation: it shall answer in its report
+    board/faults/<id>/<number>  this incarnation shall bring about a fault of its own (`injection`); written by an
+                          operator under a lease of its own, and again by the incarnation's keeper as its answer
     roll/members/<id>     a member's node: written once per incarnation, under the member's lease
     roll/reports/<id>     what it sees: its trainers' state, silent neighbours, notices; under the lease
     roll/drains/<name>    this node shall leave; written by an operator
@@ -64,6 +66,7 @@ class MemberRecord:
 
     minimum, maximum: how many nodes its policy wants, 0 if not given; for people only. encrypted: whether it
     encrypts connections between nodes, and expects it. device: what its trainers compute on, None in mode restart.
+    chaos: whether its keeper carries out orders of faults (`injection`).
     """
 
     node: Node
@@ -73,6 +76,7 @@ class MemberRecord:
     maximum: int = 0
     encrypted: bool = False
     device: DeviceFacts | None = None
+    chaos: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

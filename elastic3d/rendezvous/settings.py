@@ -44,7 +44,7 @@ _DRAIN = "drain"
 _KILLED_AFTER = environment.SHUTDOWN_TIMEOUT.name
 _COUNTS = ("tries", "multiple_of", "budget", "flaps")
 _TEXTS = ("mode", "prefix", "node", "user", "password_file", "ca", "cert", "key", "gate")
-KNOWN = (*_TEXTS, *_TIMES, _DRAIN, *_COUNTS, "counts", "labels", "admission", *notice_options.KEYS)
+KNOWN = (*_TEXTS, *_TIMES, _DRAIN, *_COUNTS, "counts", "labels", "admission", "chaos", *notice_options.KEYS)
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """One part of an etcd key."""
 
@@ -86,6 +86,8 @@ class Settings:
     """Where the node stands, by level of membership/topology.py."""
     admission: bool = True
     """Whether it checks itself before it joins."""
+    chaos: bool = False
+    """Whether its keeper carries out orders of faults in its own processes (membership/injection.py)."""
     drain: float = 25.0
     """Most seconds that the node takes to leave after SIGTERM or SIGINT."""
     end_seen: int | None = None
@@ -149,6 +151,14 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
     admission = conf.get("admission", "on")
     if admission not in ("on", "off"):
         raise ConfigurationError(f"--rdzv-conf=admission={admission}: choose on or off")
+    chaos = conf.get("chaos", "off")
+    if chaos not in ("allow", "off"):
+        raise ConfigurationError(f"--rdzv-conf=chaos={chaos}: choose allow or off")
+    if chaos == "allow" and mode == "restart":
+        raise ConfigurationError(
+            "--rdzv-conf=chaos=allow: in mode restart no keeper is there to carry out an order; add mode=resident, or "
+            "leave chaos out"
+        )
     if not endpoint:
         raise ConfigurationError("--rdzv-endpoint is missing: give etcd's address, e.g. --rdzv-endpoint=host:2379")
     policy = Policy(
@@ -169,6 +179,7 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
         home="" if conf.get("node") else labels_of(conf.get("labels", ""), os.environ, "", read_file).get("host", ""),
         labels=labels_of(conf.get("labels", ""), os.environ, socket.gethostname(), read_file),
         admission=admission == "on",
+        chaos=chaos == "allow",
         drain=_drain(conf),
         end_seen=None,
         notices=notice_options.from_conf(conf),

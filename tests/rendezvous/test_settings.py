@@ -63,6 +63,7 @@ def test_every_setting_is_parsed() -> None:
             tries="7",
             labels="zone:z/host:h",
             admission="off",
+            chaos="allow",
             notices="gcp",
             notices_url="http://127.0.0.1:8080",
             notices_rebalance="drain",
@@ -77,6 +78,7 @@ def test_every_setting_is_parsed() -> None:
     )
     assert settings.home == "", "a given name is the same at each start"
     assert (settings.labels, settings.admission) == ({"zone": "z", "host": "h"}, False)
+    assert settings.chaos
     policy = settings.policy
     assert (settings.mode, settings.node, settings.root) == ("resident", "n1", "/team/a/job/")
     assert (settings.user, settings.password_file, settings.gate) == ("u", "/p", "/gate")
@@ -125,6 +127,8 @@ def test_every_setting_is_parsed() -> None:
         ({"node": "a/b"}, "node=a/b"),
         ({"labels": "rack=r1"}, "labels=rack=r1"),
         ({"admission": "maybe"}, "admission=maybe: choose on or off"),
+        ({"chaos": "on"}, "chaos=on: choose allow or off"),
+        ({"chaos": "allow"}, "chaos=allow: in mode restart no keeper is there"),
         ({"node": "a b"}, "node=a b"),
         ({"prefix": "/"}, "prefix=/"),
         ({"cert": "/c"}, "cert and key"),

@@ -53,7 +53,7 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
             return None
         clock.sleep(POLL)
     wipe: list[Operation] = [Delete(root + key) for key in (keys.END, keys.PROPOSAL)]
-    past = (keys.WHOLE, keys.TOMBS, keys.DOUBTS, keys.DRAINS, keys.HISTORY, keys.VERDICTS)
+    past = (keys.WHOLE, keys.TOMBS, keys.DOUBTS, keys.FAULTS, keys.DRAINS, keys.HISTORY, keys.VERDICTS)
     wipe += [Delete(root + prefix, prefix=True) for prefix in past]
     last = sealed(root, client.range(root + keys.LISTED)[0])
     if last is not None:

@@ -65,6 +65,7 @@ def status(run_id: str, run_keys: RunKeys, *, revision: int, remaining: Mapping[
         suspects=_suspects(run_keys),
         verdict=_verdict(run_keys),
         health=_watched(current),
+        injectable=tuple(sorted({record.node.name for record in run_keys.members.values() if record.chaos})),
         minimum=minimum,
         maximum=max((record.maximum for record in run_keys.members.values()), default=0),
         problems=tuple(run_keys.problems),

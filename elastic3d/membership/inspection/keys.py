@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from elastic3d import etcd_keys as keys
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import KeyValue
+from elastic3d.membership.injection import FaultOrder
 from elastic3d.membership.records import (
     Claim,
     Doubt,
@@ -61,6 +62,7 @@ class RunKeys:
     reports: dict[str, Report] = field(default_factory=dict)
     tombs: dict[str, Tomb] = field(default_factory=dict)
     doubts: dict[str, Doubt] = field(default_factory=dict)
+    faults: dict[str, FaultOrder] = field(default_factory=dict)
     drains: dict[str, Drain] = field(default_factory=dict)
     quarantine: dict[str, Quarantine] = field(default_factory=dict)
     flaps: dict[str, Flap] = field(default_factory=dict)
@@ -79,6 +81,7 @@ _MANY: dict[str, tuple[type[Any], Callable[[RunKeys], dict[str, Any]]]] = {
     keys.REPORTS: (Report, lambda run_keys: run_keys.reports),
     keys.TOMBS: (Tomb, lambda run_keys: run_keys.tombs),
     keys.DOUBTS: (Doubt, lambda run_keys: run_keys.doubts),
+    keys.FAULTS: (FaultOrder, lambda run_keys: run_keys.faults),
     keys.DRAINS: (Drain, lambda run_keys: run_keys.drains),
     keys.QUARANTINE: (Quarantine, lambda run_keys: run_keys.quarantine),
     keys.FLAPS: (Flap, lambda run_keys: run_keys.flaps),

@@ -255,6 +255,8 @@ class Status:
     """The newest of this job, None where nothing was ever found."""
     health: HealthStatus | None
     """How its ranks are watched, None where that was not reported."""
+    injectable: tuple[str, ...]
+    """Names of the nodes that allow faults to be injected, in order; () for none."""
     minimum: int
     """Fewest active nodes; 0: not known."""
     maximum: int

@@ -246,6 +246,11 @@ class Generations:
             return []
         return [(self._slots[i], trainer) for i, trainer in world.trainers.items() if i not in world.ended]
 
+    def pids(self) -> dict[int, int]:
+        """Return the pids of the living trainers of the running generation by their slot, as far as they began."""
+        world = self.worlds.get(self.running.key) if self.running is not None else None
+        return {} if world is None else {slot: pid for slot, pid in world.pids.items() if slot not in world.ended}
+
     def stop(self, key: str) -> None:
         """Kill the trainers of a generation."""
         world = self.worlds.get(key)
@@ -282,6 +287,8 @@ class Generations:
         key, world = keyed_world
         rank = world.first_rank + event.slot
         match event:
+            case w.Started():
+                world.pids[event.slot] = event.pid
             case w.TrainerReady():
                 world.prepared.add(event.slot)
                 if len(world.prepared) == len(self._slots):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from checkpointing import Store
 from checkpointing.stores.retrying import Trouble
-from elastic3d import notices, threads
+from elastic3d import environment, notices, threads
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import JobEnded
 from elastic3d.etcd import EtcdClient
@@ -49,6 +49,7 @@ from elastic3d.worker.keeper.admit import admit
 from elastic3d.worker.keeper.departure import LeaveRequest
 from elastic3d.worker.keeper.ending import Ending
 from elastic3d.worker.keeper.generations import Generations
+from elastic3d.worker.keeper.injected import InjectedFaults, NodeProcesses
 from elastic3d.worker.keeper.meeting import Meeting
 from elastic3d.worker.keeper.progress import ProgressReporter
 from elastic3d.worker.keeper.trainer_group import assignment
@@ -190,6 +191,7 @@ class Keeper:
             minimum=policy.minimum,
             maximum=policy.maximum,
             encrypted=bool(self._settings.cert),
+            chaos=self._settings.chaos,
         )
         if store is not None:
             self._checkpoints = Checkpoints(
@@ -209,6 +211,13 @@ class Keeper:
             self._tell,
             journal=self._journal,
             drain=self._settings.drain,
+        )
+        self._faults = InjectedFaults(
+            client,
+            allowed=self._settings.chaos,
+            slots=len(self._slots),
+            journal=self._journal,
+            processes=self._processes,
         )
         self._client, self._links = client, links
         self._generations.show(
@@ -277,6 +286,14 @@ class Keeper:
         assert self._generations.credentials is not None
         self._generations.show(self._generations.credentials.of(node.id))
         self._join(client, links, replace(record, node=node), again=True)
+
+    def _processes(self) -> NodeProcesses:
+        """Return this node's processes, as far as faults may be ordered of them."""
+        return NodeProcesses(
+            agent=environment.AGENT_PROCESS.read(),
+            keepers=tuple(slot.pid for slot in self._slots),
+            trainers=self._generations.pids(),
+        )
 
     def _pulse(self) -> Pulse:
         """Return how this node is. Runs on the member's writing thread."""
@@ -355,6 +372,8 @@ class Keeper:
                     slot.set_etcd_away(not event.there)
             case SealedMembership():
                 self._generations.sealed(event.generation)
+            case m.FaultOrdered():
+                self._faults.heard(event, self._node.id)
             case SecretNews():
                 self._take_secret(event)
             case w.ConnectionRefused():
@@ -437,10 +456,14 @@ class Keeper:
                 self._inbox.put(Proposed(None))
             case m.GenerationPut():
                 self._inbox.put(SealedMembership(event.generation))
+            case m.FaultOrdered():
+                self._inbox.put(event)
             case m.Listed(tier=m.Tier.BOARD):
                 for item in event.items:
                     if isinstance(item, m.GenerationPut):
                         self._inbox.put(SealedMembership(item.generation))
+                    elif isinstance(item, m.FaultOrdered):
+                        self._inbox.put(item)
                 generations = [item.proposal.generation for item in event.items if isinstance(item, m.ProposalPut)]
                 self._inbox.put(Proposed(generations[0] if generations else None))
             case _:

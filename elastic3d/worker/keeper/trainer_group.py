@@ -15,7 +15,8 @@ from elastic3d.worker.options import RunOptions
 
 @dataclass(slots=True)
 class TrainerGroup:
-    """One trainer per slot. By slot, `trainers` has its number, `ended` its last step, `held` its newest safe step.
+    """One trainer per slot. By slot, `trainers` has its number, `pids` its pid once it began, `ended` its last step,
+    `held` its newest safe step.
 
     unsaved: where `main` returned, the step that goes to the store before other nodes learn of it, -1 for none. failed:
     a trainer ended otherwise than by returning or leaving. last: no node takes over from memory, so that its last state
@@ -27,6 +28,7 @@ class TrainerGroup:
     first_rank: int
     trainers: dict[int, int]
     prepared: set[int] = field(default_factory=set)
+    pids: dict[int, int] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)
     stopping: bool = False

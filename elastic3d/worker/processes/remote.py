@@ -69,17 +69,22 @@ class RemoteSlot:
                 "again helps once that is mended"
             )
         self.index: int = hello["index"]
-        self.pid: int = hello["pid"]
+        self._pid: int = hello["pid"]
         self._tile_port: int = hello["tile_port"]
         self._lender: str = hello["lender"]
         self._silence, self._heard_at = silence, SYSTEM.monotonic()
-        self._process = os.pidfd_open(self.pid)
+        self._process = os.pidfd_open(self._pid)
         self._left = threading.Event()
         self._reader = threads.start(
             self._read, name=f"remote-slot-{self.index}", edge=threads.Edge.ALONE, failed=self._broken
         )
 
         self._watcher = threads.start(self._watch, name=f"remote-slot-{self.index}-watch")
+
+    @property
+    def pid(self) -> int:
+        """The pid of the companion keeper."""
+        return self._pid
 
     @property
     def tile_port(self) -> int:

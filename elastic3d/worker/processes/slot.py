@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -53,6 +54,11 @@ class SlotPort(Protocol):
     """
 
     index: int
+
+    @property
+    def pid(self) -> int:
+        """The pid of the keeper that has the slot."""
+        ...
 
     @property
     def tile_port(self) -> int:
@@ -206,6 +212,11 @@ class LocalSlot:
         self._thread = threads.start(loop.run, name=f"slot-{index}", edge=threads.Edge.ALONE)
         if self._watch is not None:
             threads.start(self._watch.run, name=f"watch-{index}", edge=threads.Edge.AGAIN)
+
+    @property
+    def pid(self) -> int:
+        """The pid of this process."""
+        return os.getpid()
 
     @property
     def tile_port(self) -> int:

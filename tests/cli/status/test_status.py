@@ -22,11 +22,12 @@ from elastic3d.cli.status import document
 from elastic3d.coverage import AuditCoverage
 from elastic3d.etcd import KeyValue
 from elastic3d.health.recheck import BYTES, EVERY
+from elastic3d.membership import actions as acts
 from elastic3d.membership.inspection.derivation import status
 from elastic3d.membership.inspection.keys import find, history
 from elastic3d.membership.inspection.status import GenerationStatus, JobState, NodeState, NodeStatus, Status
 from elastic3d.membership.inspection.uncovered import uncovered
-from elastic3d.membership.records import HealthFigures, Pulse
+from elastic3d.membership.records import HealthFigures, MemberRecord, Pulse
 from tests.cli.status import scenes
 from tests.cli.status.scenes import ROOT, SCENES, WALL, Scene
 from tests.paths import DATA
@@ -100,6 +101,18 @@ def test_a_job_is_in_one_state_with_a_reason(name: str, state: JobState, words: 
     """Forming, training, waiting below the minimum and over are told apart from etcd alone."""
     shown = stands(SCENES[name]())
     assert (shown.state, shown.detail[: len(words)]) == (state, words)
+
+
+def test_a_job_that_allows_faults_says_so() -> None:
+    """In one line, so that no job is open by accident; nothing is said where no node allows it."""
+    scene = scenes.training()
+    assert stands(scene).injectable == ()
+    assert "injected" not in printed(render.picture(stands(scene), 120), 120)
+    for node in (scenes.A, scenes.B):
+        scene.write(node, acts.PutMember(record=MemberRecord(node=node, chaos=True)))
+    assert stands(scene).injectable == ("a", "b")
+    line = "  faults may be injected into 2 nodes: a, b (chaos=allow)"
+    assert line in printed(render.picture(stands(scene), 120), 120).splitlines()
 
 
 def test_every_state_of_a_node_is_shown() -> None:
@@ -294,7 +307,7 @@ def test_the_json_schema_is_stable() -> None:
         == {
             *("run_id", "revision", "state", "detail", "leader", "generation", "preparing", "nodes", "step"),
             *("step_seconds", "snapshot", "snapshot_every", "checkpoint", "verified", "suspects", "verdict", "health"),
-            *("minimum", "maximum", "problems", "vetted", "unvetted"),
+            *("minimum", "maximum", "problems", "vetted", "unvetted", "injectable"),
         }
     )
     assert (
