@@ -104,6 +104,7 @@ class Storm:
                 for notice in self.notices
             ],
             "broken": list(self.verdict.broken),
+            "promises": [{**to_json(promise), "held": promise.held} for promise in self.verdict.promises],
             **history_document(self.outcome, self.verdict),
         }
 
@@ -149,7 +150,7 @@ def play_storm(
     return Storm(
         schedule=schedule,
         outcome=outcome,
-        verdict=judge(outcome, quiet),
+        verdict=judge(outcome, quiet, all_known=not any(one.startswith("--fault") for one in job.arguments)),
         skipped=skipped,
         notices=tuple(notices(outcome, Follower(workdir / "job" / "events").poll())),
     )

@@ -21,6 +21,7 @@ class Blackhole(InScript):
         STUCK,
         "rank.stuck",
         5.0,
+        spreads=True,
     )
 
 
