@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chaos.list_cli import list_faults
+from chaos.report.command import report
 from chaos.score.card import Row, card
 from chaos.score.kinds import KINDS
 from chaos.score.results import Result
@@ -31,6 +32,7 @@ app.callback()(lambda: None)
 app.command("list")(list_faults)
 app.command("run")(run_schedule)
 app.command()(replay)
+app.command()(report)
 
 
 @app.command()
