@@ -94,7 +94,7 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
     yield Promise(
         says="a planned change of nodes repeats no step",
         page="reference/failures.md",
-        seen=f"{sum(view.steps_repeated for view in picture.generations)} steps made again, none for a planned change",
+        seen=f"steps made again: {sum(view.steps_repeated for view in picture.generations)}, none for a planned change",
         broken=tuple(
             f"generation {view.number} ({view.cause}) was planned, and repeated {view.planned_repeats} step(s)"
             for view in planned
@@ -116,7 +116,7 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
     yield Promise(
         says="a generation has one committer: who was followed by another one commits no more",
         page="explanation/design.md",
-        seen=f"{len(picture.commits)} checkpoints, committed by {_names({one.node for one in picture.commits})}",
+        seen=f"checkpoints: {len(picture.commits)}, committed by {_names({one.node for one in picture.commits})}",
         broken=tuple(
             f"{one.node} committed step {one.step} in generation {one.generation} after another node had taken over"
             for one in deposed(picture.commits)
@@ -144,7 +144,7 @@ def _exits(outcome: Outcome) -> Promise:
     return Promise(
         says="a node that nobody kills ends well",
         page="guides/cluster.md",
-        seen=f"{well} of {len(outcome.exit_codes)} nodes; {len(outcome.killed)} were killed",
+        seen=f"{well} of {len(outcome.exit_codes)} nodes, killed ones: {len(outcome.killed)}",
         broken=tuple(broken),
     )
 
@@ -157,7 +157,7 @@ def _ending(outcome: Outcome) -> Iterator[Promise]:
     yield Promise(
         says="the job makes all its steps",
         page="reference/failures.md",
-        seen=f"{picture.step} of {steps}; the digest of its state is {outcome.digest}",
+        seen=f"{picture.step} of {steps}; the digest of its state is {outcome.digest or 'not there'}",
         broken=tuple(broken),
     )
     newest = max(picture.checkpoints, default=0)

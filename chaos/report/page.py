@@ -12,6 +12,7 @@ from chaos.report.markup import Markup, element, joined
 from chaos.report.style import STYLE
 from chaos.report.timeline import timeline
 
+SPACE = "\N{NO-BREAK SPACE}"
 WIDE, NARROW = 1080, 376
 """CSS pixels of the picture on a desk and in a hand."""
 
@@ -117,20 +118,20 @@ def _legend() -> Markup:
         key("what was done: its number below", element("circle", cx=11, cy=9, r=8, class_="fault"), number),
         key("verdict", element("path", d="M5 14L17 14L11 3Z", class_="verdict")),
         key("somebody noticed something", element("circle", cx=11, cy=9, r=4, class_="notice")),
-        key("from the cause to the next step", element("rect", class_="recovery", **bar)),
+        key("no step is made, until the next generation's first", element("rect", class_="recovery", **bar)),
         key("checkpoint", element("path", d="M6 9L11 4L16 9L11 14Z", class_="saved")),
         class_="legend",
     )
 
 
-def _table(names: Iterable[str], rows: Iterable[Iterable[Markup | str]]) -> Markup:
+def _table(names: Iterable[str], rows: Iterable[Iterable[Markup | str]], kind: str | None = None) -> Markup:
     names = tuple(names)
     head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
     body = (
         element("tr", *(element("td", cell, data_label=name) for name, cell in zip(names, row, strict=True)))
         for row in rows
     )
-    return element("table", head, element("tbody", *body))
+    return element("table", head, element("tbody", *body), class_=kind)
 
 
 def _faults(facts: RunFacts) -> Markup:
@@ -142,10 +143,10 @@ def _fault(fault: FaultFact, facts: RunFacts) -> Iterator[Markup | str]:
     yield str(fault.number)
     yield element("strong", fault.text)
     yield (fault.node or "the job") if fault.at is not None else ""
-    yield f"{fault.at - facts.origin:.2f} s" if fault.at is not None else ""
+    yield f"{fault.at - facts.origin:.2f}{SPACE}s" if fault.at is not None else ""
     yield joined([fault.promised, _source(fault.page, fault.row)])
     yield _noticed(fault)
-    yield f"after {fault.next_step:.2f} s" if fault.next_step is not None else ""
+    yield f"after{SPACE}{fault.next_step:.2f}{SPACE}s" if fault.next_step is not None else ""
     if fault.fate is Fate.SKIPPED:
         yield joined([_tag("skipped", "warn"), element("div", fault.why, class_="small")])
     elif fault.fate is Fate.MISSED:
@@ -161,18 +162,18 @@ def _fault(fault: FaultFact, facts: RunFacts) -> Iterator[Markup | str]:
 def _noticed(fault: FaultFact) -> Markup | str:
     if not fault.detector:
         return "nobody has to"
-    bar = f" of {fault.bar:g} s" if fault.bar else ""
+    bar = f" of {fault.bar:g}{SPACE}s" if fault.bar else ""
     if fault.at is None:
         return joined(
             [
                 element("code", fault.detector),
-                element("div", f"within {fault.bar:g} s" if fault.bar else "", class_="small"),
+                element("div", f"within {fault.bar:g}{SPACE}s" if fault.bar else "", class_="small"),
             ]
         )
     if fault.noticed is None:
         return joined([element("code", fault.detector), element("div", "never", class_="small")])
     late = bool(fault.bar) and fault.noticed > fault.bar
-    taken = f"after {fault.noticed:.2f} s{bar}"
+    taken = f"after{SPACE}{fault.noticed:.2f}{SPACE}s{bar}"
     shown = _tag(f"{taken}: late", "warn") if late else element("div", taken, class_="small")
     return joined([element("code", fault.detector), Markup(" "), shown])
 
@@ -197,7 +198,7 @@ def _generation(view: GenerationFact) -> Iterator[Markup | str]:
     yield view.layout
     yield "none" if view.first_step is None else str(view.first_step)
     yield str(view.repeated)
-    yield "" if view.first_at is None or view.caused_at is None else f"{view.first_at - view.caused_at:.2f} s"
+    yield "" if view.first_at is None or view.caused_at is None else f"{view.first_at - view.caused_at:.2f}{SPACE}s"
     yield {"none": "the beginning", "": ""}.get(view.source, view.source)
 
 
@@ -208,7 +209,7 @@ def _promises(facts: RunFacts) -> Markup:
             seen = joined([element("div", text) for text in promise.broken]) if promise.broken else promise.seen
             yield tag[promise.held], joined([promise.says, _source(promise.page)]), seen
 
-    return _table(("", "what is promised", "what was seen"), rows())
+    return _table(("", "what is promised", "what was seen"), rows(), "long")
 
 
 def _loss(facts: RunFacts) -> Markup:

@@ -45,7 +45,7 @@ class _Scale:
 def timeline(facts: RunFacts, width: int) -> Markup:
     """Return the picture for a place of so many CSS pixels."""
     names = rows(facts)
-    widest = max(map(len, ("generation", *names))) * 6.4 + 12
+    widest = max(map(len, ("generation", *names))) * 7.0 + 14
     scale = _Scale(
         left=min(widest, width * 0.22),
         right=width - 14.0,
@@ -100,7 +100,9 @@ def _steps(facts: RunFacts, scale: _Scale, top: float) -> Markup:
     parts = []
     for view in facts.generations[1:]:
         if view.first_at is not None and view.caused_at is not None:
-            begin, end = scale.x(view.caused_at), scale.x(view.first_at)
+            # Steps go on while a planned change is prepared: what is shaded is the time in which none was made.
+            last = max((step.at for step in facts.made if step.at < view.first_at), default=view.caused_at)
+            begin, end = scale.x(max(view.caused_at, last)), scale.x(view.first_at)
             seconds = f"{view.first_at - view.caused_at:.1f} s"
             title = f"generation {view.number}: {seconds} from what led to it ({view.cause}) to step {view.first_step}"
             shade = element("rect", x=begin, y=top, width=max(1.5, end - begin), height=_STEPS, class_="recovery")
@@ -255,7 +257,7 @@ def _done(fault: FaultFact, scale: _Scale) -> str:
 
 
 def _label(text: str, scale: _Scale, y: float) -> Markup:
-    room = int((scale.left - 8) / 6.2)
+    room = int((scale.left - 8) / 6.8)
     shown = text if len(text) <= room else f"{text[: room - 1]}…"
     return element("text", element("title", text), shown, x=scale.left - 8, y=y + 4, text_anchor="end")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from chaos.score_cli import app
 from elastic3d.errors import UsageError
 from elastic3d.values import from_json, to_json
 from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, sealed, step
+from tests.chaos.pages import Page
 
 KILL, JOIN = Kill(node="leader", when=When(step=3)), Join(when=When(event="peer.lost"))
 PAUSE, SLOT = EtcdPause(seconds=2.0, when=When(step=4)), KillCompanion(node="node0", when=When(step=3))
@@ -84,41 +84,6 @@ def told(*, digest: str = "abc", script: str = "train.py", logs: dict[str, str] 
         noticed=tuple(notices(outcome, events)),
         quiet=Points(steps=(1, 2), losses=((4.9).hex(), (4.8).hex())),
     )
-
-
-class Page(HTMLParser):
-    """Elements and text of a page that closes all it opens."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.text: list[str] = []
-        self.links: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href", "action")]
-        assert not any(name.startswith("on") for name, _ in attrs), tag
-        if tag not in ("meta", "br"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.text.append(data)
-
-    @property
-    def words(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.text))
 
 
 def test_markup_escapes_what_is_not_markup() -> None:
