@@ -81,9 +81,14 @@ def timeline(facts: RunFacts, width: int) -> Markup:
 
 def rows(facts: RunFacts) -> tuple[str, ...]:
     """Return the nodes that a run had, in the order of their numbers."""
-    named = {span.node for span in facts.spans} | {fault.node for fault in facts.faults if fault.node}
+    named = {span.node for span in facts.spans} | {_place(fault) for fault in facts.faults if fault.node}
     named |= {node for view in facts.generations for node in (*view.nodes, *view.spares)}
     return tuple(sorted(named, key=lambda name: [int(part) if part.isdigit() else part for part in _pieces(name)]))
+
+
+def _place(fault: FaultFact) -> str:
+    """Return the node in whose row a fault is: of a connection, the one that it begins at."""
+    return fault.node.partition(" to ")[0]
 
 
 def _pieces(name: str) -> list[str]:
@@ -222,7 +227,7 @@ def _marks(facts: RunFacts, scale: _Scale, centres: dict[str, float]) -> Iterato
     for fault in facts.faults:
         if fault.at is None:
             continue
-        name = fault.node if fault.node in centres else _JOB
+        name = _place(fault) if _place(fault) in centres else _JOB
         true = scale.x(fault.at)
         x = min(_free(taken, (name, None), true, 2 * _RADIUS), scale.right)
         y = centres[name]
