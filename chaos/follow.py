@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chaos.claims import Accusation, Commit, accusations, commits
+
 # How a trainer or a job can end: by an error of the script, or by anything that ends the generation too.
 _ERROR = "error"
 _FAILURES = (_ERROR, "crash", "template", "peer_lost")
@@ -116,8 +118,9 @@ class Picture:
 
     steps: the history that counts, in order; a step done again replaces its earlier self and all that came after.
     conflicts: steps done more than once with another loss or other samples, though nothing of them was left out in
-    between: broken promises. news: the last lines worth a person's eye, oldest first. seen: how many lines there are of
-    each event, by its name and its generation; sealing belongs to the sealed one.
+    between: broken promises. news: the last lines worth a person's eye, oldest first. commits: who committed which
+    checkpoint. accused: who was named as being at fault. seen: how many lines there are of each event, by its name and
+    its generation; sealing belongs to the sealed one.
     """
 
     generations: tuple[GenerationView, ...] = ()
@@ -127,6 +130,8 @@ class Picture:
     news: tuple[tuple[float, str], ...] = ()
     ended: tuple[str, ...] = ()
     checkpoints: tuple[int, ...] = ()
+    commits: tuple[Commit, ...] = ()
+    accused: tuple[Accusation, ...] = ()
     seen: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
     @property
@@ -212,6 +217,8 @@ def picture(events: Iterable[Event], injections: Sequence[Injection] = (), start
         checkpoints=tuple(
             sorted({int(event.fields["step"]) for event in ordered if event.name == "checkpoint.committed"})
         ),
+        commits=commits(ordered),
+        accused=accusations(ordered),
         seen=Counter((event.name, int(event.fields.get("number") or event.generation)) for event in ordered),
     )
 

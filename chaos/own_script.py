@@ -18,10 +18,11 @@ from typing import Any
 
 from blake3 import blake3
 
+from chaos.claims import Accusation
 from chaos.follow import Picture, Step
 from chaos.play import Outcome, Setting
 from elastic3d.errors import UsageError
-from elastic3d.values import to_json
+from elastic3d.values import from_json, to_json
 
 ANY_SCRIPT = Path(__file__).parent / "scripts" / "any_script.py"
 PLACES = ("seed", "out", "events", "store")
@@ -118,7 +119,11 @@ def quiet_run(setting: ScriptSetting, folder: Path, play: Callable[[], Outcome])
 
 
 def _written(outcome: Outcome) -> dict[str, Any]:
-    return {"digest": outcome.digest, "steps": [to_json(step) for step in outcome.picture.steps]}
+    return {
+        "digest": outcome.digest,
+        "steps": [to_json(step) for step in outcome.picture.steps],
+        "accused": [to_json(one) for one in outcome.picture.accused],
+    }
 
 
 def _read(setting: ScriptSetting, kept: dict[str, Any]) -> Outcome:
@@ -136,7 +141,9 @@ def _read(setting: ScriptSetting, kept: dict[str, Any]) -> Outcome:
     return Outcome(
         setting=setting,
         faults=(),
-        picture=Picture(steps=tuple(steps)),
+        picture=Picture(
+            steps=tuple(steps), accused=tuple(from_json(Accusation, one) for one in kept.get("accused", ()))
+        ),
         digest=str(kept["digest"]),
         exit_codes={},
         killed=(),

@@ -102,6 +102,7 @@ class Outcome:
     killed, dismissed: nodes ended by SIGKILL and by SIGTERM. undone: faults whose moment never came. failure: why it
     was given up, or "". logs: by node, the end of what an agent printed that ended as it should not have.
     store: the URL of its checkpoints. injections: what was done, and when. made: the faults that were made, and when.
+    hit: the node that each of `made` happened to, "" for none.
     """
 
     setting: Setting
@@ -118,6 +119,7 @@ class Outcome:
     store: str = ""
     injections: tuple[Injection, ...] = ()
     made: tuple[tuple[Fault, float], ...] = ()
+    hit: tuple[str, ...] = ()
 
 
 Watcher = Callable[[Picture], None]
@@ -162,6 +164,7 @@ def play(
             store=player.store,
             injections=tuple(player.injections),
             made=tuple(player.made),
+            hit=tuple(player.hit),
         )
 
 
@@ -186,6 +189,7 @@ class _Player:
         self._events: list[Event] = []
         self.injections: list[Injection] = []
         self.made: list[tuple[Fault, float]] = []
+        self.hit: list[str] = []
         self._later: list[tuple[float, Callable[[], object]]] = []
         self._shared_memory = shared_memory()
         self._joiners = [node_name(setting.nodes + i) for i in range(sum(isinstance(f, Join) for f in faults))]
@@ -347,10 +351,11 @@ class _Player:
             self._later.remove(item)
             item[1]()
         for fault in list(self.waiting):
-            now = self.clock.wall()
+            now, before = self.clock.wall(), len(self.injections)
             if fault.when.come(self.picture) and fault.make(self):
                 self.waiting.remove(fault)
                 self.made.append((fault, now))
+                self.hit.append(next((one.node for one in self.injections[before:]), ""))
 
     def _kill_who_sleeps(self) -> None:
         """Once all running nodes are stopped for good the job is over: kill them."""

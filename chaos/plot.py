@@ -11,11 +11,21 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 880, 420, 64, 48, 24, 48
 _COLOURS = {"death": "#c0392b", "join": "#27864a", "start": "#888888"}
 
 
+Curve = Sequence[tuple[int, float]]
+"""Losses by step."""
+
+
 def loss_plot(picture: Picture, quiet: Picture | None = None) -> str:
     """Return an SVG document of loss by step; generations are marked, an undisturbed run lies below as a wide line."""
-    curves = [_points(picture)] + ([_points(quiet)] if quiet is not None else [])
-    steps = [step for curve in curves for step, _ in curve] or [0]
-    losses = [loss for curve in curves for _, loss in curve] or [0.0]
+    marks = [(view.first_step, view.number, view.cause) for view in picture.generations if view.first_step is not None]
+    return loss_curves(_points(picture), marks, None if quiet is None else _points(quiet))
+
+
+def loss_curves(curve: Curve, marks: Sequence[tuple[int, int, str]], quiet: Curve | None = None) -> str:
+    """Return the same of curves. marks: first step, number and cause of each generation."""
+    curves = [curve] + ([quiet] if quiet is not None else [])
+    steps = [step for one in curves for step, _ in one] or [0]
+    losses = [loss for one in curves for _, loss in one] or [0.0]
     low, high = min(losses), max(losses)
     last, span = max(max(steps), 1), (high - low) or 1.0
 
@@ -43,22 +53,20 @@ def loss_plot(picture: Picture, quiet: Picture | None = None) -> str:
         parts.append(f'<text x="{_LEFT - 8}" y="{y(loss) + 4:.1f}" text-anchor="end">{loss:.2f}</text>')
         step = last * tick / 4
         parts.append(f'<text x="{x(step):.1f}" y="{_HEIGHT - _BOTTOM + 20}" text-anchor="middle">{step:.0f}</text>')
-    for view in picture.generations:
-        if view.first_step is None:
-            continue
-        at, colour = x(view.first_step), _COLOURS.get(view.cause, "#2c5f9e")
-        label = escape(f"{view.number}: {view.cause}")
+    for first_step, number, cause in marks:
+        at, colour = x(first_step), _COLOURS.get(cause, "#2c5f9e")
+        label = escape(f"{number}: {cause}")
         parts.append(
             f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}" stroke="{colour}" '
             'stroke-dasharray="4 3"/>'
         )
         parts.append(f'<text x="{at + 4:.1f}" y="{_TOP - 6}" fill="{colour}">{label}</text>')
     if quiet is not None:
-        parts.append(line(_points(quiet), 'stroke="#f2b134" stroke-width="6" stroke-opacity="0.5"'))
+        parts.append(line(quiet, 'stroke="#f2b134" stroke-width="6" stroke-opacity="0.5"'))
         parts.append(
             f'<text x="{_WIDTH - _RIGHT}" y="20" text-anchor="end" fill="#b57d10">wide: undisturbed run</text>'
         )
-    parts.append(line(_points(picture), 'stroke="#1f4e79" stroke-width="1.6"'))
+    parts.append(line(curve, 'stroke="#1f4e79" stroke-width="1.6"'))
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from chaos.inject_cli import inject
 from chaos.list_cli import list_faults
+from chaos.report.command import report
 from chaos.score.card import Row, card
 from chaos.score.kinds import KINDS
 from chaos.score.results import Result
@@ -36,6 +37,7 @@ app.command("list")(list_faults)
 app.command("run")(run_schedule)
 app.command()(replay)
 app.command()(about_a_job(inject))
+app.command()(report)
 
 
 @app.command()

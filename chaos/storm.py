@@ -1,14 +1,14 @@
 """One schedule on one job of anybody's script: what happened to it, and the folder from which it is replayed.
 
-The folder has `schedule.toml`, `job.json` with the script and the nodes, `verdict.json`, the plot of the losses, and of
-a run in which a promise was broken its logs and events.
+The folder has `schedule.toml`, `job.json` with the script and the nodes, `verdict.json`, the plot of the losses,
+`report.html` for people with `picture.json`, of which it is made, and of a run in which a promise was broken its logs
+and events.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,15 +19,18 @@ from rich.console import Console
 from chaos.etcd import EtcdCluster, EtcdServer
 from chaos.faults.catalogue import feasible
 from chaos.faults.fault import Fault, Need
-from chaos.follow import Event, Follower
+from chaos.follow import Event, Follower, Picture
 from chaos.hung_files import HungFiles
 from chaos.network import Network
+from chaos.notices import Notice, notices
 from chaos.oracle import Verdict, judge
 from chaos.oracle import document as history_document
 from chaos.own_script import ScriptSetting, known_steps, quiet_run
 from chaos.play import Outcome
 from chaos.plot import loss_plot
 from chaos.proxied_store import proxied_store
+from chaos.report.facts import Points, RunFacts, facts
+from chaos.report.folder import PICTURE, write_report
 from chaos.schedule import Schedule, check
 from chaos.schedule_files import load, to_toml
 from chaos.score.playing import TRAIN_FAULTY
@@ -68,24 +71,17 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
-    """Who noticed a fault. after: seconds from what was done to the detector's first event, None if there was none."""
-
-    fault: Fault
-    detector: str
-    after: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Storm:
     """What became of a schedule. skipped: faults that were not made, and why. notices: of those made that have a
-    detector, in order."""
+    detector, in order. events: of all nodes. quiet: the undisturbed run as its events show it, if there was one."""
 
     schedule: Schedule
     outcome: Outcome
     verdict: Verdict
     skipped: tuple[tuple[Fault, str], ...]
     notices: tuple[Notice, ...]
+    events: tuple[Event, ...] = ()
+    quiet: Picture | None = None
 
     @property
     def kept(self) -> bool:
@@ -105,6 +101,7 @@ class Storm:
                 for notice in self.notices
             ],
             "broken": list(self.verdict.broken),
+            "promises": [{**to_json(promise), "held": promise.held} for promise in self.verdict.promises],
             **history_document(self.outcome, self.verdict),
         }
 
@@ -150,12 +147,15 @@ def play_storm(
     if quiet is None:
         setting = known_steps(setting, outcome)
         outcome = replace(outcome, setting=setting)
+    events = tuple(Follower(workdir / "job" / "events").poll())
     return Storm(
         schedule=schedule,
         outcome=outcome,
-        verdict=judge(outcome, quiet),
+        verdict=judge(outcome, quiet, all_known=not any(one.startswith("--fault") for one in job.arguments)),
         skipped=skipped,
-        notices=tuple(notices(outcome, Follower(workdir / "job" / "events").poll())),
+        notices=tuple(notices(outcome, events)),
+        events=events,
+        quiet=None if quiet is None else quiet.picture,
     )
 
 
@@ -171,15 +171,6 @@ def _undisturbed(setting: ScriptSetting, workdir: Path, kept: Path, console: Con
     return quiet
 
 
-def notices(outcome: Outcome, events: Sequence[Event]) -> Iterator[Notice]:
-    """Yield who noticed what was done, for each fault that was made and that somebody has to notice."""
-    for fault, at in outcome.made:
-        detector = fault.ABOUT.detector
-        if detector:
-            after = [event.at - at for event in events if event.name == detector and event.at >= at]
-            yield Notice(fault=fault, detector=detector, after=min(after, default=None))
-
-
 def keep(storm: Storm, job: Job, out: Path, workdir: Path) -> Path:
     """Write the folder of a storm below `out`, named by how it went and by its seed, and return it."""
     name = f"{'passed' if storm.kept else 'failed'}-{job.seed}"
@@ -190,11 +181,28 @@ def keep(storm: Storm, job: Job, out: Path, workdir: Path) -> Path:
     (folder / JOB).write_text(json.dumps(to_json(job), indent=2) + "\n")
     (folder / VERDICT).write_text(json.dumps(storm.document(), indent=2) + "\n")
     (folder / "loss.svg").write_text(loss_plot(storm.outcome.picture, None))
+    (folder / PICTURE).write_text(json.dumps(to_json(_facts(storm, job))) + "\n")
+    write_report(folder)
     if not storm.kept:
         shutil.copytree(workdir / "job" / "events", folder / "events", dirs_exist_ok=True)
         for log in sorted((workdir / "job" / "nodes").glob("*/agent.log")):
             shutil.copy(log, folder / f"{log.parent.name}.log")
     return folder
+
+
+def _facts(storm: Storm, job: Job) -> RunFacts:
+    quiet = () if storm.quiet is None else storm.quiet.steps
+    return facts(
+        storm.outcome,
+        storm.verdict,
+        storm.events,
+        script=job.script,
+        arguments=job.arguments,
+        faults=storm.schedule.faults,
+        skipped=storm.skipped,
+        noticed=storm.notices,
+        quiet=Points(steps=tuple(step.number for step in quiet), losses=tuple(step.loss for step in quiet)),
+    )
 
 
 def kept_storm(folder: Path) -> tuple[Schedule, Job]:

@@ -15,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chaos.report.folder import REPORT
 from chaos.schedule import Schedule
 from chaos.schedule_files import load
 from chaos.storm import Job, Storm, keep, kept_storm, play_storm
@@ -56,8 +57,8 @@ def run_schedule(
 
     Its nodes are torchrun agents with an etcd and a store of their own: the store that the script names is not touched.
     The same job undisturbed says what is right: the same bits, every sample once, the last step saved. Nothing is left
-    behind, after Ctrl-C neither. A folder named passed-SEED or failed-SEED is kept, from which `elastic3d chaos replay`
-    plays it again.
+    behind, after Ctrl-C neither. A folder named passed-SEED or failed-SEED is kept, with a report as a page of HTML;
+    `elastic3d chaos replay` plays it again.
 
     Exit codes: 0 every promise held; 1 one was broken; 2 the schedule or the script cannot be played; 4 every promise
     held, but faults were skipped for what this machine or the job lacks.
@@ -124,6 +125,7 @@ def _run(given: Callable[[], tuple[Schedule, Job]], *, out: Path, compare: bool,
     else:
         console.print(report(storm))
         console.print(f"[bold]Kept[/]     {folder}", highlight=False, soft_wrap=True)
+        console.print(f"[bold]Report[/]   {folder / REPORT}", highlight=False, soft_wrap=True)
         if not storm.kept:
             console.print(f"[bold]Replay[/]   elastic3d chaos replay {folder}", highlight=False, soft_wrap=True)
     raise typer.Exit(1 if not storm.kept else INCOMPLETE if storm.skipped else 0)

@@ -21,8 +21,9 @@ def _stuck(enters: str, bar: float = 5.0) -> About:
     return about(Place.CODE, enters, NAMED, STUCK, "rank.stuck", bar)
 
 
-def _astray(enters: str) -> About:
-    return about(Place.CODE, enters, "the rank is named; trainers start again once", _ASTRAY, "rank.stuck", 5.0)
+def _astray(enters: str, *, spreads: bool = False) -> About:
+    promised = "the rank is named; trainers start again once"
+    return about(Place.CODE, enters, promised, _ASTRAY, "rank.stuck", 5.0, spreads=spreads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,8 @@ class Skip(InScript):
     """A rank leaves out the exchanges of the step's gradients."""
 
     WORD = "skip"
-    ABOUT = _astray("the mesh's exchange, which returns at once")
+    # Where no others do the same as the rank, nothing says which of two left the program.
+    ABOUT = _astray("the mesh's exchange, which returns at once", spreads=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

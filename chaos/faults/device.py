@@ -23,9 +23,9 @@ def _once(enters: str) -> About:
     return about(Place.DEVICE, enters, promised, _LYING, "step.redone", 5.0)
 
 
-def _always(enters: str) -> About:
+def _always(enters: str, *, spreads: bool = False) -> About:
     promised = "its node is set aside by the word of two others, and no state since the last clean audit is used"
-    return about(Place.DEVICE, enters, promised, _LYING, "node.lying", 5.0)
+    return about(Place.DEVICE, enters, promised, _LYING, "node.lying", 5.0, spreads=spreads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,8 @@ class Liars(InScript):
 
     WORD = "liars"
     OPTIONS = _AUDITED
-    ABOUT = _always("a hook on a weight's gradient")
+    # The next rank's node lies as well, and the schedule does not say which that is.
+    ABOUT = _always("a hook on a weight's gradient", spreads=True)
 
 
 def _between(enters: str, detector: str, row: str = _SENT, promised: str = "the step is computed again") -> About:

@@ -63,6 +63,7 @@ class About:
     enters: by which public seam. promised: what holds when it happens. row: the failure of docs/reference/failures.md
     that promises it, by its first cell, or "" where `page`, of docs/, is another one. detector: the event that names
     it, "" where nothing may be said. bar: seconds until it is said, 0 for none. needs: beside a machine and a job.
+    spreads: others than the node that it happens to may be named for it.
     """
 
     place: Place
@@ -74,6 +75,7 @@ class About:
     bar: float = 0.0
     needs: frozenset[Need] = frozenset()
     replay: Replay = Replay.NEAR
+    spreads: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

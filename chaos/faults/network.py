@@ -29,6 +29,7 @@ class Blackhole(InScript):
         STUCK,
         "rank.stuck",
         5.0,
+        spreads=True,
     )
 
 
@@ -131,6 +132,7 @@ class OneWay(OfLink):
         row=_APART,
         needs=_HOSTS,
         replay=Replay.TIMED,
+        spreads=True,
     )
 
     def lose(self, network: Network, name: str, peer: str) -> Callable[[], object]:
@@ -152,6 +154,7 @@ class Refuse(OfLink):
         row="a firewall refuses one node's connections to another that lives",
         needs=_HOSTS,
         replay=Replay.TIMED,
+        spreads=True,
     )
 
     def lose(self, network: Network, name: str, peer: str) -> Callable[[], object]:

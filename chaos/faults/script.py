@@ -22,6 +22,8 @@ def about(
     detector: str = "",
     bar: float = 0.0,
     needs: frozenset[Need] = frozenset(),
+    *,
+    spreads: bool = False,
 ) -> About:
     """Return what the catalogue says of a fault within the script: it happens again at the same place."""
     return About(
@@ -33,6 +35,7 @@ def about(
         bar=bar,
         needs=IN_SCRIPT | needs,
         replay=Replay.EXACT,
+        spreads=spreads,
     )
 
 

@@ -8,13 +8,18 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from chaos.claims import Commit, deposed
+from chaos.faults.code import Deadlock, Skip
+from chaos.faults.fault import Fault
+from chaos.faults.moment import When
 from chaos.follow import Event, Injection, picture
-from chaos.oracle import document, judge
+from chaos.oracle import Verdict, document, judge
 from chaos.play import Outcome, Setting
 from chaos.plot import loss_plot
 from chaos.scenario import parse_kill
 from chaos.view import progress, summary
 from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, sealed, step
+from tests.paths import ROOT
 
 
 def outcome(events: list[Event], digest: str | None = "abc") -> Outcome:
@@ -103,6 +108,80 @@ def test_a_planned_change_repeats_no_step() -> None:
         done = [Injection(kind=kind, node="node3", at=13.7)]
         assert picture(events, done).generations[-1].planned_repeats == repeats
     assert picture([*before, *left[1:], *events[-3:]]).generations[-1].planned_repeats == 0, "node0 did not leave"
+
+
+def test_every_promise_says_where_it_stands() -> None:
+    """What is promised, by a page that there is, and what was seen; what nobody can tell is not called held."""
+    promises = judge(outcome(a_death_and_a_join())).promises
+    assert all((ROOT / "docs" / promise.page).exists() and promise.seen for promise in promises)
+    assert {promise.says: promise.held for promise in promises if not promise.held} == {
+        "the last step is saved": None,
+        "nobody is named as being at fault to whom nothing was done": None,
+        "whatever happens, the bits are those of a run that nothing happens to": None,
+    }
+    broken = judge(outcome(a_death_and_a_join(), digest="abd"), quiet())
+    assert [promise.says for promise in broken.promises if promise.held is False] == [promises[-1].says]
+    assert broken.broken == promises_broken(broken)
+
+
+def promises_broken(verdict: Verdict) -> tuple[str, ...]:
+    return tuple(text for promise in verdict.promises for text in promise.broken)
+
+
+def naming(*nodes: str, at: float = 12.5, fault: Fault | None = None) -> Outcome:
+    """Return a history in which node1 was killed at 12.0, and a rank of `nodes` was said to stand still."""
+    said = event("rank.stuck", at, nodes=list(nodes), ranks=[0], fault="stopped", act=True, detail="it stands")
+    events = sorted([*a_death_and_a_join(), said], key=lambda one: one.at)
+    hit = (Injection(kind="kill", node="node1", at=12.0),)
+    return replace(outcome(events), injections=hit, made=((fault, 12.0),) if fault is not None else ())
+
+
+def test_naming_a_node_to_which_nothing_was_done_is_a_broken_promise() -> None:
+    """One of the nodes that are named must have been hit by then; where a schedule does not say who was, or the
+    undisturbed run names somebody too, nothing is proven."""
+    wrong = "rank.stuck named node2, to which nothing had been done: it stands"
+    assert judge(naming("node2"), quiet(), all_known=True).broken == (wrong,)
+    assert judge(naming("node1", at=5.0), quiet(), all_known=True).broken == (wrong.replace("node2", "node1"),)
+    for kept in (naming("node1"), naming("node2", "node1"), naming()):
+        assert judge(kept, quiet(), all_known=True).kept
+    assert judge(naming("node2"), quiet()).kept
+    when = When(step=3)
+    assert judge(naming("node2", fault=Skip(when=when)), quiet(), all_known=True).kept
+    assert not judge(naming("node2", fault=Deadlock(when=when)), quiet(), all_known=True).kept
+    usual = replace(quiet(), picture=replace(quiet().picture, accused=naming("node0").picture.accused))
+    assert judge(naming("node2"), usual, all_known=True).kept
+
+
+def committed(*commits: tuple[int, str]) -> list[Commit]:
+    return [
+        Commit(node=node, step=step, at=float(step), generation=number) for step, (number, node) in enumerate(commits)
+    ]
+
+
+def test_who_was_followed_by_another_committer_commits_no_more() -> None:
+    """One change within a generation may be, and so may the last leader's commits that are told late."""
+    assert not deposed(committed((1, "a"), (1, "a"), (2, "a"), (2, "b"), (2, "b"), (3, "a")))
+    assert not deposed(committed((1, "a"), (1, "b"), (2, "b")))
+    assert not deposed(committed((1, "a"), (2, "a"), (2, "b"), (2, "a")))
+    assert [one.step for one in deposed(committed((1, "a"), (1, "b"), (1, "a"), (1, "b")))] == [2]
+    assert [one.step for one in deposed(committed((1, "c"), (2, "c"), (2, "a"), (2, "b"), (2, "a")))] == [4]
+
+
+def test_commits_are_told_with_their_generation() -> None:
+    """The newest one that was sealed by then, in whatever file; a second leader that comes back is named."""
+    saved = [
+        event("checkpoint.committed", at, node=node, step=step)
+        for at, node, step in ((11.9, "node3", 2), (13.1, "node0", 3), (13.2, "node2", 3), (13.3, "node0", 3))
+    ]
+    events = sorted([*a_death_and_a_join(), *saved], key=lambda one: one.at)
+    assert [(one.node, one.generation) for one in picture(events).commits] == [
+        ("node3", 1),
+        ("node0", 2),
+        ("node2", 2),
+        ("node0", 2),
+    ]
+    (wrong,) = judge(outcome(events), quiet()).broken
+    assert wrong == "node0 committed step 3 in generation 2 after another node had taken over"
 
 
 def test_the_json_document_has_the_documented_fields() -> None:

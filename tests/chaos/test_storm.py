@@ -14,12 +14,13 @@ from chaos.faults.moment import When
 from chaos.faults.orders import Join
 from chaos.faults.process import Kill, KillCompanion
 from chaos.follow import picture
+from chaos.notices import notices
 from chaos.oracle import judge
 from chaos.own_script import ScriptSetting, known_steps, quiet_key, quiet_run
 from chaos.play import Outcome
 from chaos.schedule import Schedule
 from chaos.score_cli import app
-from chaos.storm import Job, Storm, keep, kept_storm, notices
+from chaos.storm import Job, Storm, keep, kept_storm
 from elastic3d.errors import UsageError
 from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, sealed, step
 

@@ -24,6 +24,7 @@ from chaos.score.playing import TRAIN_FAULTY
 from chaos.score.trials import WITNESSES, pass_of
 from chaos.storm import Job, Storm, keep, kept_storm, play_storm
 from elastic3d.errors import UsageError
+from tests.chaos.pages import Page
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 
@@ -63,7 +64,11 @@ def test_a_storm_of_several_faults_and_its_replay(quiet_runs: Path, tmp_path: Pa
     causes = [view.cause for view in storm.outcome.picture.generations]
     assert causes[:2] == ["start", "death"]
     assert len(causes) > 2
-    assert kept_storm(keep(storm, job, tmp_path / "out", tmp_path)) == (Schedule(faults=faults), job)
+    folder = keep(storm, job, tmp_path / "out", tmp_path)
+    assert kept_storm(folder) == (Schedule(faults=faults), job)
+    words = Page((folder / "report.html").read_text()).words
+    assert "Every promise held: after 3 faults the job ended with the bits of a run that nothing happened to" in words
+    assert f"elastic3d chaos replay {folder}" in words
 
 
 @pytest.mark.long

@@ -1,0 +1,232 @@
+"""The report of a run: one HTML page that needs nothing else, neither files nor scripts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+
+from chaos.plot import loss_curves
+from chaos.report.facts import Fate, FaultFact, GenerationFact, Points, RunFacts
+from chaos.report.markup import Markup, element, joined
+from chaos.report.style import STYLE
+from chaos.report.timeline import timeline
+
+SPACE = "\N{NO-BREAK SPACE}"
+WIDE, NARROW = 1080, 376
+"""CSS pixels of the picture on a desk and in a hand."""
+
+_NOTHING = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def page(facts: RunFacts, folder: str) -> str:
+    """Return the page. folder: from which the run is replayed, as a person would type it."""
+    title = f"{PurePath(facts.script).name}: {'a promise was broken' if facts.broken else 'every promise held'}"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", http_equiv="Content-Security-Policy", content=_NOTHING),
+        element("title", title),
+        element("style", Markup(STYLE)),
+    )
+    body = element(
+        "body",
+        element("main", *_parts(facts, folder)),
+    )
+    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _parts(facts: RunFacts, folder: str) -> Iterator[Markup]:
+    yield _verdict(facts)
+    yield _about(facts, folder)
+    yield element("h2", "The run")
+    yield element("div", timeline(facts, WIDE), class_="wide")
+    yield element("div", timeline(facts, NARROW), class_="narrow")
+    yield _legend()
+    yield element("h2", "Faults")
+    yield _faults(facts)
+    yield element("h2", "Generations")
+    yield _generations(facts)
+    yield element("h2", "Promises")
+    yield _promises(facts)
+    yield element("h2", "Loss")
+    yield element("div", _loss(facts), class_="loss")
+    if facts.logs:
+        yield element("h2", "Logs of nodes that ended badly")
+        yield from (
+            element("details", element("summary", name), element("pre", log)) for name, log in facts.logs.items()
+        )
+
+
+def sentence(facts: RunFacts) -> str:
+    """Return the verdict in one sentence."""
+    made = sum(fault.fate is Fate.MADE for fault in facts.faults)
+    if len(facts.broken) > 1:
+        return f"{len(facts.broken)} promises were broken."
+    if facts.broken:
+        return f"A promise was broken: {facts.broken[0].says}."
+    bits = "with the bits of a run that nothing happened to" if facts.same_bits else "but its bits were not compared"
+    what = f"after {_count(made, 'fault')} the job ended {bits}"
+    if facts.skipped:
+        return f"Every promise held, as far as it was tried: {what}; {_count(len(facts.skipped), 'fault')} skipped."
+    return f"Every promise held: {what}."
+
+
+def _verdict(facts: RunFacts) -> Markup:
+    kind = "bad" if facts.broken else "warn" if facts.skipped or facts.same_bits is None else "good"
+    seen = [text for promise in facts.broken for text in promise.broken]
+    listed = [element("ul", *(element("li", text) for text in seen))] if seen else []
+    return element("header", element("h1", sentence(facts)), *listed, class_=f"verdict-box {kind}")
+
+
+def _about(facts: RunFacts, folder: str) -> Markup:
+    last = max((step.number for step in facts.made if step.counts), default=0)
+    slots = "" if facts.slots == 1 else f" of {facts.slots} trainers each"
+    rows = [
+        ("script", element("code", shlex.join([facts.script, *facts.arguments]))),
+        ("nodes", f"{facts.nodes} to start with{slots}"),
+        ("seed", str(facts.seed)),
+        ("steps", f"{last} of {facts.steps}"),
+        ("duration", _duration(facts.ended - facts.began)),
+        ("play again", element("code", f"elastic3d chaos replay {shlex.quote(folder)}")),
+    ]
+    timed = [fault.text for fault in facts.faults if fault.replay == "timed"]
+    if timed:
+        rows.append(("not exactly again", f"{', '.join(timed)}: it lasts for real seconds"))
+    return element("dl", *(element(tag, text) for row in rows for tag, text in zip(("dt", "dd"), row, strict=True)))
+
+
+def _legend() -> Markup:
+    def key(text: str, *shapes: Markup) -> Markup:
+        return element(
+            "li", element("svg", *shapes, width=22, height=18, viewBox="0 0 22 18", aria_hidden="true"), text
+        )
+
+    bar = {"x": 1, "y": 3, "width": 20, "height": 12}
+    number = element("text", "1", x=11, y=13, text_anchor="middle", class_="on")
+    return element(
+        "ul",
+        key("active, in the colour of its generation", element("rect", class_="g0", **bar)),
+        key(
+            "its trainers start and get their state",
+            element("rect", class_="g0", **bar),
+            element("rect", class_="forming", **bar),
+        ),
+        key("spare", element("rect", class_="g0 spare", **bar)),
+        key("has joined", element("rect", x=1, y=6, width=20, height=6, class_="g0 coming")),
+        key("what was done: its number below", element("circle", cx=11, cy=9, r=8, class_="fault"), number),
+        key("verdict", element("path", d="M5 14L17 14L11 3Z", class_="verdict")),
+        key("somebody noticed something", element("circle", cx=11, cy=9, r=4, class_="notice")),
+        key("no step is made, until the next generation's first", element("rect", class_="recovery", **bar)),
+        key("checkpoint", element("path", d="M6 9L11 4L16 9L11 14Z", class_="saved")),
+        class_="legend",
+    )
+
+
+def _table(names: Iterable[str], rows: Iterable[Iterable[Markup | str]], kind: str | None = None) -> Markup:
+    names = tuple(names)
+    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
+    body = (
+        element("tr", *(element("td", cell, data_label=name) for name, cell in zip(names, row, strict=True)))
+        for row in rows
+    )
+    return element("table", head, element("tbody", *body), class_=kind)
+
+
+def _faults(facts: RunFacts) -> Markup:
+    names = ("", "what", "where", "when", "what is promised", "noticed by", "next step", "promise")
+    return _table(names, (_fault(fault, facts) for fault in facts.faults))
+
+
+def _fault(fault: FaultFact, facts: RunFacts) -> Iterator[Markup | str]:
+    yield str(fault.number)
+    yield element("strong", fault.text)
+    yield (fault.node or "the job") if fault.at is not None else ""
+    yield f"{fault.at - facts.origin:.2f}{SPACE}s" if fault.at is not None else ""
+    yield joined([fault.promised, _source(fault.page, fault.row)])
+    yield _noticed(fault)
+    yield f"after{SPACE}{fault.next_step:.2f}{SPACE}s" if fault.next_step is not None else ""
+    if fault.fate is Fate.SKIPPED:
+        yield joined([_tag("skipped", "warn"), element("div", fault.why, class_="small")])
+    elif fault.fate is Fate.MISSED:
+        yield joined([_tag("not made", "bad"), element("div", "its moment never came", class_="small")])
+    elif facts.broken:
+        yield joined([_tag("broken", "bad"), element("div", "in this run; see Promises", class_="small")])
+    elif fault.detector and fault.noticed is None:
+        yield joined([_tag("held", "good"), element("div", "but nobody noticed it", class_="small")])
+    else:
+        yield _tag("held", "good")
+
+
+def _noticed(fault: FaultFact) -> Markup | str:
+    if not fault.detector:
+        return "nobody has to"
+    bar = f" of {fault.bar:g}{SPACE}s" if fault.bar else ""
+    if fault.at is None:
+        return joined(
+            [
+                element("code", fault.detector),
+                element("div", f"within {fault.bar:g}{SPACE}s" if fault.bar else "", class_="small"),
+            ]
+        )
+    if fault.noticed is None:
+        return joined([element("code", fault.detector), element("div", "never", class_="small")])
+    late = bool(fault.bar) and fault.noticed > fault.bar
+    taken = f"after{SPACE}{fault.noticed:.2f}{SPACE}s{bar}"
+    shown = _tag(f"{taken}: late", "warn") if late else element("div", taken, class_="small")
+    return joined([element("code", fault.detector), Markup(" "), shown])
+
+
+def _source(source: str, row: str = "") -> Markup:
+    return element("div", f"docs/{source}" + (f": {row}" if row else ""), class_="small")
+
+
+def _tag(text: str, kind: str) -> Markup:
+    return element("span", text, class_=f"tag {kind}")
+
+
+def _generations(facts: RunFacts) -> Markup:
+    names = ("", "cause", "nodes", "layout", "first step", "steps repeated", "to the first step", "state from")
+    return _table(names, map(_generation, facts.generations))
+
+
+def _generation(view: GenerationFact) -> Iterator[Markup | str]:
+    yield str(view.number)
+    yield joined([view.cause, element("div", view.detail, class_="small")]) if view.detail else view.cause
+    yield ", ".join(view.nodes) + (f"; spare: {', '.join(view.spares)}" if view.spares else "")
+    yield view.layout
+    yield "none" if view.first_step is None else str(view.first_step)
+    yield str(view.repeated)
+    yield "" if view.first_at is None or view.caused_at is None else f"{view.first_at - view.caused_at:.2f}{SPACE}s"
+    yield {"none": "the beginning", "": ""}.get(view.source, view.source)
+
+
+def _promises(facts: RunFacts) -> Markup:
+    def rows() -> Iterator[Iterable[Markup | str]]:
+        for promise in facts.promises:
+            tag = {True: _tag("held", "good"), False: _tag("broken", "bad"), None: _tag("not judged", "warn")}
+            seen = joined([element("div", text) for text in promise.broken]) if promise.broken else promise.seen
+            yield tag[promise.held], joined([promise.says, _source(promise.page)]), seen
+
+    return _table(("", "what is promised", "what was seen"), rows(), "long")
+
+
+def _loss(facts: RunFacts) -> Markup:
+    counted = [(step.number, float.fromhex(step.loss)) for step in facts.made if step.counts]
+    marks = [(view.first_step, view.number, view.cause) for view in facts.generations if view.first_step is not None]
+    quiet = _curve(facts.quiet)
+    # Its own text is escaped where it is drawn.
+    return Markup(loss_curves(counted, marks, quiet or None))
+
+
+def _curve(points: Points) -> list[tuple[int, float]]:
+    return [(step, float.fromhex(loss)) for step, loss in zip(points.steps, points.losses, strict=False)]
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
