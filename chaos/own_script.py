@@ -118,7 +118,11 @@ def quiet_run(setting: ScriptSetting, folder: Path, play: Callable[[], Outcome])
 
 
 def _written(outcome: Outcome) -> dict[str, Any]:
-    return {"digest": outcome.digest, "steps": [to_json(step) for step in outcome.picture.steps]}
+    return {
+        "digest": outcome.digest,
+        "steps": [to_json(step) for step in outcome.picture.steps],
+        "checkpoints": list(outcome.picture.checkpoints),
+    }
 
 
 def _read(setting: ScriptSetting, kept: dict[str, Any]) -> Outcome:
@@ -136,7 +140,7 @@ def _read(setting: ScriptSetting, kept: dict[str, Any]) -> Outcome:
     return Outcome(
         setting=setting,
         faults=(),
-        picture=Picture(steps=tuple(steps)),
+        picture=Picture(steps=tuple(steps), checkpoints=tuple(kept["checkpoints"])),
         digest=str(kept["digest"]),
         exit_codes={},
         killed=(),

@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from chaos.list_cli import list_faults
+from chaos.random_cli import play_random
 from chaos.score.card import Row, card
 from chaos.score.kinds import KINDS
 from chaos.score.results import Result
 from chaos.series import EACH, draw, play_all, steps_of
+from chaos.shrink_cli import shrink_schedule
 from chaos.storm_cli import replay, run_schedule
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.values import to_json
@@ -31,6 +33,8 @@ app.callback()(lambda: None)
 app.command("list")(list_faults)
 app.command("run")(run_schedule)
 app.command()(replay)
+app.command("random")(play_random)
+app.command("shrink")(shrink_schedule)
 
 
 @app.command()
