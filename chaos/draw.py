@@ -52,9 +52,12 @@ def draw(seed: int, steps: int) -> History:
 
 
 ORDINARY: tuple[str, ...] = tuple(
-    word for word, kind in KINDS.items() if Need.SCRIPT not in kind.ABOUT.needs and kind is not Continue
+    word for word, kind in KINDS.items() if not {Need.SCRIPT, Need.HOSTS} & kind.ABOUT.needs and kind is not Continue
 )
-"""The words of what can happen to any script, and of which the same bits are promised; nobody is woken by chance."""
+"""The words of what can happen to any script, and of which the same bits are promised.
+
+Nobody is woken by chance, and no connection is lost for longer than many a job lasts.
+"""
 
 
 def draw_schedule(

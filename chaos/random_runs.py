@@ -87,6 +87,8 @@ def words_of(given: str, slots: int) -> tuple[tuple[str, ...], tuple[SkippedFaul
         missing = [lacking(need) for need in sorted(needs)]
         if Need.SCRIPT in needs:
             missing.append("the script would have to fail by itself; --faults names it all the same")
+        elif Need.HOSTS in needs:
+            missing.append("it lasts as long as a small job; --faults names it all the same")
         elif word not in ORDINARY:
             missing.append("it wakes what another one stops; --faults stop,cont draws both")
         if Need.SLOTS in needs and slots < 2:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from chaos.faults.etcd import EtcdPause, EtcdRestart, EtcdRestored
 from chaos.faults.fault import Fault, OfNode, Place
+from chaos.faults.network import Cut, CutFromEtcd
 from chaos.faults.orders import Announce, Drain, Terminate
 from chaos.faults.process import Flap, Freeze, Kill, KillCompanion, KillKeeper, KillTrainer, Pause, Slow, Stop
 from chaos.faults.store import StoreFlips, StoreGone
@@ -52,7 +53,7 @@ def saved_before(faults: Sequence[Fault], saved: int, last: int) -> list[Fault]:
 
 def takes_memory(fault: Fault) -> bool:
     """Return whether a node is lost with what it holds, without a word before."""
-    return isinstance(fault, Kill | KillKeeper | KillCompanion | Stop | Flap)
+    return isinstance(fault, Kill | KillKeeper | KillCompanion | Stop | Flap | Cut | CutFromEtcd)
 
 
 def check_sure(faults: Sequence[Fault], *, nodes: int, slots: int = 1, least: int = 1, saved: bool = False) -> None:
