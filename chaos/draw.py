@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chaos.faults.catalogue import KINDS, kind_of
-from chaos.faults.fault import Fault, node_name
+from chaos.faults.fault import Fault, Need, OfNode, node_name
 from chaos.faults.moment import When
 from chaos.faults.orders import Join
 from chaos.faults.process import Continue, Kill
+from chaos.faults.script import InScript
 from chaos.schedule import Schedule, check
+from chaos.sure import begins_generation, check_sure, of_trainers, saved_before, sure_ranks
 from elastic3d.errors import UsageError
 
 
@@ -48,30 +51,85 @@ def draw(seed: int, steps: int) -> History:
     return History(nodes=nodes, slots=slots, faults=tuple(faults))
 
 
-def draw_schedule(
-    seed: int, *, nodes: int, steps: int, faults: int, words: Sequence[str] = (), slots: int = 1
-) -> Schedule:
-    """Return a schedule of `faults` faults that can happen to a job of so many nodes and steps.
+ORDINARY: tuple[str, ...] = tuple(
+    word for word, kind in KINDS.items() if not {Need.SCRIPT, Need.HOSTS} & kind.ABOUT.needs and kind is not Continue
+)
+"""The words of what can happen to any script, and of which the same bits are promised.
 
-    words: of the catalogue, all by default. What is lost is lost once, and some node is left; UsageError where so many
-    faults of these kinds cannot happen to this job.
+Nobody is woken by chance, and no connection is lost for longer than many a job lasts.
+"""
+
+
+def draw_schedule(
+    seed: int,
+    *,
+    nodes: int,
+    steps: int,
+    faults: int,
+    words: Sequence[str] = (),
+    slots: int = 1,
+    least: int = 1,
+    saved: int = 0,
+) -> Schedule:
+    """Return a schedule of `faults` faults that surely happen to a job of so many nodes and steps.
+
+    words: of the catalogue, by default the ORDINARY ones that nodes of so many slots can meet. least: nodes that are
+    left. saved: the step of the job's first checkpoint, 0 for none. Some faults come together, or in the recovery from
+    another. UsageError where so many faults of these kinds cannot happen to this job.
     """
-    kinds = [kind_of(word) for word in words] or [kind for kind in KINDS.values() if kind is not Continue]
+    if not words:
+        words = [word for word in ORDINARY if slots > 1 or Need.SLOTS not in KINDS[word].ABOUT.needs]
+    kinds = [kind_of(word) for word in words]
+    places = sorted({kind.ABOUT.place for kind in kinds})
     chance = random.Random(f"schedule {seed}")
+    last = last_step(steps)
     drawn: list[Fault] = []
     for _ in range(TRIES * faults):
         if len(drawn) == faults:
             break
-        one = chance.choice(kinds).drawn(chance, nodes=nodes, steps=steps)
+        # Each place as often as any other, however many ways there are to enter by it.
+        place = chance.choice(places)
+        kind = chance.choice([kind for kind in kinds if kind.ABOUT.place is place])
+        one = _to_a_trainer(kind.drawn(chance, nodes=nodes, steps=last + 1), chance, nodes, slots)
+        one = _at_another_moment(one, drawn, chance)
+        some = saved_before([*drawn, one], saved, last)
         try:
-            check([*drawn, one], nodes=nodes, steps=steps, slots=slots)
+            check(some, nodes=nodes, steps=steps, slots=slots)
+            check_sure(some, nodes=nodes, slots=slots, least=least, saved=0 < saved <= last // 2)
         except UsageError:
             continue
-        drawn.append(one)
+        drawn = some
     if len(drawn) < faults:
         raise UsageError(f"{faults} faults cannot happen to {nodes} nodes in {steps} steps; ask for {len(drawn)}")
-    return Schedule(faults=tuple(sorted(drawn, key=lambda fault: fault.when.step)), seed=seed)
+    ordered = sorted(drawn, key=lambda fault: (fault.when.generation, fault.when.step))
+    return Schedule(faults=tuple(ordered), seed=seed)
+
+
+def last_step(steps: int) -> int:
+    """Return the last step of a job at which something may happen to it and still be noticed before its end."""
+    return max(1, steps - max(2, steps // 8))
+
+
+def _to_a_trainer(fault: Fault, chance: random.Random, nodes: int, slots: int) -> Fault:
+    """Return what befalls trainers by a rank, which has one: a node that the layout does not use has none."""
+    if not (of_trainers(fault) and isinstance(fault, OfNode)):
+        return fault
+    return dataclasses.replace(fault, node=f"rank{slots * chance.randrange(sure_ranks(nodes))}")
+
+
+def _at_another_moment(fault: Fault, drawn: Sequence[Fault], chance: random.Random) -> Fault:
+    """Return the fault, now and then at the moment of one before it, or in the recovery from one."""
+    luck = chance.random()
+    if isinstance(fault, InScript | Continue) or not drawn:
+        return fault
+    if luck < TOGETHER:
+        return dataclasses.replace(fault, when=drawn[-1].when)
+    if luck < TOGETHER + RECOVERING and any(one.when.step and begins_generation(one) for one in drawn):
+        return dataclasses.replace(fault, when=When(generation=2))
+    return fault
 
 
 TRIES = 50
 """Faults that are drawn for each that is wanted, before it is given up."""
+TOGETHER, RECOVERING = 0.15, 0.15
+"""How often a fault comes at the moment of the one before it, and in a recovery."""

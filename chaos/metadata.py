@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -77,8 +78,10 @@ class MetadataServer:
                 self.send_header("Metadata-Flavor", "Google")
                 self.send_header("ETag", value)
                 self.send_header("Content-Length", str(len(value)))
-                self.end_headers()
-                self.wfile.write(value.encode())
+                # Who asked may be gone since.
+                with contextlib.suppress(ConnectionError):
+                    self.end_headers()
+                    self.wfile.write(value.encode())
 
             def log_message(self, format: str, *args: object) -> None:
                 pass

@@ -123,6 +123,7 @@ def _written(outcome: Outcome) -> dict[str, Any]:
         "digest": outcome.digest,
         "steps": [to_json(step) for step in outcome.picture.steps],
         "accused": [to_json(one) for one in outcome.picture.accused],
+        "checkpoints": list(outcome.picture.checkpoints),
     }
 
 
@@ -142,7 +143,9 @@ def _read(setting: ScriptSetting, kept: dict[str, Any]) -> Outcome:
         setting=setting,
         faults=(),
         picture=Picture(
-            steps=tuple(steps), accused=tuple(from_json(Accusation, one) for one in kept.get("accused", ()))
+            steps=tuple(steps),
+            checkpoints=tuple(kept["checkpoints"]),
+            accused=tuple(from_json(Accusation, one) for one in kept.get("accused", ())),
         ),
         digest=str(kept["digest"]),
         exit_codes={},

@@ -28,6 +28,7 @@ from chaos.schedule import bounds
 from chaos.scripts import mark_of
 from elastic3d import etcd_keys as keys
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.errors import UsageError
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.orders import order_drain
 from elastic3d.values import Layout
@@ -303,9 +304,19 @@ class _Player:
     def preempt(self, name: str) -> None:
         self._clouds[name].preempt()
 
-    def order_drain(self, name: str, seconds: float) -> None:
-        with EtcdClient(self.etcd.endpoint) as client:
-            order_drain(client, self._root, name, seconds=seconds, by="chaos")
+    def order_drain(self, name: str, seconds: float) -> bool:
+        if isinstance(self.etcd, EtcdCluster) and not self.etcd.serving:
+            return False
+        # An order is obeyed before it is written down here.
+        self.note("drain", name)
+        try:
+            with EtcdClient(self.etcd.endpoint) as client:
+                order_drain(client, self._root, name, seconds=seconds, by="chaos")
+        except UsageError:
+            # It has come back empty, and the node has not registered again.
+            self.injections.pop()
+            return False
+        return True
 
     def revoke(self, name: str) -> bool:
         with self.own_etcd.client() as client:

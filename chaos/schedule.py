@@ -11,6 +11,7 @@ from chaos.faults.fault import Fault, Need, OfNode, Replay, node_name
 from chaos.faults.orders import Announce, Join
 from chaos.faults.process import Continue, KillCompanion, Stop
 from chaos.faults.script import InScript
+from chaos.faults.store import StoreGone
 from elastic3d.errors import UsageError
 
 AT_MOST = 3
@@ -66,6 +67,9 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
             raise UsageError(f"{first}: it is there twice")
         if isinstance(first, InScript) and isinstance(second, InScript) and first.when.step == second.when.step:
             raise UsageError(f"{first} and {second}: the script fails once in a step; give them different steps")
+        folder = isinstance(first, StoreGone) or isinstance(second, StoreGone)
+        if folder and Need.S3 in first.ABOUT.needs | second.ABOUT.needs:
+            raise UsageError(f"{first} and {second}: one is of a store in a folder, one of an object store")
         if same and isinstance(first, OUTAGES) and isinstance(second, OUTAGES):
             raise UsageError(f"{first} and {second}: etcd is away already; give them different moments")
     leaving = [fault for fault in faults if fault.CHANGES == (-1,)]
@@ -114,18 +118,18 @@ def _check_nodes(faults: Sequence[Fault], nodes: int) -> None:
         if isinstance(fault, Continue):
             if not isinstance(before, Stop):
                 raise UsageError(f"{fault}: {fault.node} is not stopped")
-            if _later(before, fault, same=True):
+            if later(before, fault, same=True):
                 raise UsageError(f"{fault}: it must come after {before}")
-        elif before is not None and before is not fault and _later(fault, before):
+        elif before is not None and before is not fault and later(fault, before):
             woken = [one for one in named if isinstance(one, Continue) and one.node == fault.node]
-            if not woken or _later(woken[0], fault, same=True):
+            if not woken or later(woken[0], fault, same=True):
                 raise UsageError(f"{fault}: {fault.node} is gone by then, after {before}")
-        if fault.node in come and _later(come[fault.node], fault, same=True):
+        if fault.node in come and later(come[fault.node], fault, same=True):
             raise UsageError(f"{fault}: {fault.node} has not come by then; it comes with {come[fault.node]}")
 
 
-def _later(one: Fault, other: Fault, *, same: bool = False) -> bool:
-    """Return whether one is at a later step than the other, or at the same one; False where steps do not say."""
+def later(one: Fault, other: Fault, *, same: bool = False) -> bool:
+    """Return whether one is at a later step than the other, with `same` also at the same; False if unknown."""
     if not (one.when.step and other.when.step):
         return False
     return one.when.step > other.when.step or (same and one.when.step == other.when.step)

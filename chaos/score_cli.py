@@ -16,11 +16,13 @@ from rich.table import Table
 
 from chaos.inject_cli import inject
 from chaos.list_cli import list_faults
+from chaos.random_cli import play_random
 from chaos.report.command import report
 from chaos.score.card import Row, card
 from chaos.score.kinds import KINDS
 from chaos.score.results import Result
 from chaos.series import EACH, draw, play_all, steps_of
+from chaos.shrink_cli import shrink_schedule
 from chaos.storm_cli import replay, run_schedule
 from elastic3d.cli.job import about_a_job
 from elastic3d.errors import Elastic3dError, UsageError
@@ -38,6 +40,8 @@ app.command("run")(run_schedule)
 app.command()(replay)
 app.command()(about_a_job(inject))
 app.command()(report)
+app.command("random")(play_random)
+app.command("shrink")(shrink_schedule)
 
 
 @app.command()

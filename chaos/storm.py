@@ -125,10 +125,7 @@ def play_storm(
         raise UsageError("nothing is left of the schedule that can be made here")
     quiet = None
     if compare:
-        quiet = _undisturbed(setting, workdir, kept, console)
-        setting = known_steps(setting, quiet)
-        if quiet.digest is None:
-            raise UsageError(f"{setting.target.name}: it fails undisturbed: {quiet.failure or 'it left no digest'}")
+        setting, quiet = undisturbed(job, workdir=workdir, kept=kept, console=console)
         check(schedule.faults, nodes=job.nodes, steps=setting.steps, slots=job.slots)
     with ExitStack() as stack:
         needs = {need for fault in makes for need in fault.ABOUT.needs}
@@ -159,7 +156,13 @@ def play_storm(
     )
 
 
-def _undisturbed(setting: ScriptSetting, workdir: Path, kept: Path, console: Console) -> Outcome:
+def undisturbed(job: Job, *, workdir: Path, kept: Path, console: Console) -> tuple[ScriptSetting, Outcome]:
+    """Return the job, with how long it is, and its undisturbed run, which is played unless `kept` has it.
+
+    UsageError where it fails by itself.
+    """
+    setting = job.setting()
+
     def played() -> Outcome:
         with EtcdServer() as etcd:
             return play_watched(setting, (), etcd, workdir / "quiet", "The job undisturbed", console, name="quiet")
@@ -168,14 +171,19 @@ def _undisturbed(setting: ScriptSetting, workdir: Path, kept: Path, console: Con
     if quiet.digest is None:
         for name, log in list(quiet.logs.items())[:1]:
             console.print(f"The end of {name}'s log", log, sep="\n", markup=False, highlight=False)
-    return quiet
+    setting = known_steps(setting, quiet)
+    if quiet.digest is None:
+        raise UsageError(f"{setting.target.name}: it fails undisturbed: {quiet.failure or 'it left no digest'}")
+    return setting, quiet
 
 
-def keep(storm: Storm, job: Job, out: Path, workdir: Path) -> Path:
-    """Write the folder of a storm below `out`, named by how it went and by its seed, and return it."""
-    name = f"{'passed' if storm.kept else 'failed'}-{job.seed}"
-    taken = [path for path in out.glob(f"{name}*") if path.is_dir()]
-    folder = out / (f"{name}.{len(taken) + 1}" if taken else name)
+def keep(storm: Storm, job: Job, out: Path, workdir: Path, name: str = "") -> Path:
+    """Write the folder of a storm below `out` and return it. name: by default, how it went and the job's seed."""
+    name = name or f"{'passed' if storm.kept else 'failed'}-{job.seed}"
+    folder, times = out / name, 1
+    while folder.exists():
+        times += 1
+        folder = out / f"{name}.{times}"
     folder.mkdir(parents=True)
     (folder / SCHEDULE).write_text(to_toml(storm.schedule))
     (folder / JOB).write_text(json.dumps(to_json(job), indent=2) + "\n")

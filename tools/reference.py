@@ -22,6 +22,7 @@ import typer
 import typer.main
 
 from chaos import list_cli
+from chaos.random_documents import RandomDocument, ShrunkDocument
 from chaos.simulation import found
 from elastic3d import log
 from elastic3d.cli import application
@@ -154,6 +155,9 @@ def documents() -> str:
         "`elastic3d samples check --json` prints the `schema`, a [`SamplesDocument`](#samplesdocument) and",
         "of a store a [`CheckpointSamplesDocument`](#checkpointsamplesdocument), of event files an",
         "[`EventSamplesDocument`](#eventsamplesdocument), all in one object.",
+        "",
+        "`elastic3d chaos random --json` prints the `schema` and a [`RandomDocument`](#randomdocument),",
+        "`elastic3d chaos shrink --json` the `schema` and a [`ShrunkDocument`](#shrunkdocument).",
     ]
     seen: dict[type[Any], None] = dict.fromkeys(
         (
@@ -166,6 +170,8 @@ def documents() -> str:
             SamplesDocument,
             CheckpointSamplesDocument,
             EventSamplesDocument,
+            RandomDocument,
+            ShrunkDocument,
         )
     )
     queue = list(seen)

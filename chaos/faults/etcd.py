@@ -69,8 +69,10 @@ class EtcdPause(_Outage):
             member.pause()
 
         def resume() -> None:
+            # One whose data was replaced meanwhile is another process, which runs.
             for member in victims:
-                member.resume()
+                if member.stopped:
+                    member.resume()
 
         job.later(self.seconds, resume)
         return True
@@ -98,7 +100,8 @@ class EtcdRestart(_Outage):
 
         def restart() -> None:
             for member in victims:
-                member.start()
+                if not member.alive:
+                    member.start()
             etcd.wait_healthy()
 
         job.later(self.seconds, restart)

@@ -84,6 +84,6 @@ class LiveJob(Protocol):
         """Do something at the end of the job."""
         ...
 
-    def order_drain(self, name: str, seconds: float) -> None:
-        """Order a node to leave."""
+    def order_drain(self, name: str, seconds: float) -> bool:
+        """Order a node to leave; return False while etcd takes no orders."""
         ...

@@ -48,10 +48,8 @@ class Drain(OfNode):
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:
-        """Give the order."""
-        job.note("drain", name)
-        job.order_drain(name, self.seconds)
-        return True
+        """Give the order; not while etcd is away."""
+        return job.order_drain(name, self.seconds)
 
     def check(self) -> None:
         """Refuse a time that is none."""

@@ -224,7 +224,9 @@ class Pause(OfNode):
         if pids:
             job.note(f"{self.part} paused", name)
             send(pids, signal.SIGSTOP)
-            job.later(self.seconds, lambda: send(pids, signal.SIGCONT))
+            # Who was stopped for good meanwhile stays so.
+            node = job.cluster.node(name)
+            job.later(self.seconds, lambda: None if node.stopped else send(pids, signal.SIGCONT))
         return bool(pids)
 
     def check(self) -> None:

@@ -1,0 +1,114 @@
+"""What became of schedules that were drawn, and of those that were made smaller: as `--json` prints it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+SCHEMA = 1
+
+
+class RunVerdict(StrEnum):
+    """What a run with a drawn schedule shows: `partly` where every promise held, but of some faults only, since others
+    could not be made; `skipped` where none could be made, so that nothing was played."""
+
+    KEPT = "kept"
+    BROKEN = "broken"
+    PARTLY = "partly"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedFault:
+    """A fault that is not made here."""
+
+    fault: str
+    """It, or its word."""
+    why: str
+    """What this machine, the job or the script lacks for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnRun:
+    """One run with a drawn schedule."""
+
+    seed: int
+    """What its schedule and its nodes were drawn from."""
+    nodes: int
+    """Nodes that it started with."""
+    slots: int
+    """Trainers per node."""
+    faults: tuple[str, ...]
+    """Its schedule."""
+    verdict: RunVerdict
+    """What became of it."""
+    seconds: float
+    """How long it took."""
+    skipped: tuple[SkippedFault, ...]
+    """Faults of its schedule that were not made."""
+    broken: tuple[str, ...]
+    """Each broken promise."""
+    generations: int
+    """Generations that the job had."""
+    steps_repeated: int
+    """Steps that it made again."""
+    folder: str | None
+    """What is kept of a run that failed, from which it is replayed; null for others."""
+
+    @property
+    def replay(self) -> str:
+        """The command that plays it again, "" where nothing is kept of it."""
+        return f"elastic3d chaos replay {self.folder}" if self.folder else ""
+
+    @property
+    def shrink(self) -> str:
+        """The command that looks for a smaller schedule, "" where nothing is kept of it."""
+        return f"elastic3d chaos shrink {self.folder}" if self.folder else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomDocument:
+    """All runs of one call of `elastic3d chaos random`."""
+
+    script: str
+    """The file of the job's script."""
+    seed: int
+    """The seed of the first run; each later one has the next."""
+    steps: int
+    """Steps of the job."""
+    left_out: tuple[SkippedFault, ...]
+    """Faults, by their words, that were not drawn, and why."""
+    runs: tuple[DrawnRun, ...]
+    """What was played, in order."""
+    interrupted: bool
+    """Whether it was ended before its time."""
+
+    def count(self, verdict: RunVerdict) -> int:
+        """Return how many runs have a verdict."""
+        return sum(run.verdict is verdict for run in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        """How long all runs took."""
+        return sum(run.seconds for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShrunkDocument:
+    """The smallest schedule, of those that were tried, that still fails."""
+
+    promise: str
+    """The promise that is broken."""
+    faults: tuple[str, ...]
+    """What is left of the schedule; all of it where it did not fail again."""
+    before: int
+    """Faults that it had."""
+    tries: int
+    """Runs that were played, beside the first one."""
+    schedule: dict[str, Any]
+    """What is left, as a schedule's file of JSON has it."""
+    folder: str | None
+    """What is kept of its run; null where it did not fail again."""
+    test: str | None
+    """The file of a test that plays it."""
