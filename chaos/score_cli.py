@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from chaos.growth.cli import soak
 from chaos.list_cli import list_faults
 from chaos.score.card import Row, card
 from chaos.score.kinds import KINDS
@@ -31,6 +32,7 @@ app.callback()(lambda: None)
 app.command("list")(list_faults)
 app.command("run")(run_schedule)
 app.command()(replay)
+app.command()(soak)
 
 
 @app.command()
