@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
@@ -39,3 +40,17 @@ def play_and_tell(play_many: Callable[..., Tally[_O]], count: int, seed: int, *,
         print()
     print(tally)
     return not tally.failures
+
+
+def replay(path: Path, play: Callable[[str], Outcome]) -> bool:
+    """Play the schedule of a file, print its outcome, and return whether it passed.
+
+    play: given the file's text. UsageError where it cannot be read.
+    """
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--replay {path}: cannot be read: {error}") from None
+    outcome = play(text)
+    print(outcome.report())
+    return not outcome.violations

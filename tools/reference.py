@@ -22,6 +22,7 @@ import typer
 import typer.main
 
 from chaos import list_cli
+from chaos.simulation import found
 from elastic3d import log
 from elastic3d.cli import application
 from elastic3d.cli.ckpt.documents import CheckpointDocument
@@ -226,6 +227,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": command_line,
     "events.md": events,
     "faults.md": list_cli.page,
+    "bugs-found.md": found.page,
     "json.md": documents,
 }
 """The generator of each page."""

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from chaos import many_cli
 from chaos.commits.run import play, play_many
 from chaos.commits.schedule import parse
-from chaos.many_cli import play_and_tell
-from elastic3d.errors import Elastic3dError, UsageError
+from elastic3d.errors import Elastic3dError
 
 
 def commits(
@@ -39,18 +39,11 @@ def commits(
         elastic3d simulate commits --replay failure.txt
     """
     try:
-        kept = _replay(replay) if replay is not None else play_and_tell(play_many, schedules, seed, as_json=as_json)
+        if replay is not None:
+            kept = many_cli.replay(replay, lambda text: play(parse(text)))
+        else:
+            kept = many_cli.play_and_tell(play_many, schedules, seed, as_json=as_json)
     except Elastic3dError as error:
         print(f"elastic3d: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
     raise typer.Exit(0 if kept else 1)
-
-
-def _replay(path: Path) -> bool:
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--replay {path}: cannot be read: {error}") from None
-    outcome = play(parse(text))
-    print(outcome.report())
-    return not outcome.violations

@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from chaos import many_cli
 from chaos.commits.cli import commits
 from chaos.goodput.cli import goodput
-from chaos.many_cli import play_and_tell
 from chaos.simulation.large import Account, form
-from chaos.simulation.run import play_many
+from chaos.simulation.run import play, play_many
+from chaos.simulation.schedule import parse
 from chaos.simulation.trace import read_trace, scaled
 from elastic3d.errors import Elastic3dError, UsageError
 
@@ -43,6 +44,10 @@ def membership(
     schedules: Annotated[
         int | None, typer.Option(help="Play so many small jobs with random faults instead of one large job.")
     ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Play the schedule in this file, as a failure prints it, instead of one large job."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Form, break and re-form a job of any number of nodes, as the real state machine does it, in virtual time.
@@ -57,13 +62,20 @@ def membership(
         elastic3d simulate membership --trace spot.csv --json > formations.json
 
         elastic3d simulate membership --schedules 2000
+
+        elastic3d simulate membership --replay failure.txt
     """
     console = Console(stderr=True)
     try:
-        if schedules is not None:
-            if nodes is not None or trace is not None or minutes is not None:
+        large = nodes is not None or trace is not None or minutes is not None
+        if replay is not None:
+            if large or schedules is not None or as_json:
+                raise UsageError("--replay: it goes with no other option")
+            kept = many_cli.replay(replay, lambda text: play(parse(text)))
+        elif schedules is not None:
+            if large:
                 raise UsageError("--schedules: it goes with --seed and --json alone")
-            kept = play_and_tell(play_many, schedules, seed, as_json=as_json)
+            kept = many_cli.play_and_tell(play_many, schedules, seed, as_json=as_json)
         else:
             kept = _large(nodes, seed, trace, minutes, as_json, console)
     except Elastic3dError as error:

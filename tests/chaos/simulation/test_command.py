@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from chaos.simulation.found import FOUND
 from chaos.simulation.trace import Held, read_trace, scaled
 
 COMMAND = [sys.executable, "-c", "from chaos.simulation.cli import app; app()", "membership"]
@@ -54,6 +55,19 @@ def test_schedules_are_counted() -> None:
     document = json.loads(simulate("--schedules", "20", "--seed", "5", "--json").stdout)
     assert (document["schedules"], document["failures"]) == (20, [])
     assert document["generations"] > 20
+
+
+def test_a_schedule_in_a_file_is_replayed(tmp_path: Path) -> None:
+    """One of the bugs found, as the page of the reference prints it, passes; what is no schedule is refused."""
+    file = tmp_path / "found.txt"
+    file.write_text(FOUND[0].text)
+    result = simulate("--replay", str(file))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "etcd-away for 2.2" in result.stdout
+    file.write_text("job members=3 seed=1\n3.0 explode n1\n")
+    refused = simulate("--replay", str(file))
+    assert (refused.returncode, "explode" in refused.stderr) == (2, True)
+    assert simulate("--replay", str(file), "--nodes", "3").returncode == 2
 
 
 @pytest.mark.parametrize(
