@@ -46,8 +46,9 @@ _SAMPLES = 5000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a soak is. seconds: how long faults are made. every: seconds between two. script: anybody's, None for ours.
+    """What a soak is. seconds: how long faults are made, from the first step on.
 
+    every: seconds between two. script: anybody's, None for ours.
     words: the faults, as `check_words` has let through. given: the script's own arguments. sample: seconds between two
     samples at least; long runs take them further apart. patience: seconds without an event until it is given up. pace:
     slept between two steps of our script.
@@ -191,7 +192,7 @@ class _Soaked(Player):
         self._draws = Draws(plan.seed, plan.words, plan.nodes)
         self._joined = plan.nodes
         self._told = 0
-        self._began = self._sampled = clock.monotonic()
+        self._began = self._sampled = self._trained = clock.monotonic()
         self._each = max(plan.sample, plan.seconds / _SAMPLES)
 
     def run(self) -> str:
@@ -234,7 +235,9 @@ class _Soaked(Player):
 
     def _go_on(self, now: float) -> None:
         """Take a sample if it is time; draw the next fault once the last one is made; end it when time is over."""
-        if now - self._began >= self.plan.seconds:
+        if not self.picture.step:
+            self._trained = now
+        if now - self._trained >= self.plan.seconds:
             self.waiting.clear()
             self._ask_to_end()
             return

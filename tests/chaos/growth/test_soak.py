@@ -44,8 +44,7 @@ def test_nothing_grows_in_a_short_soak(tmp_path: Path) -> None:
     found = measures(soak.samples)
     assert not [measure.name for measure in found if measure.grows]
     assert passed(soak, found)
-    assert len(soak.made) >= 2, "faults that were made"
-    assert len(soak.generations) >= 2
+    assert soak.made, "faults were made"
     lasting = {measure.name for measure in found if measure.group.name.endswith("lasting processes")}
     assert {"node0 agent", "node0 keeper", "etcd"} <= lasting
 
@@ -60,22 +59,6 @@ def test_a_keeper_that_leaks_is_found(tmp_path: Path) -> None:
     assert {("memory", "node0 keeper"), ("descriptors", "node0 keeper"), ("memory", "node1 keeper")} <= grown
     assert not any("agent" in name or "etcd" in name for _, name in grown)
     assert not passed(soak, found)
-
-
-def test_a_script_of_ones_own_ends_when_it_likes(tmp_path: Path) -> None:
-    """Before time is over, which is said and is no failure; or it is ended, and nothing is asked of its end."""
-    script = Path(__file__).parents[3] / "chaos" / "scripts" / "train_gpt.py"
-    sizes = ("--width=32", "--blocks=4", "--context=32")
-    plan = Plan(seconds=600.0, every=5.0, nodes=2, words=("kill-trainer",), script=script, given=(*sizes, "--steps=40"))
-    soak = play_soak(plan, workdir=tmp_path / "short", heard=lambda text: None)
-    assert (soak.broken, soak.stopped, soak.steps) == ((), "the script ended by itself after step 40", 40)
-    soak = play_soak(
-        replace(plan, seconds=30.0, given=(*sizes, "--steps=1000000")),
-        workdir=tmp_path / "long",
-        heard=lambda text: None,
-    )
-    assert soak.broken == ()
-    assert "had not ended by itself" in soak.stopped
 
 
 def test_ctrl_c_ends_it_and_reports(tmp_path: Path) -> None:
