@@ -201,8 +201,8 @@ class Follower:
 def picture(events: Iterable[Event], injections: Sequence[Injection] = (), started_at: float | None = None) -> Picture:
     """Return the picture of `events`; `injections` and `started_at` give the generations' causes their time."""
     ordered = sorted(events, key=lambda event: event.at)
-    committed = [_step(event) for event in ordered if event.name == "step.committed"]
-    steps, conflicts = _lineage(committed)
+    committed = [as_step(event) for event in ordered if event.name == "step.committed"]
+    steps, conflicts = lineage(committed)
     return Picture(
         generations=_generations(ordered, committed, injections, started_at),
         steps=steps,
@@ -237,7 +237,8 @@ def ledger(steps: Sequence[Step], expected: int | None = None) -> Ledger:
     return Ledger(consumed=consumed, repeated=repeated, missing=missing)
 
 
-def _step(event: Event) -> Step:
+def as_step(event: Event) -> Step:
+    """Return the step of a `step.committed`."""
     first, stop = event.fields["samples"]
     return Step(
         number=int(event.fields["step"]),
@@ -251,7 +252,8 @@ def _step(event: Event) -> Step:
     )
 
 
-def _lineage(committed: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+def lineage(committed: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+    """Return the history that counts among steps as they were committed, and the conflicts: see `Picture`."""
     history: dict[int, Step] = {}
     seen: dict[int, Step] = {}
     conflicts = set()

@@ -137,39 +137,19 @@ def play(
     clock: Clock = SYSTEM,
 ) -> Outcome:
     """Play `faults` on a job of `setting` under `workdir` and return the outcome; `watch` sees each new picture."""
-    player = _Player(setting, faults, etcd, workdir, name, watch, clock)
+    player = Player(setting, faults, etcd, workdir, name, watch, clock)
     with player.cluster:
         try:
             failure = player.run()
         finally:
             player.undo()
             player.close()
-        # A history that was given up is ended by force below: its leftovers prove nothing.
-        left = () if failure else player.leftovers()
-        return Outcome(
-            setting=setting,
-            faults=tuple(faults),
-            picture=player.picture,
-            digest=player.digest(),
-            exit_codes=player.cluster.exit_codes(),
-            killed=tuple(node.name for node in player.cluster.nodes if node.killed),
-            dismissed=tuple(node.name for node in player.cluster.nodes if node.dismissed),
-            undone=tuple(player.waiting),
-            leftovers=left,
-            failure=failure,
-            logs={
-                node.name: player.cluster.tail(node.name)
-                for node in player.cluster.nodes
-                if not node.killed and (node.alive or node.process.returncode)
-            },
-            store=player.store,
-            injections=tuple(player.injections),
-            made=tuple(player.made),
-            hit=tuple(player.hit),
-        )
+        return player.outcome(faults, failure)
 
 
-class _Player:
+class Player:
+    """A history while it is played. A longer one overrides `run`, and who is let in."""
+
     def __init__(
         self,
         setting: Setting,
@@ -179,14 +159,15 @@ class _Player:
         name: str,
         watch: Watcher | None,
         clock: Clock,
+        among: tuple[int, int] | None = None,
     ) -> None:
         self.setting, self.etcd, self.watch, self.clock = setting, etcd, watch, clock
         self.waiting = list(faults)
         self.picture = Picture()
-        self._out, events = workdir / "out", workdir / "events"
-        self._out.mkdir(parents=True)
+        self.out, events = workdir / "out", workdir / "events"
+        self.out.mkdir(parents=True)
         events.mkdir()
-        self._follower = Follower(events)
+        self.follower = Follower(events)
         self._events: list[Event] = []
         self.injections: list[Injection] = []
         self.made: list[tuple[Fault, float]] = []
@@ -198,14 +179,14 @@ class _Player:
         self._clouds = {fault.node: MetadataServer() for fault in faults if isinstance(fault, Announce)}
         run_id = f"{name}-{uuid.uuid4().hex[:8]}"
         self.store = f"{setting.store.rstrip('/')}/{run_id}" if setting.store else (workdir / "store").as_uri()
-        low, high = bounds(faults, setting.nodes)
+        low, high = among or bounds(faults, setting.nodes)
         self.cluster = Cluster(
             Launch(
                 run_id=run_id,
                 endpoint=self._endpoint(),
                 script=setting.script,
                 script_args=(
-                    *setting.arguments(store=self.store, events=events, out=self._out),
+                    *setting.arguments(store=self.store, events=events, out=self.out),
                     *dict.fromkeys(argument for fault in faults for argument in fault.arguments()),
                 ),
                 min_nodes=low,
@@ -235,20 +216,46 @@ class _Player:
         while True:
             self._kill_who_sleeps()
             running = set(self.cluster.running())
-            new = self._follower.poll()
+            new = self.follower.poll()
             if new:
                 heard = self.clock.monotonic()
                 self._events += new
                 self.picture = picture(self._events, self.injections, started_at)
                 if self.watch is not None:
                     self.watch(self.picture)
-            self._inject()
+            self.inject()
             # A joiner that still waits at its gate when all others have ended would wait forever.
             if running <= set(self._joiners) and not new:
                 return "" if not running else "the job ended before its joiners were let in"
             if self.clock.monotonic() - heard > self.setting.patience:
                 return f"nothing happened for {self.setting.patience:.0f} s; {', '.join(sorted(running))} hang"
             self.clock.sleep(0.01)
+
+    def outcome(self, faults: Sequence[Fault], failure: str) -> Outcome:
+        """Return what became of the job, before the cluster is closed."""
+        nodes = self.cluster.nodes
+        return Outcome(
+            setting=self.setting,
+            faults=tuple(faults),
+            picture=self.picture,
+            digest=self.digest(),
+            exit_codes=self.cluster.exit_codes(),
+            killed=tuple(node.name for node in nodes if node.killed),
+            dismissed=tuple(node.name for node in nodes if node.dismissed),
+            undone=tuple(self.waiting),
+            # A history that was given up is ended by force later: its leftovers prove nothing.
+            leftovers=() if failure else self.leftovers(),
+            failure=failure,
+            logs={
+                node.name: self.cluster.tail(node.name)
+                for node in nodes
+                if not node.killed and (node.alive or node.process.returncode)
+            },
+            store=self.store,
+            injections=tuple(self.injections),
+            made=tuple(self.made),
+            hit=tuple(self.hit),
+        )
 
     def undo(self) -> None:
         """Carry out pending actions at once: no etcd stays stopped, no store away, and no node slow."""
@@ -262,7 +269,7 @@ class _Player:
 
     def digest(self) -> str | None:
         try:
-            digest = json.loads((self._out / "result.json").read_text())["digest"]
+            digest = json.loads((self.out / "result.json").read_text())["digest"]
         except (FileNotFoundError, ValueError, KeyError):
             return None
         return str(digest)
@@ -273,12 +280,12 @@ class _Player:
             *map(str, self.cluster.leftovers()),
             *(f"temporary file {path}" for path in self.cluster.files_left()),
             *shared_memory_left(self._shared_memory),
-            *leases_left(self.etcd.client, self._root, alone=isinstance(self.etcd, EtcdCluster)),
+            *leases_left(self.etcd.client, self.root, alone=isinstance(self.etcd, EtcdCluster)),
         )
 
     def marked(self, step: int) -> str | None:
         try:
-            return str(json.loads((self._out / mark_of(step)).read_text()).get("node") or "")
+            return str(json.loads((self.out / mark_of(step)).read_text()).get("node") or "")
         except (FileNotFoundError, ValueError):
             return None
 
@@ -311,7 +318,7 @@ class _Player:
         self.note("drain", name)
         try:
             with EtcdClient(self.etcd.endpoint) as client:
-                order_drain(client, self._root, name, seconds=seconds, by="chaos")
+                order_drain(client, self.root, name, seconds=seconds, by="chaos")
         except UsageError:
             # It has come back empty, and the node has not registered again.
             self.injections.pop()
@@ -320,7 +327,7 @@ class _Player:
 
     def revoke(self, name: str) -> bool:
         with self.own_etcd.client() as client:
-            items, _revision = client.range(self._root + keys.MEMBERS)
+            items, _revision = client.range(self.root + keys.MEMBERS)
             leases = [item.lease for item in items if item.lease and f"/{name}@" in item.key]
             if leases:
                 self.note("lease revoked", name)
@@ -352,10 +359,10 @@ class _Player:
         return self.store.removeprefix("file://")
 
     @property
-    def _root(self) -> str:
+    def root(self) -> str:
         return f"/elastic3d/{self.cluster.launch.run_id}/"
 
-    def _inject(self) -> None:
+    def inject(self) -> None:
         now = self.clock.monotonic()
         due = [item for item in self._later if item[0] <= now]
         for item in due:

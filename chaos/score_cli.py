@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from chaos.growth.cli import soak
 from chaos.inject_cli import inject
 from chaos.list_cli import list_faults
 from chaos.random_cli import play_random
@@ -42,6 +43,7 @@ app.command()(about_a_job(inject))
 app.command()(report)
 app.command("random")(play_random)
 app.command("shrink")(shrink_schedule)
+app.command()(soak)
 
 
 @app.command()

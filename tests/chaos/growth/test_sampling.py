@@ -1,0 +1,142 @@
+"""What is read of real processes and folders, and the series made of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from chaos.etcd import EtcdServer
+from chaos.growth.measures import MB, measures
+from chaos.growth.sampling import EtcdSample, FolderSample, ProcessSample, Sample, etcd_sample, folder, process
+
+
+def me() -> ProcessSample:
+    sample = process(os.getpid(), "keeper", "node0")
+    assert sample is not None
+    return sample
+
+
+def test_memory_of_this_process_is_seen() -> None:
+    """Pages count once they are written."""
+    before = me()
+    held = bytearray(os.urandom(1 << 20) * 40)
+    after = me()
+    assert after.memory - before.memory > 0.9 * len(held)
+    assert after.held - before.held > 0.9 * len(held)
+    assert (after.kind, after.node, after.pid) == ("keeper", "node0", os.getpid())
+
+
+def test_descriptors_and_threads_of_this_process_are_seen() -> None:
+    """Each of them."""
+    before = me()
+    descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(7)]
+    wait = threading.Event()
+    threads = [threading.Thread(target=wait.wait) for _ in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        after = me()
+    finally:
+        wait.set()
+        for thread in threads:
+            thread.join()
+        for descriptor in descriptors:
+            os.close(descriptor)
+    assert after.descriptors - before.descriptors == 7
+    assert after.threads - before.threads == 3
+
+
+def test_a_process_that_has_ended_is_no_sample() -> None:
+    """Whether it was reaped or not."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert process(ended.pid, "trainer") is None
+    assert process(ended.pid, "trainer") is None
+
+
+def test_folders_are_counted(tmp_path: Path) -> None:
+    """With all below them; one that is not there is empty."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "one").write_bytes(b"x" * 10)
+    (tmp_path / "a" / "b" / "two").write_bytes(b"x" * 5)
+    assert folder(tmp_path) == FolderSample(files=2, bytes=15)
+    assert folder(tmp_path / "none") == FolderSample(files=0, bytes=0)
+
+
+@pytest.mark.etcd
+def test_keys_of_a_run_are_counted_by_prefix() -> None:
+    """Those of earlier generations apart; nothing is said while etcd stands."""
+    with EtcdServer() as etcd, etcd.client() as client:
+        for key in ("board/leader", "roll/members/a", "roll/members/b", "history/1/node0"):
+            client.put(f"/elastic3d/x/{key}", b"12")
+        client.put("/elastic3d/y/board/leader", b"12")
+        sample = etcd_sample(etcd, client, "/elastic3d/x/")
+        etcd.pause()
+        away = etcd_sample(etcd, client, "/elastic3d/x/")
+        etcd.resume()
+    assert away is None
+    assert sample is not None
+    assert sample.keys == {"board": 1, "roll/members": 2}
+    assert sample.past == 1
+    assert sample.database > 0
+
+
+def samples(leak: float, *, minutes: int = 20) -> Sequence[Sample]:
+    """Return a made-up soak: node0 stays, node1 is another process each minute. leak: bytes a minute of node0."""
+    return [
+        Sample(
+            at=5.0 * at,
+            step=10 * at,
+            generation=1 + at // 12,
+            processes=(
+                ProcessSample(
+                    kind="keeper",
+                    node="node0",
+                    pid=1,
+                    memory=40 * MB,
+                    held=int(90 * MB + leak * at / 12),
+                    descriptors=60,
+                    threads=30,
+                ),
+                ProcessSample(
+                    kind="keeper",
+                    node="node1",
+                    pid=2 + at // 12,
+                    memory=80 * MB,
+                    held=90 * MB,
+                    descriptors=60,
+                    threads=30,
+                ),
+            ),
+            etcd=EtcdSample(keys={"board": 4}, past=1 + at // 12, bytes=900, database=40_000, in_use=30_000),
+            store=FolderSample(files=12, bytes=1_000_000),
+            events=FolderSample(files=1 + at // 12, bytes=3000 * at),
+        )
+        for at in range(12 * minutes)
+    ]
+
+
+def test_only_processes_that_last_are_looked_at_one_by_one() -> None:
+    """Those before the first step and those that came later are not."""
+    names = {measure.name for measure in measures(samples(0.0)) if measure.group.name.endswith("lasting processes")}
+    assert names == {"node0 keeper"}
+
+
+def test_a_leak_is_found_and_what_grows_by_design_is_not() -> None:
+    """Events, and keys of the past, of which there are so many at most."""
+    assert not [measure for measure in measures(samples(0.0)) if measure.grows]
+    grown = [measure for measure in measures(samples(MB)) if measure.grows]
+    assert [(measure.group.name, measure.name) for measure in grown] == [
+        ("memory of lasting processes", "node0 keeper")
+    ]
+
+
+def test_a_soak_without_a_step_has_no_series() -> None:
+    """There is nothing to say."""
+    assert measures([Sample(at=1.0, step=0, generation=0)]) == ()

@@ -1,0 +1,81 @@
+"""Soaks of real jobs: what elastic3d holds does not grow, a keeper that leaks is found, and Ctrl-C ends it in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from chaos.growth.measures import measures
+from chaos.growth.report import passed
+from chaos.growth.soak import Plan, SoakSetting, play_soak
+from chaos.play import Setting
+from chaos.processes import wait_until
+
+pytestmark = [pytest.mark.long, pytest.mark.etcd, pytest.mark.gloo]
+
+COMMAND = [sys.executable, "-c", "from elastic3d.cli import main; main()", "chaos", "soak"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaking(Plan):
+    """A soak of a script whose keepers leak."""
+
+    def setting(self, end: Path) -> Setting:
+        """Return the job."""
+        setting = Plan.setting(self, end)
+        assert isinstance(setting, SoakSetting)
+        return replace(setting, script=Path(__file__).parent / "leaking.py")
+
+
+def test_nothing_grows_in_a_short_soak(tmp_path: Path) -> None:
+    """With a fault about every ten seconds; the job ends when it is told to, and every promise holds."""
+    plan = Plan(seconds=100.0, every=10.0, sample=1.0, nodes=2, words=("kill-trainer", "kill", "join", "etcd-pause"))
+    soak = play_soak(plan, workdir=tmp_path, heard=lambda text: None)
+    assert soak.broken == ()
+    assert soak.stopped == ""
+    assert soak.digest
+    found = measures(soak.samples)
+    assert not [measure.name for measure in found if measure.grows]
+    assert passed(soak, found)
+    assert soak.made, "faults were made"
+    lasting = {measure.name for measure in found if measure.group.name.endswith("lasting processes")}
+    assert {"node0 agent", "node0 keeper", "etcd"} <= lasting
+
+
+def test_a_keeper_that_leaks_is_found(tmp_path: Path) -> None:
+    """Its memory and its descriptors, and nothing of the agents."""
+    plan = Leaking(seconds=75.0, every=15.0, sample=1.0, nodes=2, words=("kill-trainer",))
+    soak = play_soak(plan, workdir=tmp_path, heard=lambda text: None)
+    assert soak.broken == ()
+    found = measures(soak.samples)
+    grown = {(measure.group.name.split()[0], measure.name) for measure in found if measure.grows}
+    assert {("memory", "node0 keeper"), ("descriptors", "node0 keeper"), ("memory", "node1 keeper")} <= grown
+    assert not any("agent" in name or "etcd" in name for _, name in grown)
+    assert not passed(soak, found)
+
+
+def test_ctrl_c_ends_it_and_reports(tmp_path: Path) -> None:
+    """What was measured up to then is kept; processes are not."""
+    out = tmp_path / "out"
+    with subprocess.Popen(
+        [*COMMAND, "--hours=1", "--nodes=2", f"--out={out}", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    ) as process:
+        events = "elastic3d-soak-*/job/events/*.jsonl"
+        assert wait_until(lambda: any(b"step.committed" in path.read_bytes() for path in tmp_path.glob(events)), 120)
+        process.send_signal(signal.SIGINT)
+        printed, _said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    document = json.loads(printed)
+    assert document["interrupted"] == signal.SIGINT
+    assert json.loads((out / "soak-7" / "growth.json").read_text())["samples"]
+    assert not list(tmp_path.glob("elastic3d-soak-*"))
