@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from chaos.network import Network
 from chaos.processes import MARK, Found, Part, children, descendants, end_all, leashed, marked, send, wait_until
 from elastic3d.environment import DEVICE
 
@@ -52,8 +53,8 @@ class Launch:
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def command(self, conf: Mapping[str, str], log_dir: Path) -> list[str]:
-        """Return the torchrun command line of a node whose own rendezvous settings are `conf`."""
+    def command(self, conf: Mapping[str, str], log_dir: Path, address: str = "127.0.0.1") -> list[str]:
+        """Return the torchrun command line of a node at `address` whose own rendezvous settings are `conf`."""
         settings = {**self.conf, **conf}
         return [
             sys.executable,
@@ -65,7 +66,7 @@ class Launch:
             f"--rdzv-endpoint={self.endpoint}",
             f"--rdzv-id={self.run_id}",
             *([f"--rdzv-conf={','.join(f'{key}={value}' for key, value in settings.items())}"] if settings else []),
-            "--local-addr=127.0.0.1",
+            f"--local-addr={address}",
             f"--max-restarts={self.max_restarts}",
             f"--log-dir={log_dir}",
             *self.options,
@@ -194,11 +195,15 @@ def started_by(starter: Starter) -> Iterator[None]:
 
 
 class Cluster:
-    """Agents of one job. Start nodes on the thread that will outlive them: they die with it."""
+    """Agents of one job. Start nodes on the thread that will outlive them: they die with it.
 
-    def __init__(self, launch: Launch, workdir: Path) -> None:
+    network: where each node is a host of its own; by default all of them share this machine's loopback.
+    """
+
+    def __init__(self, launch: Launch, workdir: Path, network: Network | None = None) -> None:
         self.launch = launch
         self.workdir = workdir
+        self.network = network
         self.mark = f"{launch.run_id}-{uuid.uuid4().hex}"
         self._temp = Path()
         self._nodes: dict[str, AgentNode] = {}
@@ -236,10 +241,21 @@ class Cluster:
             # All nodes share this machine's devices, if it has any: they train on its CPU, unless told.
             own = {MARK: self.mark, "TMPDIR": str(temp)}
             environment = {DEVICE.name: "cpu", **os.environ, **self.launch.environment, **own}
-            process = _starter.get()(self.launch.command(conf, folder / "torchrun"), environment, output)
+            process = self._start(name, conf, folder / "torchrun", environment, output)
         node = AgentNode(name=name, process=process, log=log, gate=gate, temp=temp, life=life)
         self._nodes[name] = node
         return node
+
+    def _start(
+        self, name: str, conf: Mapping[str, str], logs: Path, environment: Mapping[str, str], output: io.BufferedWriter
+    ) -> AgentProcess:
+        if self.network is None:
+            return _starter.get()(self.launch.command(conf, logs), environment, output)
+        if name not in self.network.hosts:
+            self.network.add(name)
+        command = self.launch.command(conf, logs, self.network.address_of(name))
+        # A process that is there already is on a host already.
+        return start_fresh([*self.network.within(name), *command], environment, output)
 
     def release_node(self, name: str) -> None:
         """Open the gate of a held node."""

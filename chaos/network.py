@@ -58,6 +58,11 @@ class Network:
         """Return the command by which a program is run on a host; the process becomes that program."""
         return ("ip", "netns", "exec", self._space(host))
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All that were added, in order."""
+        return tuple(self._hosts)
+
     def add(self, host: str) -> None:
         """Add a host."""
         at = len(self._hosts) + 2
@@ -78,11 +83,11 @@ class Network:
         """Plug it in again."""
         _ip("link", "set", self._cable(host), "master", self._bridge)
 
-    def unlink(self, sender: str, receiver: str) -> None:
-        """Silently lose what one host sends to another; all else passes."""
+    def unlink(self, sender: str, receiver: str = "") -> None:
+        """Silently lose what one host sends to another, or to this machine; all else passes."""
         self._neighbour(sender, receiver, "replace", "lladdr", "02:00:00:00:00:01", "nud", "permanent")
 
-    def link(self, sender: str, receiver: str) -> None:
+    def link(self, sender: str, receiver: str = "") -> None:
         """Let those packets pass again."""
         self._neighbour(sender, receiver, "delete")
 
@@ -98,7 +103,8 @@ class Network:
         _ip("-n", self._space(dialler), "address", "delete", f"{self._hosts[dialled]}/32", "dev", "lo")
 
     def _neighbour(self, sender: str, receiver: str, verb: str, *more: str) -> None:
-        _ip("-n", self._space(sender), "neigh", verb, self._hosts[receiver], *more, "dev", "eth0")
+        address = self._hosts[receiver] if receiver else self.address
+        _ip("-n", self._space(sender), "neigh", verb, address, *more, "dev", "eth0")
 
     def close(self) -> None:
         """Remove everything. Processes that run on a host keep its namespace, unnamed, until they end."""

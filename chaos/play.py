@@ -22,6 +22,7 @@ from chaos.faults.process import Continue
 from chaos.follow import Event, Follower, Injection, Picture, picture
 from chaos.leftovers import leases_left, shared_memory, shared_memory_left
 from chaos.metadata import MetadataServer
+from chaos.network import Network
 from chaos.s3_proxy import S3Proxy
 from chaos.schedule import bounds
 from chaos.scripts import mark_of
@@ -52,6 +53,7 @@ class Setting:
     """A job: how many nodes, for how long, and on what model. store: None for a folder of the history's own.
 
     labels: where the first nodes stand, in order, "" for nowhere in particular. proxy: what stands before the store.
+    network: where each node is a host of its own; etcd has to serve at its address, too.
     """
 
     nodes: int = 4
@@ -72,6 +74,7 @@ class Setting:
     # How long the job may make no progress at all before the history is given up.
     patience: float = 180.0
     proxy: S3Proxy | None = field(default=None, compare=False, repr=False)
+    network: Network | None = field(default=None, compare=False, repr=False)
 
     def arguments(self, *, store: str, events: Path, out: Path) -> tuple[str, ...]:
         """Return the training script's arguments."""
@@ -194,7 +197,7 @@ class _Player:
         self.cluster = Cluster(
             Launch(
                 run_id=run_id,
-                endpoint=etcd.endpoint,
+                endpoint=self._endpoint(),
                 script=setting.script,
                 script_args=(
                     *setting.arguments(store=self.store, events=events, out=self._out),
@@ -207,7 +210,15 @@ class _Player:
                 conf={"mode": "resident", "last_call": "60" if high == setting.nodes else "8", **setting.conf},
             ),
             workdir / "nodes",
+            setting.network,
         )
+
+    def _endpoint(self) -> str:
+        """Return where nodes reach etcd."""
+        if self.setting.network is None:
+            return self.etcd.endpoint
+        ports = (one.rpartition(":")[2] for one in self.etcd.endpoint.split(","))
+        return ",".join(f"{self.setting.network.address}:{port}" for port in ports)
 
     def run(self) -> str:
         started_at = self.clock.wall()
@@ -310,6 +321,11 @@ class _Player:
     def own_server(self) -> EtcdServer:
         assert isinstance(self.etcd, EtcdServer), "only the data of an etcd of one member may be replaced"
         return self.etcd
+
+    @property
+    def network(self) -> Network:
+        assert self.setting.network is not None, "the nodes share one host"
+        return self.setting.network
 
     @property
     def proxy(self) -> S3Proxy:

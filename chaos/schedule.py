@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chaos.faults.etcd import OUTAGES, EtcdEmpty, EtcdRestored
 from chaos.faults.fault import Fault, Need, OfNode, Replay, node_name
-from chaos.faults.orders import Join
+from chaos.faults.orders import Announce, Join
 from chaos.faults.process import Continue, KillCompanion, Stop
 from chaos.faults.script import InScript
 from elastic3d.errors import UsageError
@@ -52,6 +52,12 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
     _check_nodes(faults, nodes)
     for first, second in _pairs(faults):
         same = first.when == second.when
+        for one, other in ((first, second), (second, first)):
+            if Need.HOSTS in one.ABOUT.needs and (Need.S3 in other.ABOUT.needs or isinstance(other, Announce)):
+                raise UsageError(
+                    f"{one} and {other}: the second needs a server on this machine's loopback device, which nodes that "
+                    "are hosts of their own do not reach"
+                )
         if Need.MEMBERS in first.ABOUT.needs | second.ABOUT.needs and isinstance(first, _OF_ONE) | isinstance(
             second, _OF_ONE
         ):

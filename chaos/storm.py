@@ -21,6 +21,7 @@ from chaos.faults.catalogue import feasible
 from chaos.faults.fault import Fault, Need
 from chaos.follow import Event, Follower
 from chaos.hung_files import HungFiles
+from chaos.network import Network
 from chaos.oracle import Verdict, judge
 from chaos.oracle import document as history_document
 from chaos.own_script import ScriptSetting, known_steps, quiet_run
@@ -134,7 +135,10 @@ def play_storm(
         check(schedule.faults, nodes=job.nodes, steps=setting.steps, slots=job.slots)
     with ExitStack() as stack:
         needs = {need for fault in makes for need in fault.ABOUT.needs}
-        etcd = stack.enter_context(EtcdCluster(3) if Need.MEMBERS in needs else EtcdServer())
+        network = stack.enter_context(Network()) if Need.HOSTS in needs else None
+        also = "" if network is None else network.address
+        etcd = stack.enter_context(EtcdCluster(3, also=also) if Need.MEMBERS in needs else EtcdServer(also=also))
+        setting = replace(setting, network=network)
         if Need.FUSE in needs:
             hung = stack.enter_context(HungFiles(workdir / "hung"))
             setting = replace(setting, given=(*setting.given, f"--hung={hung.folder}"))

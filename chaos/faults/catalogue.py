@@ -16,6 +16,7 @@ from typing import Any
 from chaos.faults import code, data, device, disk, etcd, memory, network, orders, process, store
 from chaos.faults.fault import Fault, Need
 from chaos.hung_files import HungFiles
+from chaos.network import Network
 from elastic3d.errors import UsageError
 from elastic3d.nearest import nearest
 
@@ -67,6 +68,8 @@ def lacking(need: Need) -> str:
             return "there is no S3 server or client here: pip install 'moto[server]' 'elastic3d[s3]'"
         case Need.FUSE:
             return _no_fuse()
+        case Need.HOSTS:
+            return _no_hosts()
         case _:
             return ""
 
@@ -78,6 +81,15 @@ def _no_fuse() -> str:
                 return ""
         except OSError as error:
             return f"no FUSE file system can be mounted here: {error}"
+
+
+def _no_hosts() -> str:
+    try:
+        with Network() as network:
+            network.add("probe")
+    except OSError as error:
+        return f"no network namespaces can be made here: {error}"
+    return ""
 
 
 def _installed(package: str) -> bool:

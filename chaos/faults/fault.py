@@ -42,6 +42,7 @@ class Need(StrEnum):
     MEMBERS = "an etcd of three members"
     FUSE = "FUSE"
     SCRIPT = "chaos/scripts/train_faulty.py"
+    HOSTS = "root and iproute2"
 
 
 class Replay(StrEnum):

@@ -10,6 +10,7 @@ from chaos.follow import Picture
 if TYPE_CHECKING:
     from chaos.cluster import Cluster
     from chaos.etcd import EtcdCluster, EtcdServer
+    from chaos.network import Network
     from chaos.s3_proxy import S3Proxy
 
 
@@ -34,6 +35,11 @@ class LiveJob(Protocol):
     @property
     def own_server(self) -> EtcdServer:
         """The same where it has one member, whose data may be replaced."""
+        ...
+
+    @property
+    def network(self) -> Network:
+        """What connects its nodes, where each is a host of its own."""
         ...
 
     @property

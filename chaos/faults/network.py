@@ -1,12 +1,20 @@
-"""Faults of connections between ranks."""
+"""Faults of connections: between nodes that are hosts of their own, and between ranks."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaos.faults.code import NAMED, STUCK
-from chaos.faults.fault import Place
+from chaos.faults.fault import About, Need, OfNode, Place, Replay
+from chaos.faults.live import LiveJob
 from chaos.faults.script import InScript, about
+from chaos.network import Network
+from elastic3d.errors import UsageError
+
+_APART = "two nodes cannot reach each other, or only in one direction, and all others reach both"
+_HOSTS = frozenset({Need.HOSTS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,4 +32,132 @@ class Blackhole(InScript):
     )
 
 
-KINDS = (Blackhole,)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfConnection(OfNode):
+    """Something that lasts for `seconds` on a node's connections."""
+
+    seconds: float = 8.0
+
+    def check(self) -> None:
+        """Refuse a time that is none."""
+        OfNode.check(self)
+        if not self.seconds > 0:
+            raise UsageError(f"{self}: it must last more than 0 s")
+
+    def __str__(self) -> str:
+        return f"{self.WORD} {self.node} for {self.seconds:g} s {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut(OfConnection):
+    """The cable of a node is pulled for `seconds`: no end of file, no refusal, no etcd."""
+
+    WORD = "cut"
+    CHANGES = (-1, 1)
+    ABOUT = About(
+        place=Place.NETWORK,
+        enters="the end of its cable, which is on no bridge meanwhile",
+        promised="its neighbours miss it and agree, then as for a death; it finds itself fenced and joins again",
+        row="a node falls silent: all its processes stop, or its network is cut",
+        detector="generation.sealed",
+        bar=10.0,
+        needs=_HOSTS,
+        replay=Replay.TIMED,
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Pull it."""
+        job.note("cut", name)
+        job.network.cut(name)
+        job.later(self.seconds, lambda: job.network.mend(name))
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutFromEtcd(OfConnection):
+    """What a node sends to etcd is lost for `seconds`; its peers hear it."""
+
+    WORD = "cut-from-etcd"
+    CHANGES = (-1, 1)
+    seconds: float = 20.0
+    ABOUT = About(
+        place=Place.NETWORK,
+        enters="an entry of its neighbour table: an Ethernet address that nobody has",
+        promised="it stops its trainers, and the others go on without it after its lease and its grace",
+        row="etcd is away for one node only",
+        detector="etcd.lost",
+        bar=10.0,
+        needs=_HOSTS,
+        replay=Replay.TIMED,
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Lose it."""
+        job.note("cut from etcd", name)
+        job.network.unlink(name)
+        job.later(self.seconds, lambda: job.network.link(name))
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfLink(OfConnection):
+    """Something that lasts for `seconds` on the connection from a node to the one after it in rank order."""
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Do it; not while no generation says which node comes next."""
+        nodes = () if job.picture.generation is None else job.picture.generation.nodes
+        if name not in nodes or len(nodes) < 2:
+            return False
+        peer = nodes[(nodes.index(name) + 1) % len(nodes)]
+        job.note(self.WORD, f"{name} to {peer}")
+        job.later(self.seconds, self.lose(job.network, name, peer))
+        return True
+
+    @abstractmethod
+    def lose(self, network: Network, name: str, peer: str) -> Callable[[], object]:
+        """Do it, and return what undoes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneWay(OfLink):
+    """What a node sends to the next one is lost for `seconds`; the other direction, and all others, are well."""
+
+    WORD = "one-way"
+    seconds: float = 40.0
+    ABOUT = About(
+        place=Place.NETWORK,
+        enters="an entry of its neighbour table: an Ethernet address that nobody has",
+        promised="one of the two stands aside until they have reached each other for a minute",
+        row=_APART,
+        needs=_HOSTS,
+        replay=Replay.TIMED,
+    )
+
+    def lose(self, network: Network, name: str, peer: str) -> Callable[[], object]:
+        """Lose what one sends to the other."""
+        network.unlink(name, peer)
+        return lambda: network.link(name, peer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse(OfLink):
+    """A firewall refuses what a node dials on the next one, for `seconds`; both reach all others."""
+
+    WORD = "refuse"
+    seconds: float = 40.0
+    ABOUT = About(
+        place=Place.NETWORK,
+        enters="the other's address on its own loopback device, where nobody listens",
+        promised="it is no death; where their trainers have to reach each other, one stands aside",
+        row="a firewall refuses one node's connections to another that lives",
+        needs=_HOSTS,
+        replay=Replay.TIMED,
+    )
+
+    def lose(self, network: Network, name: str, peer: str) -> Callable[[], object]:
+        """Refuse what one dials on the other."""
+        network.refuse(name, peer)
+        return lambda: network.accept(name, peer)
+
+
+KINDS = (Cut, CutFromEtcd, OneWay, Refuse, Blackhole)

@@ -147,7 +147,7 @@ class Stop(OfNode):
         enters="SIGSTOP to all processes of the node",
         promised="its neighbours miss it and agree, then as for a death",
         row="a node falls silent: all its processes stop, or its network is cut",
-        detector="peer.lost",
+        detector="generation.sealed",
         bar=10.0,
     )
 

@@ -1,4 +1,10 @@
-"""The rows of the score card: kinds of faults, and controls in which nothing is at fault."""
+"""The rows of the score card: kinds of faults, and controls in which nothing is at fault.
+
+What the card does not try, since no job on one machine has it or no verdict comes of it, has tests of its own: slow
+connections (on the planner's timelines only), bits that change in snapshots, which their copies mend without a word,
+deaths during a hearing, a change for the sake of slow nodes and a rollback. Memory of a device that runs out in a real
+job is tried by none: the host's is. More controls than these are in `chaos.controls`.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -123,26 +124,41 @@ def _place(verdict: Verdict) -> tuple[int, int]:
 def _from_files(folder: Path, generation: int) -> Explanation | None:
     if not folder.is_dir():
         raise UsageError(f"--events {str(folder)!r}: there is no such folder")
-    bundles = {path.parent: _read(path) for path in sorted((folder / FOLDER).glob(f"*/{VERDICT}"))}
+    read = {path.parent: _read(path) for path in sorted((folder / FOLDER).glob(f"*/{VERDICT}"))}
+    bundles = {bundle: verdict for bundle, verdict in read.items() if verdict is not None}
     verdict = _chosen([*bundles.values(), *_rebalanced(folder), *_short(folder)], generation)
     other = _newer(verdict, list(_troubles(folder)), generation, formed=_formed(folder))
     unbundled = verdict is None or verdict.kind is not VerdictKind.STUCK
     if verdict is None or unbundled or (other is not None and other.kind in set(TroubleKind)):
         return other
     mine = next(bundle for bundle, held in bundles.items() if held == verdict)
-    stalls: dict[str, tuple[RankStall, ...]] = {}
-    if (mine / STALLS).exists():
-        said = json.loads((mine / STALLS).read_text())["stalls"]
-        stalls = {id: from_json(Stall, stall).ranks for id, stall in said.items()}
+    stalls = _stalls(mine / STALLS)
     evidence = sorted(str(path) for path in (folder / FOLDER).glob(f"{verdict.key}-*"))
     return explain(verdict, formed=_formed(folder), stalls=stalls, evidence=evidence)
 
 
-def _read(path: Path) -> Verdict:
+def _read(path: Path) -> Verdict | None:
+    """Return a bundle's verdict, None where it cannot be read: a machine that crashed may leave part of a file."""
     try:
         return from_json(Verdict, json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{path} holds no verdict of elastic3d: {error}") from error
+    except _UNREADABLE as error:
+        print(f"elastic3d: {path} holds no verdict, and is left out: {error}", file=sys.stderr)
+        return None
+
+
+def _stalls(path: Path) -> dict[str, tuple[RankStall, ...]]:
+    """Return what each node said of its ranks; nothing where it is not there, or cannot be read."""
+    if not path.exists():
+        return {}
+    try:
+        said = json.loads(path.read_text())["stalls"]
+        return {id: from_json(Stall, stall).ranks for id, stall in said.items()}
+    except _UNREADABLE as error:
+        print(f"elastic3d: {path} does not say what ranks were at, and is left out: {error}", file=sys.stderr)
+        return {}
+
+
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def _rebalanced(folder: Path) -> Iterator[Verdict]:

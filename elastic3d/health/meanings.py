@@ -72,7 +72,8 @@ MEANINGS: Mapping[str, Meaning] = {
     "node.lying": Meaning(
         kind=TroubleKind.LYING,
         fault="a device computes wrongly",
-        why="it differs from two ranks on two other nodes, which agree with each other bit for bit, and differed again",
+        why="two ranks on two other nodes agree bit for bit, and it differed from them again; where only two could be "
+        "asked, it alone erred in a product whose result is known, or it had just come",
         done="the step was not made with it",
         todo=(_LOOK, _OUT),
         weight=5,

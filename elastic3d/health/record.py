@@ -65,6 +65,9 @@ _BEGIN = 0xFFFF
 """Stands where a ring's entry has its axis, for the beginning of a step; the fingerprint is the kind of the step."""
 
 _WORD = (1 << 64) - 1
+_MOST = 1 << 62
+"""More than any count of operations, and than the nanoseconds of 146 years."""
+
 _FORWARD = int(Phase.FORWARD)
 
 
@@ -303,9 +306,12 @@ class ProgressRecord:
 
 
 def parse(page: bytes) -> ProgressRecord | None:
-    """Return what a copy of a page says; None if nobody has written to it yet, or in another version's way."""
+    """Return what a copy of a page says; None if nobody has written to it yet, or in another version's way.
+
+    None, too, where it says what no writer does: the script's own code may have written over it.
+    """
     words = struct.unpack(f"={SIZE // 8}Q", page)
-    if words[_VERSION] != VERSION:
+    if words[_VERSION] != VERSION or not _sound(words):
         return None
     wait = None
     if words[_WAIT_AXIS]:
@@ -334,6 +340,17 @@ def parse(page: bytes) -> ProgressRecord | None:
         caught=bool(words[_CAUGHT]),
         thread=words[_THREAD],
     )
+
+
+def _sound(words: tuple[int, ...]) -> bool:
+    """Return whether there are such a phase, such an axis, such times and such counts; each word by itself.
+
+    A copy may have one word of before a store and another of after it.
+    """
+    counts = (at for place in range(_AXES, _AXES + _AXIS_WORDS * len(Axis), _AXIS_WORDS) for at in (place, place + 1))
+    numbers = (_TICKS, _AT, _BEAT, _STEP, _MADE, _WAIT_NUMBER, _POSTED, _PAUSE, *counts)
+    known = words[_PHASE] < len(Phase) and words[_WAIT_AXIS] <= len(Axis)
+    return known and all(words[at] < _MOST for at in numbers)
 
 
 def _count(axis: Axis, words: tuple[int, ...]) -> AxisCount:

@@ -183,4 +183,4 @@ def steps_of(words: Sequence[int]) -> list[tuple[int, dict[str, int]]]:
                 f"wait_{axis.name.lower()}": time for axis, time in zip(Axis, times[len(_PHASES) :], strict=False)
             }
             steps.append((step - 1, named))
-    return sorted(steps)
+    return sorted(steps, key=lambda one: one[0])

@@ -45,6 +45,8 @@ BEAT_LATE = 1.0
 EACH = 0.5
 """Least seconds between two reports of one rank."""
 
+AHEAD = 1.0
+"""Seconds by which a record's times may lie ahead of this process's clock, which is the same one."""
 
 _COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHTS, Phase.REDUCE, Phase.VOTE, Phase.UPDATE)
 
@@ -135,6 +137,7 @@ class _Watched:
     lost: float = 0.0
     followed: bool = False
     silent: bool = False  # and its keeper knows
+    garbled: bool = False  # and that was said
     asked: bool = False  # for stacks
     stacks: str = ""
     samples: deque[ProcessSample] = field(default_factory=lambda: deque(maxlen=16))
@@ -149,7 +152,8 @@ class SlotWatch:
 
     silent: called with a trainer's number, its stall, and whether its silence is over what it may be; again when what
     it says has changed. moving: called when such a rank moves again. taken: called with what was taken of a rank when
-    its silence was first over, and again with its stacks. None of them is called after `end`.
+    its silence was first over, and again with its stacks. unreadable: called once for a trainer, with why its record
+    says nothing: it was written over, and the rank is not watched while it is. None of them is called after `end`.
     """
 
     def __init__(
@@ -159,9 +163,11 @@ class SlotWatch:
         silent: Callable[[int, RankStall, bool], None],
         moving: Callable[[int], None],
         taken: Callable[[Taken], None] = lambda taken: None,
+        unreadable: Callable[[str], None] = lambda why: None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._watching, self._silent, self._moving, self._taken, self._clock = watching, silent, moving, taken, clock
+        self._unreadable = unreadable
         self._lock = threading.Lock()
         self._watched: dict[int, _Watched] = {}
         self._looked_at = clock.monotonic()
@@ -231,6 +237,9 @@ class SlotWatch:
 
     def _look(self, watched: _Watched, now: float) -> None:
         ticks, at = watched.page.ticked()
+        if at / 1e9 > now + AHEAD:
+            self._garbled(watched)
+            return
         if ticks != watched.ticks:
             watched.ticks, watched.lost, watched.asked, watched.stacks = ticks, 0.0, False, ""
             watched.samples.clear()
@@ -242,6 +251,8 @@ class SlotWatch:
         page = watched.page.copy()
         record = parse(page)
         if record is None:
+            if ticks:
+                self._garbled(watched)
             return
         if now - watched.others_at >= SPAN:
             watched.others, watched.others_at = group_of(watched.pid), now
@@ -260,6 +271,19 @@ class SlotWatch:
                 self._take(watched, stall, page)
             watched.reported, watched.reported_at = said, now
             self._silent(watched.trainer, stall, seen.over)
+
+    def _garbled(self, watched: _Watched) -> None:
+        """Say that a record cannot be read; what was said of the rank before does not hold any more."""
+        watched.samples.clear()
+        if watched.silent:
+            watched.silent, watched.reported = False, None
+            self._moving(watched.trainer)
+        if not watched.garbled:
+            watched.garbled = True
+            self._unreadable(
+                f"the progress record of rank {watched.rank} was written over, and says nothing: the rank is not "
+                "watched while that is so. Something in its process writes to memory that is not its own"
+            )
 
     def _ask_stacks(self, watched: _Watched, record: ProgressRecord, stall: RankStall) -> None:
         if watched.stacks or not record.caught or stall.state is RankState.STOPPED:

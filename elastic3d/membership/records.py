@@ -264,7 +264,7 @@ class HealthFigures:
     and updates are checked. slow_from: from which factor on a node is slow, 0.0 where nobody measures; slow: the slow
     nodes, as far as this one has seen enough steps. left_out: micro-batches that the run has left out so far; skipped:
     its updates that were skipped, since they were not finite; spike: the newest step in which its loss had jumped up,
-    -1 for none.
+    -1 for none. unchecked: which checks are not made in this generation though the run asks for them, and why.
     """
 
     idle: float
@@ -279,6 +279,7 @@ class HealthFigures:
     left_out: int = 0
     skipped: int = 0
     spike: int = -1
+    unchecked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,9 @@ from elastic3d.values import Layout, ModelProfile, rounds
 MOST_EXTRA = 64
 """Most extra leaves that are looked for; a schedule that allows none of them is never audited."""
 
+RAREST = 1e12
+"""Most steps from one audited one to the next, for budgets that are next to nothing: no run has so many."""
+
 
 def extra_rounds(layout: Layout, *, blocks: int, counts: Sequence[int], leaf: int = 1) -> int | None:
     """Return the fewest rounds, one leaf at least, that every step may have beyond its own; None if there is no number.
@@ -34,7 +37,7 @@ def fewest(layout: Layout, blocks: int, own: Sequence[int], leaf: int) -> int | 
 
 def interval(extra: int, budget: float, own: int) -> int:
     """Return in how many steps there may be one with `extra` rounds beyond its `own`, at a share `budget` of all."""
-    return max(1, math.ceil(extra / (budget * own) - 1e-9))
+    return max(1, math.ceil(min(extra / (budget * own), RAREST) - 1e-9))
 
 
 def audited(layout: Layout, profile: ModelProfile) -> tuple[int, int]:

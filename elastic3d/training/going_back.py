@@ -44,8 +44,10 @@ class GoingBack:
         rollbacks: those of the run so far. clean: the newest step that audits vouch for, None where there are none.
         """
         given, step = self.assignment, self.batches.step
-        if given.spike != Spike.ROLLBACK or not given.audit_acts:
+        if given.spike != Spike.ROLLBACK:
             return ""
+        if not given.audit_acts:
+            return "only reported: act='log' has training go on, though spike='rollback' asks for more"
         # Those that the job knows of count too, so that it ends even if what they leave out is forgotten each time.
         known = sorted({*rollbacks, *self.go.rollbacks}, key=lambda one: (one.before, one.spike))
         if exhausted((one.spike for one in known), step):

@@ -74,6 +74,8 @@ class Updates:
         self.differs = False
         self._mine = self._theirs = 0
         self._compared: int | None = None
+        if not self._shifts:
+            self._off("there is no other node with a device of the same kind")
         # The newest state from which an update was computed of which all pieces came to the same bits again.
         self._clean = start
 
@@ -192,6 +194,11 @@ class Updates:
             detail = f"a piece of this rank's updates is computed by nobody a second time: {why}"
             self._port.audited(AuditReport(kind=Audited.UNCHECKED, where="updates", ranks=mine, detail=detail))
 
+    def _off(self, why: str) -> None:
+        """Say that no updates of any rank are checked; every rank says it."""
+        detail = f"what a rank makes of its gradients is computed by nobody a second time: {why}"
+        self._port.audited(AuditReport(kind=Audited.UNCHECKED, where="updates", detail=detail))
+
     def _prove(self) -> bool:
         """Prove once that pieces come to the bits of the whole, on every rank; else say why nothing is checked."""
         why = ""
@@ -205,8 +212,7 @@ class Updates:
         self._proved = True
         if why:
             self._shifts = ()
-            detail = f"updates are computed by nobody a second time: {why}"
-            self._port.audited(AuditReport(kind=Audited.UNCHECKED, where="updates", detail=detail))
+            self._off(why)
             return False
         sizes = [local(parameter).numel() for _, parameter in self._parameters]
         self._rotation = Rotation(sizes, int(key("recheck", self._seed, self._port.assignment.rank) % (1 << 48)))

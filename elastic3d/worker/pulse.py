@@ -76,6 +76,18 @@ class Figures:
             )
             self._watch = replace(self._watch, slow=rows)
 
+    def begin(self) -> None:
+        """Take note that another generation begins: nothing is known yet of what it looks at."""
+        self.audits(None)
+        if self._watch is not None:
+            self._watch = replace(self._watch, unchecked=())
+
+    def unchecked(self, where: str, why: str) -> None:
+        """Take note that something is not checked in this generation, though the run asks for it."""
+        said = f"{where}: {why}"
+        if self._watch is not None and said not in self._watch.unchecked:
+            self._watch = replace(self._watch, unchecked=(*self._watch.unchecked, said))
+
     def audits(self, coverage: AuditCoverage | None) -> None:
         """Take note of what audits see from now on; None: no generation trains here yet."""
         if self._watch is not None:

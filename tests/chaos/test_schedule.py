@@ -9,7 +9,8 @@ from chaos.faults.catalogue import KINDS
 from chaos.faults.etcd import EtcdEmpty, EtcdMemberPause, EtcdPause, EtcdRestart, Revoke
 from chaos.faults.fault import Fault
 from chaos.faults.moment import Phase, When
-from chaos.faults.orders import Join
+from chaos.faults.network import Cut, OneWay
+from chaos.faults.orders import Announce, Join
 from chaos.faults.process import Continue, Kill, KillTrainer, Pause, Slow, Stop
 from chaos.schedule import bounds, check
 from elastic3d.errors import UsageError
@@ -41,6 +42,8 @@ A, B = When(step=5), When(step=9)
         ([EtcdPause(when=A), EtcdRestart(when=A)], "etcd is away already"),
         ([EtcdEmpty(when=A), EtcdMemberPause(when=B)], "one is of an etcd of one member"),
         ([EtcdMemberPause(members=3, when=A)], "members must be 1"),
+        ([Cut(node="node1", when=A), Announce(node="node2", when=B)], "hosts of their own do not reach"),
+        ([OneWay(node="node1", when=A, seconds=0)], "more than 0 s"),
         ([Pause(node="node1", seconds=0.0, when=A)], "more than 0 s"),
         ([Slow(node="node1", share=1.5, when=A)], "between 0 and 1"),
         ([Kill(node=f"node{n}", when=A) for n in range(4)], "leave at least one"),

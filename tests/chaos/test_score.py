@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from elastic3d.health import recheck
 from elastic3d.health.hearing import Finding
 from elastic3d.health.stuck import Fault
 from elastic3d.values import Layout
+from tests.paths import ROOT
 
 
 def result(kind: str, fault: str | None, node: str = "node1", *, same_bits: bool = True, after: float = 4.0) -> Result:
@@ -239,3 +241,34 @@ def test_a_slow_node_is_a_verdict(tmp_path: Path) -> None:
     never = read(trial, quiet, quiet, tmp_path).broken
     assert "it did not happen: no generation" in never, "a fault that was never made says why, as far as is known"
     assert not read(replace(trial, kind="busy"), quiet, quiet, tmp_path).broken[0].startswith("it did not happen")
+
+
+TRIED: Mapping[str, tuple[str, ...]] = {
+    "a trainer that is stopped, or held, or waits": ("stop", "gil", "lock", "blocked"),
+    "a trainer that spins": ("spin",),
+    "a data loader that hangs, and one that comes back": ("loader", "stall"),
+    "a program that is left": ("skip", "order", "shape", "dtype", "deadlock"),
+    "a connection that passes nothing one way": ("blackhole",),
+    "a node that is slow, in stages of unlike size too": ("tenth", "slow", "quota"),
+    "a slow connection": ("health/test_links.py::test_the_endpoint_of_slow_connections_is_named",),
+    "a flip on an audited micro-batch": ("flip", "forward", "backward", "sticky"),
+    "a flip elsewhere": ("rest", "update", "updates", "gather", "wire", "fold", "vote"),
+    "a flip in a snapshot": ("snapshots/test_lending.py::test_a_flipped_byte_is_found_and_mended_from_the_buddy",),
+    "liars": ("liars", "auditor", "leader", "newcomer"),
+    "numbers": ("nan", "nandevice", "spike"),
+    "memory of the host": ("memory",),
+    "a death in a hearing": ("parallel/test_auditing.py::test_a_death_in_a_hearing_is_a_death_and_convicts_nobody",),
+    "a death in a change": ("chaos/simulation/test_slow_nodes.py::test_random_faults_of_jobs_with_slow_nodes",),
+    "a death in a rollback": ("histories/test_spikes.py::test_the_run_goes_back_and_leaves_them_out",),
+    "controls": ("oversubscribed", "busy"),
+}
+"""By what may happen to a job, the rows that try it, or the test that does."""
+
+
+def test_what_may_happen_to_a_job_is_tried() -> None:
+    """By a row of the card, of which none is left over, or by a test."""
+    rows = {name for names in TRIED.values() for name in names if "::" not in name}
+    assert rows == set(KINDS)
+    for names in TRIED.values():
+        for file, _, test in (name.partition("::") for name in names if "::" in name):
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text()

@@ -17,6 +17,8 @@ from torch.distributed.run import config_from_args, get_args_parser
 
 from chaos.schedule import check
 from chaos.schedule_files import parse
+from chaos.simulation import schedule as simulated
+from chaos.simulation.found import FOUND
 from tests.docs.test_commands import PAGES
 from tests.paths import ROOT
 
@@ -36,6 +38,7 @@ class Language(StrEnum):
     YAML = "yaml"
     OUTPUT = "output"
     SCHEDULE = "schedule"
+    SIMULATED = "simulated schedule"
 
 
 def blocks() -> Iterator[tuple[Path, str]]:
@@ -59,6 +62,8 @@ def language(block: str) -> Language | None:
         return Language.SESSION
     if first == "[[fault]]":
         return Language.SCHEDULE
+    if first.startswith("job seed="):
+        return Language.SIMULATED
     if first.startswith(("apiVersion:", "containers:")):
         return Language.YAML
     if re.match(r"(import|from|class|def|model =|batches =|elastic3d\.)", first):
@@ -121,6 +126,12 @@ def test_schedules_are_read() -> None:
             check(schedule.faults, nodes=4, steps=60)
         taken += 1
     assert taken == 2
+
+
+def test_simulated_schedules_are_read() -> None:
+    """As printed, they can be played from a file."""
+    texts = [block for _page, block in of(Language.SIMULATED)]
+    assert [str(simulated.parse(text)) for text in texts] == [str(bug.schedule) for bug in FOUND]
 
 
 def run(folder: Path, script: str) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from elastic3d.data.batches import PASSED_OVER
 from elastic3d.health.audit import AuditPlan, audit_at, coverage, plan, replayed, shifts
 from elastic3d.owners import Owners
-from elastic3d.planner.extra_rounds import extra_rounds
+from elastic3d.planner.extra_rounds import RAREST, extra_rounds
 from elastic3d.values import Layout, Schedule
 
 
@@ -170,3 +170,14 @@ def test_what_audits_see_is_told_in_numbers() -> None:
         assert (seen.every, seen.pieces, seen.nodes, seen.off) == (50, 0.25, nodes, "")
     off = plan(layout, budget=0.0, blocks=8, counts=[16], nodes=nodes_of(layout, 1))
     assert coverage(off, layout, counts=[16], nodes=nodes_of(layout, 1)).off == off.why
+
+
+@pytest.mark.parametrize("budget", [5e-324, 1e-12, 1e-4, 1.0])
+def test_any_budget_gives_a_plan_of_whole_steps(budget: float) -> None:
+    """One that is next to nothing audits next to never; all of it audits each step in which there is a round for it."""
+    layout = Layout(pp=1, dp=2)
+    made = plan(layout, budget=budget, blocks=4, counts=[8], nodes=[0, 1])
+    assert made.every >= 1
+    assert made.every == 1 or made.extra / (made.every * 4) <= budget or made.every == RAREST
+    assert (audit_at(made, 0, seed=1, owners=Owners(dp=2), micro_batches=8) is not None) >= (budget == 1.0)
+    assert "micro-batches leave some" in plan(layout, budget=budget, blocks=4, counts=[1], nodes=[0, 1]).why

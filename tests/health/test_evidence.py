@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,3 +172,26 @@ def test_a_trainer_that_ends_while_it_is_looked_at_leaves_what_was_known(
     (kept,) = (tmp_path / "evidence").glob("*/slot0")
     assert sorted(path.name for path in kept.iterdir()) == ["program.txt", "record.bin", "stall.json"]
     assert errors == []
+
+
+def test_a_folder_that_somebody_removes_is_made_again(tmp_path: Path, ranks: dict[int, RankStall]) -> None:
+    """While the job runs; a file in its place is told, and what comes after it is gone is kept again."""
+    errors: list[str] = []
+    writer = EvidenceWriter(str(tmp_path / "events"), "n1", 0, limit=1 << 20, failed=errors.append)
+    writer.take(taken(ranks[1], 0))
+    assert writer.flush(30)
+    shutil.rmtree(tmp_path / "events")
+    writer.moved(7)
+    writer.take(taken(ranks[1], 0, key="5.0"))
+    assert writer.flush(30)
+    assert list((tmp_path / "events" / "evidence").glob("5.0-*/slot0/record.bin"))
+    assert errors == []
+    shutil.rmtree(tmp_path / "events" / "evidence")
+    (tmp_path / "events" / "evidence").write_text("")
+    writer.take(taken(ranks[1], 0, key="6.0"))
+    assert writer.flush(30)
+    (tmp_path / "events" / "evidence").unlink()
+    writer.take(taken(ranks[1], 0, key="7.0"))
+    assert writer.flush(30)
+    assert len(errors) == 1
+    assert [path.name[:3] for path in (tmp_path / "events" / "evidence").iterdir()] == ["7.0"]

@@ -24,7 +24,7 @@ RIGHT = torch.arange(64, dtype=torch.float32)
 def violations() -> list[str]:
     """Audit some jobs in each of which all devices of one node compute wrongly, and return what went wrong."""
     wrong = []
-    for nodes in ([0, 0, 1, 1], [0, 0, 1], [0, 1, 2], [0, 1, 2, 3]):
+    for nodes in ([0, 1], [0, 0, 1, 1], [0, 0, 1], [0, 1, 2], [0, 1, 2, 3]):
         for liar in set(nodes):
             wrong += audited(nodes, liar)
     return wrong
@@ -76,6 +76,16 @@ def count_witnesses_not_nodes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hearing, "_independent", groups)
 
 
+def convict_upon_two_statements(patch: pytest.MonkeyPatch) -> None:
+    """The word of one rank against another's is enough, if there is no third."""
+
+    def groups(last: Sequence[Statement]) -> list[list[Statement]]:
+        by = {one.digest: [other for other in last if other.digest == one.digest] for one in last}
+        return sorted(by.values(), key=len, reverse=True)[:1]
+
+    patch.setattr(hearing, "_independent", groups)
+
+
 def digest_by_exclusive_or(patch: pytest.MonkeyPatch) -> None:
     """Words are combined without regard to their places."""
 
@@ -90,7 +100,10 @@ def test_an_honest_audit_finds_who_lies_and_nobody_else() -> None:
     assert violations() == []
 
 
-@pytest.mark.parametrize("plant", [ask_the_same_node, count_witnesses_not_nodes, digest_by_exclusive_or])
+@pytest.mark.parametrize(
+    "plant",
+    [ask_the_same_node, count_witnesses_not_nodes, convict_upon_two_statements, digest_by_exclusive_or],
+)
 def test_a_planted_bug_shows(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mistake is one that a careless change could make."""
     plant(monkeypatch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import signal
@@ -27,6 +28,7 @@ from elastic3d.health.record import (
     steps,
 )
 from elastic3d.membership.stalls import AxisCount, Wait
+from elastic3d.values import to_json
 
 SECOND = 1_000_000_000
 
@@ -305,3 +307,33 @@ def test_a_row_is_of_whole_eights_only(page: Page) -> None:
         assert bool(page.writer.row(1.0)) == (step >= 24)
     assert sheet.sheet_of(()) is None
     assert sheet.sheet_of((0.0,) * sheet.WIDTH) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, SIZE // 8 - 1), st.integers(0, (1 << 64) - 1)), max_size=12), st.binary())
+def test_a_page_that_was_written_over_is_no_record_or_a_plain_one(stores: list[tuple[int, int]], run: bytes) -> None:
+    """Whatever the trainer's own code leaves in it, the keeper goes on, and what it says can be written as JSON."""
+    page = Page()
+    page.steps(3)
+    page.writer.begin_step(1)
+    page.writer.enter(Axis.WORLD, 7)
+    words = memoryview(page.memory).cast("Q")
+    for at, value in stores:
+        words[at] = value
+    # Low words decide what is read: a run of bytes from the beginning on meets them all.
+    page.memory[: len(run)] = run
+    copy = page.memory[:]
+    words.release()
+    record = parse(copy)
+    programs(copy)
+    steps(copy)
+    if record is not None:
+        json.dumps(to_json(record.axes))
+        assert record.phase in Phase
+
+
+@pytest.mark.parametrize("word", [2, 8, 16, 17, 1], ids=["phase", "axis", "posted", "done", "time"])
+def test_what_no_writer_writes_is_no_record(page: Page, word: int) -> None:
+    """A phase, an axis, counts and times that there are not."""
+    page.steps(3)
+    memoryview(page.memory).cast("Q")[word] = (1 << 64) - 1
+    assert parse(page.memory[:]) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 
 from elastic3d.health.phases import Axis
 from elastic3d.health.stuck import Fault, judge
-from elastic3d.membership.stalls import AxisCount, RankStall, RankState, Verdict, Wait
-from elastic3d.values import Layout
+from elastic3d.membership.stalls import AxisCount, RankStall, RankState, Stall, Verdict, Wait
+from elastic3d.values import Generation, Layout
 from tests.health.standstill import STEPS, Op, generation, program, stalls, standstill, with_rank
 
 LAYOUTS = st.builds(
@@ -345,3 +346,50 @@ def test_a_rank_that_died_of_sizes_that_do_not_fit_is_named_by_its_last_record()
     assert (held.fault, held.ranks, held.program) == (Fault.MISMATCH, (1,), True)
     calm = {rank: replace(each, odd="") for rank, each in dead.items()}
     assert verdict(FOUR, calm) is None
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=1, dp=4), Layout(pp=2, dp=2), Layout(pp=4, dp=1)], ids=str)
+def test_two_that_stand_still_at_once_are_both_named_and_nobody_else(layout: Layout) -> None:
+    """On two nodes; if one of them is stopped, that is certain, and the other one comes next."""
+    whole = generation(layout)
+    steps = {rank: [program(layout, rank) for _ in range(STEPS)] for rank in range(layout.world)}
+    begin = {rank: sum(map(len, steps[rank][:-1])) for rank in steps}
+    for one, other in itertools.combinations(range(layout.world), 2):
+        ranks = standstill(layout, steps, {one: begin[one], other: begin[other]})
+        held = judge(whole, stalls(whole, ranks), 0.0)
+        assert held is not None
+        assert held.act
+        assert held.ranks == (one, other)
+        stopped = judge(whole, stalls(whole, with_rank(ranks, other, state=RankState.STOPPED)), 0.0)
+        assert stopped is not None
+        assert (stopped.fault, stopped.ranks) == (Fault.STOPPED, (other,))
+
+
+@st.composite
+def forged(draw: st.DrawFn) -> tuple[Generation, dict[str, Stall], set[str]]:
+    """Return a standstill in which one rank says of itself what is not so, and the nodes of it and of the culprit."""
+    layout, slots = draw(st.sampled_from([(Layout(pp=1, dp=2), 1), (Layout(pp=1, dp=4), 2), (Layout(pp=2, dp=2), 1)]))
+    steps = {rank: [program(layout, rank) for _ in range(STEPS)] for rank in range(layout.world)}
+    culprit, forger = draw(st.integers(0, layout.world - 1)), draw(st.integers(0, layout.world - 1))
+    where = sum(map(len, steps[culprit][:-1])) + draw(st.integers(0, len(steps[culprit][-1]) - 1))
+    ranks = {n: replace(one, silent=60_000) for n, one in standstill(layout, steps, {culprit: where}).items()}
+    numbers = st.integers(0, 40)
+    counts = st.builds(AxisCount, axis=st.sampled_from([axis.name for axis in Axis]), posted=numbers, done=numbers)
+    waits = st.none() | st.builds(Wait, axis=st.sampled_from([axis.name for axis in Axis]), number=numbers)
+    said = {
+        "axes": draw(st.just(ranks[forger].axes) | st.lists(counts, max_size=6).map(tuple)),
+        "wait": draw(st.just(ranks[forger].wait) | waits),
+        "odd": draw(st.sampled_from(["", "operation 3 of this step is another one"])),
+    }
+    whole = generation(layout, slots)
+    ids = [node.id for node in whole.nodes]
+    given = stalls(whole, with_rank(ranks, forger, **said))
+    return whole, given, {ids[culprit // slots], ids[forger // slots]}
+
+
+@given(forged())
+def test_who_forges_its_record_has_nobody_else_blamed(case: tuple[Generation, dict[str, Stall], set[str]]) -> None:
+    """Whatever it says of its counts, its wait and its step: no node but its own and that of the culprit."""
+    whole, said, may_be = case
+    verdict = judge(whole, said, 0.0)
+    assert verdict is None or set(verdict.culprits) <= may_be, verdict

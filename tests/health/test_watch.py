@@ -299,3 +299,37 @@ def test_the_last_record_of_a_trainer_outlives_it(
     assert len(said.taken) == (hurt is True)
     pass_time(watch, trainer, clock, 5.0)
     assert len(said.silent) == (hurt is not None)
+
+
+@pytest.mark.parametrize("word", [1, 2, 14], ids=["time", "phase", "version"])
+def test_a_record_that_was_written_over_names_nobody_and_is_told_once(
+    word: int, trainer: Trainer, clock: Hands, said: Told
+) -> None:
+    """What was said of its rank before is taken back, its end is no trouble, and others are watched as ever."""
+    told: list[str] = []
+    watch = SlotWatch(
+        watching=Watching(),
+        silent=lambda number, stall, over: said.silent.append((stall, over)),
+        moving=said.moving.append,
+        taken=said.taken.append,
+        unreadable=told.append,
+        clock=clock,
+    )
+    other = Trainer(clock)
+    try:
+        watch.begin(1, pid=trainer.pid, rank=5, generation="2.0", page=trainer.page)
+        watch.begin(2, pid=other.pid, rank=6, generation="2.0", page=other.page)
+        pass_time(watch, trainer, clock, 4.0)
+        assert {stall.rank for stall, _ in said.silent} == {5, 6}
+        said.silent.clear()
+        memoryview(trainer.memory).cast("Q")[word] = (1 << 64) - 1
+        other.writer.phase(Phase.BACKWARD)
+        pass_time(watch, other, clock, 5.0)
+        assert sorted(said.moving) == [1, 2]
+        assert {stall.rank for stall, _ in said.silent} == {6}
+        (why,) = told
+        assert "rank 5 was written over" in why
+        watch.end(1, hurt=True)
+        assert {stall.rank for stall, _ in said.silent} <= {5, 6}
+    finally:
+        other.end()

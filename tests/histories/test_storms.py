@@ -9,10 +9,11 @@ from random import Random
 import pytest
 from rich.console import Console
 
-from chaos.faults.catalogue import KINDS, feasible
+from chaos.faults.catalogue import KINDS, feasible, lacking
 from chaos.faults.etcd import EtcdMemberRestart
-from chaos.faults.fault import Fault, OfNode, Place
+from chaos.faults.fault import Fault, Need, OfNode, Place
 from chaos.faults.moment import Phase, When
+from chaos.faults.network import Cut
 from chaos.faults.orders import Join
 from chaos.faults.process import Continue, Kill, KillTrainer, Stop
 from chaos.faults.script import InScript
@@ -63,6 +64,20 @@ def test_a_storm_of_several_faults_and_its_replay(quiet_runs: Path, tmp_path: Pa
     assert causes[:2] == ["start", "death"]
     assert len(causes) > 2
     assert kept_storm(keep(storm, job, tmp_path / "out", tmp_path)) == (Schedule(faults=faults), job)
+
+
+@pytest.mark.long
+@pytest.mark.netns
+def test_a_node_whose_cable_is_pulled(quiet_runs: Path, tmp_path: Path) -> None:
+    """Each node is a host of its own. The others go on without it, and it comes back: the same bits."""
+    if why := lacking(Need.HOSTS):
+        pytest.skip(why)
+    job = Job(script=str(TRAIN_GPT), arguments=("--steps=40", *SMALL, "--seed={seed}"), nodes=3, seed=7)
+    schedule = Schedule(faults=(Cut(node="node1", when=EIGHT, seconds=6.0),))
+    storm = played(job, schedule, quiet_runs, tmp_path)
+    first, second = storm.outcome.picture.generations[:2]
+    assert (first.cause, second.cause) == ("start", "death")
+    assert "node1" not in second.nodes
 
 
 def one_of(kind: type[Fault]) -> tuple[Fault, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,11 +47,13 @@ def train(
     micro_batches: int = 8,
     stream: bool = False,
     multiplies_wrongly: int = -1,
+    dies: int = -1,
     steps: int = STEPS,
 ) -> str:
     """Train the small model, with some blocks that are wrong; return the digest.
 
-    multiplies_wrongly: a rank whose device errs in every product of matrices that is not the model's.
+    multiplies_wrongly: a rank whose device errs in every product of matrices that is not the model's. dies: a rank that
+    dies when a hearing begins.
     """
     if run.rank == multiplies_wrongly:
         devices._multiply = lambda one, other: (one @ other).add_(1)
@@ -59,6 +62,8 @@ def train(
     data: Any = Stateful() if stream else Sentences()
     batches = run.batches(data, global_batch=2 * micro_batches, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)
+    if run.rank == dies:
+        run._health._auditor._hear = lambda *given: os._exit(1)  # type: ignore[union-attr, method-assign]
     made = [_Wrong(flip, model) for flip in flips if flip.rank == run.rank]
     for batch in batches.until(step=steps):
         for wrong in made:

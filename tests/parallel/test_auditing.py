@@ -122,6 +122,20 @@ def test_a_device_that_computes_wrongly_again_is_convicted(flips: tuple[Flip, ..
         assert set(verdict.ranks) <= {flip.rank for flip in flips}
 
 
+@pytest.mark.parametrize(
+    "dies", [pytest.param(1, id="the accused"), pytest.param(2, id="a witness", marks=pytest.mark.long)]
+)
+def test_a_death_in_a_hearing_is_a_death_and_convicts_nobody(dies: int) -> None:
+    """What was not heard to its end is no verdict: the others lose a peer, and make no update of that step."""
+    flip = Flip(rank=1, passes=STAYS)
+    reports = played(partial(mains.train, micro_batches=3, flips=(flip,), dies=dies), Layout(pp=1, dp=3, zero=2))
+    assert reports.pop(dies).ended == "died"
+    for report in reports:
+        assert report.ended == "peer lost", report.error
+        assert [record.step for record in report.records] == [1]
+        assert report.audits == []
+
+
 @pytest.mark.long
 def test_of_two_that_differ_who_errs_in_a_known_product_is_convicted() -> None:
     """There is no third node; the known result is the second witness. Where both come to it, nobody is set aside."""

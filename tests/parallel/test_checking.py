@@ -152,3 +152,12 @@ def test_who_repeats_an_update_wrongly_once_harms_nobody() -> None:
     for report in reports:
         (wrong,) = said(report)
         assert (wrong.kind, wrong.ranks, wrong.acted) == (Audited.MISCALCULATED, (0,), False)
+
+
+def test_updates_that_nobody_can_make_again_are_told() -> None:
+    """A rank alone has nobody else: that is said at the start, once, and nobody is named."""
+    (report,) = played(Layout(pp=1, dp=1))
+    finished([report])
+    (told,) = report.audits
+    assert (told.kind, told.where, told.ranks) == (Audited.UNCHECKED, "updates", ())
+    assert "no other node" in told.detail

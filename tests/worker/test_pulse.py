@@ -95,3 +95,19 @@ def test_what_audits_see_is_that_of_the_generation_that_trains() -> None:
     assert watch is not None
     assert (watch.clean, watch.coverage, watch.idle) == (-1, None, 3.0)
     assert Figures().pulse("spare", 0, 9.0).watch is None
+
+
+def test_what_is_not_checked_is_known_until_the_next_generation() -> None:
+    """Once, whoever says it; that state has been restored meanwhile does not change it."""
+    figures = Figures(HealthFigures(idle=3.0, busy=30.0, at_rest=0.005))
+    figures.begin()
+    for _ in range(2):
+        figures.unchecked("updates", "Muon does not treat each number by itself")
+    figures.audits(None)
+    watch = figures.pulse("active", 1, 1.0).watch
+    assert watch is not None
+    assert watch.unchecked == ("updates: Muon does not treat each number by itself",)
+    figures.begin()
+    watch = figures.pulse("active", 2, 2.0).watch
+    assert watch is not None
+    assert watch.unchecked == ()

@@ -7,6 +7,7 @@ that is wrong shows a wrong age and decides nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from elastic3d.membership.inspection.keys import RunKeys
 from elastic3d.membership.inspection.status import (
@@ -144,6 +145,7 @@ def _watched(pulses: list[Pulse]) -> HealthStatus | None:
         return None
     # Those that have not begun yet do not know what is audited.
     watch = next((one for one in given if one.coverage is not None), given[0])
+    unchecked = tuple(sorted({why for one in given for why in one.unchecked}))
     return HealthStatus(
         idle=watch.idle,
         busy=watch.busy,
@@ -156,7 +158,7 @@ def _watched(pulses: list[Pulse]) -> HealthStatus | None:
         left_out=max(one.left_out for one in given),
         skipped=max(one.skipped for one in given),
         spike=max(one.spike for one in given),
-        uncovered=uncovered(watch),
+        uncovered=uncovered(replace(watch, unchecked=unchecked)),
     )
 
 

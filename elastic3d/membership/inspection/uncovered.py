@@ -8,6 +8,11 @@ from __future__ import annotations
 from elastic3d.coverage import AuditCoverage
 from elastic3d.membership.records import HealthFigures
 
+UNCHECKED = 4
+"""Most checks that are named as off: each rank may have its own."""
+
+UPDATES = "an update that goes wrong once: in one step of 10, 1 MiB of what a rank updates is computed again elsewhere"
+
 
 def uncovered(watch: HealthFigures) -> tuple[str, ...]:
     """Return what a job that is watched so does not find, the widest gap first."""
@@ -16,8 +21,13 @@ def uncovered(watch: HealthFigures) -> tuple[str, ...]:
         lines.append("devices that compute wrongly: audits are off")
     elif watch.coverage is not None:
         lines += _of_audits(watch.coverage)
+    lines += watch.unchecked[:UNCHECKED]
+    if len(watch.unchecked) > UNCHECKED:
+        lines.append(f"{len(watch.unchecked) - UNCHECKED} more checks that are off: `check.off` in the events")
     if watch.at_rest:
         lines.append("a bit that changes once in memory, in state that was not looked at in that step")
+        if not any(why.startswith("updates: ") for why in watch.unchecked):
+            lines.append(UPDATES)
     else:
         lines.append("the optimizer's arithmetic, and state at rest in a device's memory")
     seen = watch.coverage if watch.audit else None

@@ -139,7 +139,7 @@ class Generations:
         self.sealed(generation)
         self._safe_step = None
         self._every = self._first_interval()
-        self._figures.audits(None)
+        self._figures.begin()
         self._fresh()
         for slot in self._slots:
             slot.set_generation(generation.number)
@@ -322,6 +322,8 @@ class Generations:
                 )
             case w.AuditHeard() if event.report.kind is Audited.EXAMINED:
                 self._standing.examined(world.generation.number)
+            case w.AuditHeard() if event.report.kind is Audited.UNCHECKED:
+                self._figures.unchecked(event.report.where, event.report.detail)
             case w.AuditHeard() if event.report.kind in ENDING and event.report.acted:
                 world.convicted = event.report
             case w.AuditHeard() if _ends_audits(event.report):

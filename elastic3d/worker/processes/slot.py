@@ -16,6 +16,7 @@ from checkpointing.format.tiles import Piece
 from elastic3d import threads
 from elastic3d.health.options import Watching
 from elastic3d.health.watch import SlotWatch, Taken
+from elastic3d.log import process_log
 from elastic3d.port import Assignment, Go
 from elastic3d.snapshots import memory
 from elastic3d.snapshots.lending import Lender
@@ -184,6 +185,7 @@ class LocalSlot:
                 ),
                 moving=moves,
                 taken=taken,
+                unreadable=lambda why: process_log().emit("rank.unwatched", error=why),
             )
         self._loop = loop = SlotLoop(
             index=index, supervisor=supervisor, memory=self._memory, events=events, watch=self._watch

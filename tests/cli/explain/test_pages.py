@@ -14,14 +14,16 @@ import pytest
 from typer.testing import CliRunner
 
 from elastic3d.cli import application
+from elastic3d.health.evidence import STALLS, VERDICT
 from elastic3d.health.hearing import Compared
 from elastic3d.health.meanings import EXCHANGED, MEANINGS
 from elastic3d.health.trouble import Trouble, explain_trouble, newest, trouble_page
 from elastic3d.log import EVENTS
 from elastic3d.membership import events as m
+from elastic3d.membership.stalls import Verdict, VerdictKind
 from elastic3d.port import Audited, AuditReport, StepRecord
 from elastic3d.rollback import Rollback
-from elastic3d.values import Cause, Generation, Layout, Node, Slot
+from elastic3d.values import Cause, Generation, Layout, Node, Slot, to_json
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.processes import events as w
 from tests.paths import DATA
@@ -190,3 +192,20 @@ def test_what_ends_a_generation_is_explained_before_what_does_not() -> None:
     assert chosen is not None
     assert chosen.event == "loss.spiked"
     assert newest(given, 7) is None
+
+
+@pytest.mark.parametrize("rest", ["", "{", "[]", "null", '{"stalls": 3}', "\0" * 40])
+def test_a_bundle_of_which_a_crash_left_part_hides_no_other(tmp_path: Path, rest: str) -> None:
+    """What can be read is explained; what cannot is named."""
+    verdict = Verdict(kind=VerdictKind.STUCK, fault="stopped", key="3.0", step=7, detail="rank 0 of n0 is stopped")
+    bundles = [tmp_path / "evidence" / name for name in ("3.0-7-stuck-n0", "4.0-9-stuck-n0")]
+    for bundle in bundles:
+        bundle.mkdir(parents=True)
+        (bundle / STALLS).write_text(rest)
+        (bundle / VERDICT).write_text(rest)
+    (bundles[0] / VERDICT).write_text(json.dumps({"schema": 1, **to_json(verdict)}))
+    shown = CliRunner().invoke(application(), ["explain", "--events", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert "rank 0 of n0 is stopped" in shown.stdout
+    assert f"{bundles[1] / VERDICT} holds no verdict" in shown.stderr
+    assert f"{bundles[0] / STALLS} does not say" in shown.stderr

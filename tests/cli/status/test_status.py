@@ -21,6 +21,7 @@ from elastic3d.cli import render
 from elastic3d.cli.status import document
 from elastic3d.coverage import AuditCoverage
 from elastic3d.etcd import KeyValue
+from elastic3d.health.recheck import BYTES, EVERY
 from elastic3d.membership import actions as acts
 from elastic3d.membership.inspection.derivation import status
 from elastic3d.membership.inspection.keys import find, history
@@ -219,11 +220,29 @@ def test_two_incarnations_of_a_name_are_two_nodes() -> None:
         (HealthFigures(idle=3.0, busy=30.0, slow_from=1.15), "nodes less than 1.15 times as slow"),
         (audits(every=1, pieces=1.0, nodes=1), "faults that strike every time"),
         (audits(every=1, pieces=1.0, nodes=2), "which of two nodes errs"),
+        (HealthFigures(idle=3.0, busy=30.0), "the optimizer's arithmetic"),
+        (HealthFigures(idle=3.0, busy=30.0, at_rest=0.005), f"in one step of {EVERY}, {BYTES >> 20} MiB"),
+        (
+            HealthFigures(idle=3.0, busy=30.0, at_rest=0.005, unchecked=("updates: nobody, since Muon differs",)),
+            "updates: nobody, since Muon differs",
+        ),
     ],
 )
 def test_what_is_not_covered_is_said_in_numbers(watch: HealthFigures, words: str) -> None:
     """Nobody is to believe that a run is watched more closely than it is."""
     assert any(words in line for line in uncovered(watch)), uncovered(watch)
+
+
+def test_checks_that_are_off_are_said_and_not_counted_as_made() -> None:
+    """Those of all nodes, a few of many; what is not checked at all is not said to be checked in part."""
+    off = tuple(f"state at rest: the script writes to it on rank {rank}" for rank in range(9))
+    lines = uncovered(HealthFigures(idle=3.0, busy=30.0, at_rest=0.005, unchecked=("updates: nobody", *off)))
+    assert sum("state at rest: " in line for line in lines) < 5
+    assert any("6 more checks that are off" in line for line in lines)
+    assert not any("goes wrong once" in line for line in lines)
+    shown = stands(scenes.audited()).health
+    assert shown is not None
+    assert "updates: nobody makes those of d again" in shown.uncovered
 
 
 def test_health_is_that_of_the_nodes_that_train() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+from pathlib import Path
 
 from elastic3d.health.options import Watching
 from elastic3d.health.phases import Axis
@@ -93,3 +94,19 @@ def test_a_collective_that_was_begun_and_not_waited_for_yet_counts_as_one() -> N
     writer.leave(Axis.WORLD, number)
     assert not watchers.waited(1)
     watchers.ended(1, ExitKind.LEFT)
+
+
+def test_the_end_of_a_trainer_whose_record_was_written_over_is_an_end_as_any(nursery: Nursery) -> None:
+    """Its slot goes on, and has the next one make steps."""
+    keeper = nursery.keeper("steps", watched=True)
+    _, pid = trainer_of(keeper, recorded=True)
+    descriptors = Path(f"/proc/{keeper.pid}/fd")
+    page = next(path for path in descriptors.iterdir() if "elastic3d-progress" in os.readlink(path))
+    with page.open("r+b") as file, mmap.mmap(file.fileno(), SIZE) as memory, memoryview(memory) as view:
+        words = view.cast("Q")
+        words[2] = words[8] = 1 << 40
+        words.release()
+    os.kill(pid, signal.SIGKILL)
+    assert keeper.wait(TrainerExited).kind is ExitKind.CRASH
+    keeper.slot.go(keeper.slot.prepare(assignment(recorded=True)), GO)
+    keeper.wait(StepFinished, where=lambda event: event.record.step == 1)
