@@ -118,9 +118,9 @@ class Picture:
 
     steps: the history that counts, in order; a step done again replaces its earlier self and all that came after.
     conflicts: steps done more than once with another loss or other samples, though nothing of them was left out in
-    between: broken promises. news: the last lines worth a person's eye, oldest first. commits: who committed which
-    checkpoint. accused: who was named as being at fault. seen: how many lines there are of each event, by its name and
-    its generation; sealing belongs to the sealed one.
+    between, and nobody was convicted of having made them: broken promises. news: the last lines worth a person's eye,
+    oldest first. commits: who committed which checkpoint. accused: who was named as being at fault. seen: how many
+    lines there are of each event, by its name and its generation; sealing belongs to the sealed one.
     """
 
     generations: tuple[GenerationView, ...] = ()
@@ -202,7 +202,12 @@ def picture(events: Iterable[Event], injections: Sequence[Injection] = (), start
     """Return the picture of `events`; `injections` and `started_at` give the generations' causes their time."""
     ordered = sorted(events, key=lambda event: event.at)
     committed = [as_step(event) for event in ordered if event.name == "step.committed"]
-    steps, conflicts = lineage(committed)
+    distrusted = [
+        (int(event.fields["step"]), int(event.fields["before"]))
+        for event in ordered
+        if event.name == "state.distrusted"
+    ]
+    steps, conflicts = lineage(committed, distrusted)
     return Picture(
         generations=_generations(ordered, committed, injections, started_at),
         steps=steps,
@@ -252,8 +257,14 @@ def as_step(event: Event) -> Step:
     )
 
 
-def lineage(committed: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
-    """Return the history that counts among steps as they were committed, and the conflicts: see `Picture`."""
+def lineage(
+    committed: Sequence[Step], distrusted: Sequence[tuple[int, int]] = ()
+) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+    """Return the history that counts among steps as they were committed, and the conflicts: see `Picture`.
+
+    distrusted: for each time that states were, after which step and before which generation those were made: their
+    steps may have had wrong bits.
+    """
     history: dict[int, Step] = {}
     seen: dict[int, Step] = {}
     conflicts = set()
@@ -263,20 +274,16 @@ def lineage(committed: Sequence[Step]) -> tuple[tuple[Step, ...], tuple[int, ...
             history = {number: old for number, old in history.items() if number < step.number}
             previous = step.generation
         earlier = seen.get(step.number)
-        same = earlier is not None and earlier.excluded == step.excluded
-        if (
-            earlier is not None
-            and same
-            and (earlier.loss, earlier.samples, earlier.sample_sum)
-            != (
-                step.loss,
-                step.samples,
-                step.sample_sum,
-            )
-        ):
-            conflicts.add(step.number)
+        if earlier is not None and earlier.excluded == step.excluded and not _is_distrusted(earlier, distrusted):
+            theirs = (earlier.loss, earlier.samples, earlier.sample_sum)
+            if theirs != (step.loss, step.samples, step.sample_sum):
+                conflicts.add(step.number)
         seen[step.number] = history[step.number] = step
     return tuple(history[number] for number in sorted(history)), tuple(sorted(conflicts))
+
+
+def _is_distrusted(step: Step, distrusted: Sequence[tuple[int, int]]) -> bool:
+    return any(step.number > last and step.generation < before for last, before in distrusted)
 
 
 def _generations(

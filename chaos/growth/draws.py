@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from chaos.faults.catalogue import KINDS
 from chaos.faults.etcd import EtcdCompact, EtcdPause
 from chaos.faults.fault import Fault, node_name
-from chaos.faults.moment import When, nearest
+from chaos.faults.moment import When
 from chaos.faults.orders import Drain, Join, Terminate
 from chaos.faults.process import Kill, KillKeeper, KillTemplate, KillTrainer, Pause
 from chaos.processes import Part
 from elastic3d.errors import UsageError
+from elastic3d.nearest import nearest
 
 _LOSING = (Kill, KillKeeper, Drain, Terminate)
 _STAYING = (KillTrainer, KillTemplate, Pause)

@@ -62,6 +62,15 @@ def test_a_repeated_step_with_another_loss_is_a_conflict() -> None:
     assert picture(events).conflicts == (3,)
 
 
+def test_a_step_of_a_distrusted_state_may_be_done_again_with_other_bits() -> None:
+    """Whoever made it was convicted; a step from before that still has to be the same."""
+    events = [e for e in a_death_and_a_join() if not (e.generation == 2 and e.fields.get("step") == 3)]
+    events.append(step(3, 13.0, 2, loss=4.699999))
+    for last, conflicts in ((2, ()), (3, (3,))):
+        told = event("state.distrusted", 12.5, generation=2, step=last, before=2, detail="node1 was convicted")
+        assert picture([*events, told]).conflicts == conflicts
+
+
 def test_a_step_that_is_left_out_when_it_is_repeated_is_none() -> None:
     """The run went back behind it, and does not make it again."""
     events = [e for e in a_death_and_a_join() if not (e.generation == 2 and e.fields.get("step") == 3)]
