@@ -20,7 +20,7 @@ from chaos import junit
 from chaos.random_documents import SCHEMA, DrawnRun, RandomDocument, RunVerdict, SkippedFault
 from chaos.random_runs import Chances, draw_run, play_run, saved_step, words_of
 from chaos.storm import Job, undisturbed
-from chaos.storm_cli import INCOMPLETE, AsJson, Out
+from chaos.storm_cli import INCOMPLETE, Arguments, AsJson, Out, Script
 from chaos.watching import clean_end
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import Elastic3dError, UsageError
@@ -37,15 +37,8 @@ _STYLES = {
 
 
 def play_random(
-    script: Annotated[Path, typer.Option(help="A script that calls `elastic3d.run`.")],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- ARGUMENT...]",
-            help="The script's own arguments. {seed}, {out}, {events} and {store} in them are filled in.",
-            show_default=False,
-        ),
-    ] = None,
+    script: Script,
+    arguments: Arguments = None,
     seed: Annotated[int, typer.Option(help="Seed of the first run, and of the job; each later run has the next.")] = 7,
     runs: Annotated[
         int | None, typer.Option(min=1, help="Runs to play. Default: 10, or as many as --minutes has room for.")

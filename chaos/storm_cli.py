@@ -28,20 +28,22 @@ INCOMPLETE = 4
 
 Out = Annotated[Path, typer.Option("-o", "--out", help="Folder for what is kept: a folder per run, and quiet runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Script = Annotated[Path, typer.Option(help="A script that calls `elastic3d.run`.")]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- ARGUMENT...]",
+        help="The script's own arguments. {seed}, {out}, {events} and {store} in them are filled in.",
+        show_default=False,
+    ),
+]
 Compare = Annotated[bool, typer.Option(help="Compare with an undisturbed run, which is played once and kept.")]
 
 
 def run_schedule(
     schedule: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="The faults: a file of TOML or JSON.")],
-    script: Annotated[Path, typer.Option(help="A script that calls `elastic3d.run`.")],
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- ARGUMENT...]",
-            help="The script's own arguments. {seed}, {out}, {events} and {store} in them are filled in.",
-            show_default=False,
-        ),
-    ] = None,
+    script: Script,
+    arguments: Arguments = None,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes to start with, each a torchrun agent.")] = 4,
     slots: Annotated[int, typer.Option(min=1, help="Trainers per node.")] = 1,
     seed: Annotated[

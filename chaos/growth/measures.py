@@ -56,13 +56,14 @@ class Measure:
 
 
 # The bars. Slopes are what a day may bring: 48 MB in a keeper. Floors are what soaks of some minutes moved by though
-# nothing leaked: on two busy processors, three nodes, a fault about every 20 s, a generation about every minute, the
-# keeper that lasts rose by 2 MB in eleven minutes after the warm-up, and by 8 MB in the ten minutes before; it swung by
-# 2 MB when a template died. Its descriptors were 51 to 72 by how many peers it had, its threads 34 to 38. Agents,
-# templates and trainers moved by less than 2 MB, but a template that starts counts half for some seconds, and a
-# trainer up to 10 MB more beside others than alone. Keys of the present were 9 to 16. The database was below 0.5 MB:
-# old revisions stay in it until they are compacted. The store had 130 files and 23 MB when the first collection came,
-# seven minutes after the first step, and 30 to 50 files and 3 to 9 MB from then on.
+# nothing is known to leak: on two busy processors, three nodes, a fault about every 20 s, a generation about every
+# minute, in fifteen minutes of which the job waited for nodes for about half, the keeper that lasts rose by 2 MB in
+# eleven minutes after the warm-up, and by 8 MB in the ten minutes before; it swung by 2 MB when a template died. Its
+# descriptors were 51 to 72 by how many peers it had, its threads 34 to 38. Agents, templates and trainers moved by
+# less than 2 MB, but a template that starts counts half for some seconds, and a trainer up to 10 MB more beside
+# others than alone. Keys of the present were 9 to 16. The database was below 0.5 MB: old revisions stay in it until
+# they are compacted. The store had 130 files and 23 MB when the first collection came, seven minutes after the first
+# step, and 30 to 50 files and 3 to 9 MB from then on.
 PROCESS_MEMORY = Bar(per_hour=2 * MB, per_generation=12_000, floor=8 * MB, share=0.05)
 YOUNG_MEMORY = Bar(per_hour=4 * MB, per_generation=24_000, floor=24 * MB, share=0.1)
 COUNTS = Bar(per_hour=2, per_generation=0.01, floor=12, share=0.1)

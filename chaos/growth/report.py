@@ -54,7 +54,8 @@ def shown(soak: Soak, found: Sequence[Measure]) -> RenderableType:
         lines.append(Text.assemble(("Ended    ", "bold"), soak.stopped))
     grown = [f"grows: {measure.group.name}: {measure.name}" for measure in found if measure.grows]
     well = passed(soak, found)
-    words = "nothing grows, and every promise held" if well else "; ".join([*grown, *soak.broken])
+    kept = "what was promised was not judged, since it was interrupted" if soak.interrupted else "every promise held"
+    words = f"nothing grows, and {kept}" if well else "; ".join([*grown, *soak.broken])
     lines.append(Text.assemble(("Verdict  ", "bold"), (words, "bold green" if well else "bold red")))
     return Group(*lines)
 

@@ -72,10 +72,11 @@ def test_growth_and_broken_promises_are_failures() -> None:
     broken = replace(calm, broken=("step 3 was done again with other bits",))
     assert [passed(soak, measures(soak.samples)) for soak in (calm, leaking, broken)] == [True, False, False]
     console = Console(file=io.StringIO(), width=160)
-    for soak in (calm, leaking, broken):
+    for soak in (calm, leaking, broken, replace(calm, interrupted=2)):
         console.print(shown(soak, measures(soak.samples)))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "nothing grows, and every promise held" in text
+    assert "nothing grows, and what was promised was not judged, since it was interrupted" in text
     assert "grows: memory of lasting processes: node0 keeper" in text
     assert "step 3 was done again with other bits" in text
     assert json.dumps(document(broken, measures(broken.samples)))
