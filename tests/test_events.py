@@ -18,7 +18,7 @@ def emitted() -> tuple[dict[str, set[str]], set[str], list[str]]:
     fields: dict[str, set[str]] = defaultdict(set)
     hidden: set[str] = set()
     odd: list[str] = []
-    for path in sorted((ROOT / "elastic3d").rglob("*.py")):
+    for path in sorted(path for folder in ("elastic3d", "chaos") for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue

@@ -23,7 +23,7 @@ import typer.main
 
 from chaos import list_cli
 from chaos.random_documents import RandomDocument, ShrunkDocument
-from chaos.simulation import found
+from chaos.simulation import bugs
 from elastic3d import log
 from elastic3d.cli import application
 from elastic3d.cli.ckpt.documents import CheckpointDocument
@@ -233,7 +233,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": command_line,
     "events.md": events,
     "faults.md": list_cli.page,
-    "bugs-found.md": found.page,
+    "bugs-found.md": bugs.page,
     "json.md": documents,
 }
 """The generator of each page."""

@@ -74,15 +74,15 @@ def soak(
     except Elastic3dError as error:
         print(f"elastic3d: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
-    found = measures(result.samples)
+    series = measures(result.samples)
     if as_json:
-        print(json.dumps(document(result, found) | {"folder": str(folder)}))
+        print(json.dumps(document(result, series) | {"folder": str(folder)}))
     else:
         for name, log in list(result.logs.items())[:1] if result.broken else ():
             console.print(f"The end of {name}'s log", log, sep="\n", markup=False)
-        console.print(shown(result, found))
+        console.print(shown(result, series))
         console.print(f"[bold]Kept[/]     {folder}", soft_wrap=True)
-    raise typer.Exit(128 + result.interrupted if result.interrupted else 0 if passed(result, found) else 1)
+    raise typer.Exit(128 + result.interrupted if result.interrupted else 0 if passed(result, series) else 1)
 
 
 def _plan(

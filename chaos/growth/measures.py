@@ -82,7 +82,7 @@ def measures(samples: Sequence[Sample]) -> tuple[Measure, ...]:
         return ()
     began, end = trained[0].at, trained[-1].at
     since = began + warm_up(end - began)
-    found = [
+    series = [
         Measure(name=name, group=group, points=tuple(points), bar=bar, line=fit(points, since=since))
         for name, group, points, bar in (
             *_lasting(trained, since),
@@ -92,8 +92,8 @@ def measures(samples: Sequence[Sample]) -> tuple[Measure, ...]:
         )
         if points
     ]
-    order = list(dict.fromkeys(measure.group for measure in found))
-    return tuple(sorted(found, key=lambda measure: order.index(measure.group)))
+    order = list(dict.fromkeys(measure.group for measure in series))
+    return tuple(sorted(series, key=lambda measure: order.index(measure.group)))
 
 
 _Series = Iterator[tuple[str, Group, list[Point], Bar | None]]

@@ -22,18 +22,18 @@ SCHEMA = 1
 GROWTH, PLOT = "growth.json", "growth.svg"
 
 
-def passed(soak: Soak, found: Sequence[Measure]) -> bool:
+def passed(soak: Soak, series: Sequence[Measure]) -> bool:
     """Return whether no promise was broken and nothing grew."""
-    return not soak.broken and not any(measure.grows for measure in found)
+    return not soak.broken and not any(measure.grows for measure in series)
 
 
-def shown(soak: Soak, found: Sequence[Measure]) -> RenderableType:
+def shown(soak: Soak, series: Sequence[Measure]) -> RenderableType:
     """Return the table of slopes, and the verdict."""
     table = Table(title="Growth", title_justify="left", title_style="bold", box=None)
     for name in ("", "start", "an hour", "a gen.", "this run", "grows"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     previous = None
-    for measure in found:
+    for measure in series:
         line, group = measure.line, measure.group
         if group != previous:
             table.add_row(Text(f"{group.name}, {group.unit}" if group.unit else group.name, style="bold"))
@@ -52,20 +52,20 @@ def shown(soak: Soak, found: Sequence[Measure]) -> RenderableType:
     ]
     if soak.stopped:
         lines.append(Text.assemble(("Ended    ", "bold"), soak.stopped))
-    grown = [f"grows: {measure.group.name}: {measure.name}" for measure in found if measure.grows]
-    well = passed(soak, found)
+    grown = [f"grows: {measure.group.name}: {measure.name}" for measure in series if measure.grows]
+    well = passed(soak, series)
     kept = "what was promised was not judged, since it was interrupted" if soak.interrupted else "every promise held"
     words = f"nothing grows, and {kept}" if well else "; ".join([*grown, *soak.broken])
     lines.append(Text.assemble(("Verdict  ", "bold"), (words, "bold green" if well else "bold red")))
     return Group(*lines)
 
 
-def document(soak: Soak, found: Sequence[Measure]) -> dict[str, Any]:
+def document(soak: Soak, series: Sequence[Measure]) -> dict[str, Any]:
     """Return a soak as `--json` prints it."""
     return {
         "schema": SCHEMA,
-        "passed": passed(soak, found),
-        "grows": [f"{measure.group.name}: {measure.name}" for measure in found if measure.grows],
+        "passed": passed(soak, series),
+        "grows": [f"{measure.group.name}: {measure.name}" for measure in series if measure.grows],
         "broken": list(soak.broken),
         "stopped": soak.stopped,
         "interrupted": soak.interrupted,
@@ -84,7 +84,7 @@ def document(soak: Soak, found: Sequence[Measure]) -> dict[str, Any]:
                 "bar": to_json(measure.bar) if measure.bar else None,
                 "grows": measure.grows,
             }
-            for measure in found
+            for measure in series
         ],
     }
 
@@ -95,11 +95,11 @@ def keep(soak: Soak, out: Path, workdir: Path) -> Path:
     taken = [path for path in out.glob(f"{name}*") if path.is_dir()]
     folder = out / (f"{name}.{len(taken) + 1}" if taken else name)
     folder.mkdir(parents=True)
-    found = measures(soak.samples)
+    series = measures(soak.samples)
     samples = [to_json(sample) for sample in soak.samples]
-    (folder / GROWTH).write_text(json.dumps(document(soak, found) | {"samples": samples}) + "\n")
+    (folder / GROWTH).write_text(json.dumps(document(soak, series) | {"samples": samples}) + "\n")
     title = f"{soak.steps} steps, {len(soak.generations)} generations, {len(soak.made)} faults, seed {soak.plan.seed}"
-    (folder / PLOT).write_text(growth_plot(title, found))
+    (folder / PLOT).write_text(growth_plot(title, series))
     if soak.broken:
         shutil.copytree(workdir / "job" / "events", folder / "events", dirs_exist_ok=True)
         for log in sorted((workdir / "job" / "nodes").glob("*/agent.log")):

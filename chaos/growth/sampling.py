@@ -95,20 +95,20 @@ def process(pid: int, kind: str, node: str = "") -> ProcessSample | None:
 
 def processes(nodes: Iterable[AgentNode]) -> tuple[ProcessSample, ...]:
     """Return the processes of some nodes: agents, keepers, the templates in use, and trainers."""
-    found = [
+    seen = [
         process(pid, kind, node.name)
         for node in nodes
         if node.alive
         for part, kind in KINDS.items()
         for pid in node.processes(part)
     ]
-    return tuple(one for one in found if one is not None)
+    return tuple(one for one in seen if one is not None)
 
 
 def servers(etcd: EtcdCluster) -> tuple[ProcessSample, ...]:
     """Return etcd's own processes."""
-    found = [process(member.pid, ETCD) for member in etcd.members if member.alive]
-    return tuple(one for one in found if one is not None)
+    seen = [process(member.pid, ETCD) for member in etcd.members if member.alive]
+    return tuple(one for one in seen if one is not None)
 
 
 def etcd_sample(etcd: EtcdCluster, client: EtcdClient, root: str) -> EtcdSample | None:

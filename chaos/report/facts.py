@@ -169,7 +169,7 @@ def facts(
     ended = max([event.at for event in events] + [at for _, at in outcome.made], default=0.0)
     starts = [one.caused_at for one in generations[:1] if one.caused_at is not None]
     began = min([*starts, *(event.at for event in events[:1])], default=ended)
-    told = tuple(_faults(faults, outcome, skipped, noticed, made))
+    shown_faults = tuple(_faults(faults, outcome, skipped, noticed, made))
     return RunFacts(
         script=script,
         arguments=arguments,
@@ -180,11 +180,11 @@ def facts(
         ended=ended,
         steps=outcome.setting.steps,
         same_bits=verdict.same_bits,
-        faults=told,
+        faults=shown_faults,
         promises=verdict.promises,
         generations=generations,
         made=made,
-        spans=tuple(_spans(views, events, told, ended)),
+        spans=tuple(_spans(views, events, shown_faults, ended)),
         moments=moments(events),
         quiet=quiet or Points(),
         logs=dict(outcome.logs),

@@ -15,7 +15,7 @@ from elastic3d import etcd_keys as keys
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import ConfigurationError, MembershipError, UsageError
 from elastic3d.etcd import Compare, Delete, EtcdClient, Get, Put
-from elastic3d.membership.injection import OPTION, Answer, FaultOrder, no_slot
+from elastic3d.membership.injection import OPTION, FaultAnswer, FaultOrder, no_slot
 from elastic3d.membership.records import MemberRecord, decode, encode
 from elastic3d.nearest import nearest
 
@@ -118,7 +118,7 @@ def wait_for_answer(
         raise UsageError(f"{name} refuses: {answer.refused}")
 
 
-def _answer(client: EtcdClient, given: GivenOrder, patience: float, clock: Clock) -> Answer | None:
+def _answer(client: EtcdClient, given: GivenOrder, patience: float, clock: Clock) -> FaultAnswer | None:
     """Return the answer; None if there was none and the order does not stand any more."""
     deadline = clock.monotonic() + patience
     while clock.monotonic() < deadline:
@@ -137,7 +137,7 @@ def _answer(client: EtcdClient, given: GivenOrder, patience: float, clock: Clock
     return decode(FaultOrder, items[0].value, items[0].key).answer if items else None
 
 
-def take(client: EtcdClient, given: GivenOrder, answer: Answer) -> bool:
+def take(client: EtcdClient, given: GivenOrder, answer: FaultAnswer) -> bool:
     """Answer an order, as the keeper of its node; return whether it still stood: only then may it be carried out.
 
     EtcdError if etcd is away: the order must not be carried out then.

@@ -56,7 +56,7 @@ INJECTABLE: Mapping[str, Injectable] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class FaultAnswer:
     """What the node's keeper says: it does it now, or why it does not. refused: "" where it does."""
 
     refused: str = ""
@@ -74,7 +74,7 @@ class FaultOrder:
     slot: int = -1
     seconds: float = 0.0
     by: str = ""
-    answer: Answer | None = None
+    answer: FaultAnswer | None = None
 
 
 def ordered(word: str, *, slot: int | None = None, seconds: float | None = None, by: str = "") -> FaultOrder:

@@ -20,7 +20,7 @@ from elastic3d.etcd import EtcdClient
 from elastic3d.membership import events as e
 from elastic3d.membership import reading
 from elastic3d.membership.fault_orders import GivenOrder, take
-from elastic3d.membership.injection import Answer
+from elastic3d.membership.injection import FaultAnswer
 from elastic3d.membership.records import encode
 from tests.membership.test_fault_orders import member
 
@@ -101,7 +101,7 @@ def test_an_etcd_that_is_not_there_is_named(refusing_port: Callable[[], int]) ->
     assert endpoint in result.stderr
 
 
-def answering(run: Run, answer: Answer) -> threading.Thread:
+def answering(run: Run, answer: FaultAnswer) -> threading.Thread:
     """Answer the next order, as a keeper does."""
 
     def keep() -> None:
@@ -120,7 +120,7 @@ def answering(run: Run, answer: Answer) -> threading.Thread:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_it_returns_once_the_node_does_it(run: Run, as_json: bool) -> None:
     """stdout has the result, stderr the event of the order; nothing stays in etcd."""
-    keeper = answering(run, Answer())
+    keeper = answering(run, FaultAnswer())
     result = run.inject("pause", "--node", "node0", "--seconds", "2", *(["--json"] if as_json else []))
     keeper.join()
     assert result.exit_code == 0, result.output
@@ -144,7 +144,7 @@ def test_it_returns_once_the_node_does_it(run: Run, as_json: bool) -> None:
 
 def test_a_nodes_refusal_ends_it(run: Run) -> None:
     """With exit code 2, and the node's own words."""
-    keeper = answering(run, Answer(refused="no trainer runs on slot 0 now"))
+    keeper = answering(run, FaultAnswer(refused="no trainer runs on slot 0 now"))
     result = run.inject("kill-trainer", "--node", "node0")
     keeper.join()
     assert result.exit_code == 2

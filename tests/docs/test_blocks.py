@@ -18,7 +18,7 @@ from torch.distributed.run import config_from_args, get_args_parser
 from chaos.schedule import check
 from chaos.schedule_files import parse
 from chaos.simulation import schedule as simulated
-from chaos.simulation.found import FOUND
+from chaos.simulation.bugs import FOUND
 from tests.docs.test_commands import PAGES
 from tests.paths import ROOT
 

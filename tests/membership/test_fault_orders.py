@@ -15,7 +15,7 @@ from elastic3d.etcd import EtcdClient, KeyValue, LeaseGone
 from elastic3d.membership import events as e
 from elastic3d.membership import reading
 from elastic3d.membership.fault_orders import GivenOrder, order_fault, take, wait_for_answer
-from elastic3d.membership.injection import Answer, FaultOrder, ordered
+from elastic3d.membership.injection import FaultAnswer, FaultOrder, ordered
 from elastic3d.membership.records import End, MemberRecord, encode
 from elastic3d.values import ModelProfile, Node, Slot
 
@@ -94,17 +94,17 @@ def test_an_order_is_taken_once(client: EtcdClient) -> None:
     given = order_fault(client, ROOT, "node0", KILL)
     assert heard(client) == given
     assert given.node == "node0@x"
-    assert take(client, given, Answer())
-    assert not take(client, given, Answer(refused="another"))
+    assert take(client, given, FaultAnswer())
+    assert not take(client, given, FaultAnswer(refused="another"))
     wait_for_answer(client, ROOT, given)
     assert written(client) == ()
-    assert not take(client, given, Answer())
+    assert not take(client, given, FaultAnswer())
 
 
 def test_an_answer_that_comes_while_it_is_waited_for_is_heard(client: EtcdClient) -> None:
     """The command returns as soon as the node does it."""
     given = order_fault(client, ROOT, "node0", KILL)
-    keeper = threading.Timer(0.3, lambda: take(client, given, Answer()))
+    keeper = threading.Timer(0.3, lambda: take(client, given, FaultAnswer()))
     keeper.start()
     wait_for_answer(client, ROOT, given)
     keeper.join()
@@ -113,7 +113,7 @@ def test_an_answer_that_comes_while_it_is_waited_for_is_heard(client: EtcdClient
 def test_a_keepers_refusal_is_the_commands(client: EtcdClient) -> None:
     """With the node's name."""
     given = order_fault(client, ROOT, "node0", KILL)
-    take(client, given, Answer(refused="no trainer runs on slot 0 now"))
+    take(client, given, FaultAnswer(refused="no trainer runs on slot 0 now"))
     with pytest.raises(UsageError, match="node0 refuses: no trainer runs on slot 0 now"):
         wait_for_answer(client, ROOT, given)
 
@@ -127,14 +127,14 @@ def test_an_order_without_an_answer_is_withdrawn(client: EtcdClient, gone: bool,
     with pytest.raises(MembershipError, match=f"node0 did not answer within 0.2 s.*{why}.*nothing was done"):
         wait_for_answer(client, ROOT, given, patience=0.2)
     assert written(client) == ()
-    assert not take(client, given, Answer())
+    assert not take(client, given, FaultAnswer())
 
 
 def test_an_order_whose_lease_is_over_is_not_taken(client: EtcdClient) -> None:
     """Whoever ordered it may be gone: the lease alone decides."""
     given = order_fault(client, ROOT, "node0", KILL)
     client.revoke(given.lease)
-    assert not take(client, given, Answer())
+    assert not take(client, given, FaultAnswer())
     with pytest.raises(MembershipError, match="gone from etcd"):
         wait_for_answer(client, ROOT, given)
 
@@ -145,7 +145,7 @@ def test_a_key_beyond_its_lease_cannot_be_answered(client: EtcdClient) -> None:
     revision = client.put(given.key, encode(KILL), client.grant(60)[0])
     client.revoke(given.lease)
     with pytest.raises(LeaseGone):
-        take(client, replace(given, revision=revision), Answer())
+        take(client, replace(given, revision=revision), FaultAnswer())
 
 
 def test_garbage_under_an_orders_key_is_named_for_the_sweep(client: EtcdClient) -> None:

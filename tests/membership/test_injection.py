@@ -9,7 +9,7 @@ import pytest
 
 from chaos.faults.catalogue import KINDS
 from elastic3d.errors import UsageError
-from elastic3d.membership.injection import INJECTABLE, Answer, FaultOrder, ordered, refusal
+from elastic3d.membership.injection import INJECTABLE, FaultAnswer, FaultOrder, ordered, refusal
 from elastic3d.membership.records import decode, encode
 
 
@@ -56,7 +56,7 @@ def test_what_makes_no_sense_is_refused_by_name(word: str, given: dict[str, floa
 def test_an_order_is_read_as_it_was_written() -> None:
     """With its answer or without."""
     order = ordered("kill-trainer", by="ann")
-    for one in (order, replace(order, answer=Answer()), replace(order, answer=Answer(refused="no"))):
+    for one in (order, replace(order, answer=FaultAnswer()), replace(order, answer=FaultAnswer(refused="no"))):
         assert decode(FaultOrder, encode(one), "key") == one
 
 

@@ -19,7 +19,7 @@ from elastic3d.etcd import EtcdClient
 from elastic3d.health.processes import stat_fields
 from elastic3d.membership import events as m
 from elastic3d.membership.fault_orders import GivenOrder, take
-from elastic3d.membership.injection import OPTION, Answer, FaultOrder, refusal
+from elastic3d.membership.injection import OPTION, FaultAnswer, FaultOrder, refusal
 from elastic3d.rendezvous import agent
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.processes import stopping
@@ -132,7 +132,7 @@ class InjectedFaults:
         except ProcessLookupError:
             todo, handles = Work(refused="the process that is meant has just ended"), []
         try:
-            if not take(self._client, given, Answer(refused=todo.refused)):
+            if not take(self._client, given, FaultAnswer(refused=todo.refused)):
                 self._refuse(order, "the order does not stand any more: it was withdrawn, or its time was over")
                 return
             if todo.refused:

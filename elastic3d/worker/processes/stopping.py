@@ -37,10 +37,10 @@ def below(root: int, *, but: int = 0) -> list[int]:
     return pids
 
 
-def stop(found: Callable[[], Sequence[int]]) -> list[int]:
-    """SIGSTOP all processes that `found` returns, asked until it finds no more; return handles on them."""
+def stop(pids: Callable[[], Sequence[int]]) -> list[int]:
+    """SIGSTOP all processes that `pids` returns, asked until it returns no more; return handles on them."""
     handles: dict[int, int] = {}
-    while new := [pid for pid in found() if pid not in handles]:
+    while new := [pid for pid in pids() if pid not in handles]:
         for pid in new:
             try:
                 handles[pid] = os.pidfd_open(pid)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.simulation.found import FOUND
+from chaos.simulation.bugs import FOUND
 from chaos.simulation.trace import Held, read_trace, scaled
 
 COMMAND = [sys.executable, "-c", "from chaos.simulation.cli import app; app()", "membership"]

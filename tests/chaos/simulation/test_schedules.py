@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.simulation.found import FOUND, Bug
+from chaos.simulation.bugs import FOUND, Bug
 from chaos.simulation.run import play, play_many, policy_of
 from chaos.simulation.schedule import Command, Do, Schedule, draw, parse, shrink
 from elastic3d.errors import UsageError

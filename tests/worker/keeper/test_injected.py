@@ -21,7 +21,7 @@ from elastic3d import etcd_keys as keys
 from elastic3d.etcd import EtcdClient, Put
 from elastic3d.membership import events as e
 from elastic3d.membership import reading
-from elastic3d.membership.injection import Answer, FaultOrder, ordered
+from elastic3d.membership.injection import FaultAnswer, FaultOrder, ordered
 from elastic3d.membership.records import decode, encode
 from elastic3d.rendezvous import agent
 from elastic3d.worker.journal import Journal
@@ -111,7 +111,7 @@ class Node:
         assert isinstance(event, e.FaultOrdered)
         return event
 
-    def answer(self, event: e.FaultOrdered) -> Answer | None:
+    def answer(self, event: e.FaultOrdered) -> FaultAnswer | None:
         item = self.client.get(event.key)
         return None if item is None else decode(FaultOrder, item.value, item.key).answer
 
@@ -134,7 +134,7 @@ def test_an_order_is_answered_written_down_and_carried_out_once(client: EtcdClie
         node.faults.heard(event, ME)
         node.faults.heard(event, ME)
         assert process.wait(20) == -signal.SIGKILL
-        assert node.answer(event) == Answer()
+        assert node.answer(event) == FaultAnswer()
         said = node.wrote("fault.injected")
         assert (said["fault"], said["pids"], said["by"]) == ("kill", [process.pid], "ann@there")
         node.journal.close()
@@ -197,7 +197,7 @@ def test_orders_for_others_are_not_this_nodes(client: EtcdClient, tmp_path: Path
         node = Node(client, tmp_path, process.pid)
         for number, id in enumerate(("node0@before", "node1@x")):
             node.faults.heard(node.order(ordered("kill"), id=id, number=str(number)), ME)
-        node.faults.heard(node.order(replace(ordered("kill"), answer=Answer()), number="9"), ME)
+        node.faults.heard(node.order(replace(ordered("kill"), answer=FaultAnswer()), number="9"), ME)
         assert node.events() == []
         assert process.poll() is None
         node.journal.close()
