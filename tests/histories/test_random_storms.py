@@ -64,7 +64,7 @@ def test_promises_hold_under_twenty_drawn_schedules(chaos: Chaos) -> None:
     assert {run["nodes"] for run in runs} == {2, 3, 4}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_mistake_of_a_script_is_found_and_its_schedule_made_small(chaos: Chaos, tmp_path: Path) -> None:
     """Whatever begins another generation shows it; all else is left out, and what is left is a test that fails."""

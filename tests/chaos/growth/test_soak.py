@@ -18,7 +18,7 @@ from chaos.growth.soak import Plan, SoakSetting, play_soak
 from chaos.play import Setting
 from chaos.processes import wait_until
 
-pytestmark = [pytest.mark.long, pytest.mark.etcd, pytest.mark.gloo]
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo]
 
 COMMAND = [sys.executable, "-c", "from elastic3d.cli import main; main()", "chaos", "soak"]
 
@@ -34,6 +34,7 @@ class Leaking(Plan):
         return replace(setting, script=Path(__file__).parent / "leaking.py")
 
 
+@pytest.mark.slow
 def test_nothing_grows_in_a_short_soak(tmp_path: Path) -> None:
     """With a fault about every ten seconds; the job ends when it is told to, and every promise holds."""
     plan = Plan(seconds=100.0, every=10.0, sample=1.0, nodes=2, words=("kill-trainer", "kill", "join", "etcd-pause"))
@@ -49,6 +50,7 @@ def test_nothing_grows_in_a_short_soak(tmp_path: Path) -> None:
     assert {"node0 agent", "node0 keeper", "etcd"} <= lasting
 
 
+@pytest.mark.long
 def test_a_keeper_that_leaks_is_found(tmp_path: Path) -> None:
     """Its memory and its descriptors, and nothing of the agents."""
     plan = Leaking(seconds=75.0, every=15.0, sample=1.0, nodes=2, words=("kill-trainer",))
@@ -61,6 +63,7 @@ def test_a_keeper_that_leaks_is_found(tmp_path: Path) -> None:
     assert not passed(soak, found)
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_it_and_reports(tmp_path: Path) -> None:
     """What was measured up to then is kept; processes are not."""
     out = tmp_path / "out"
