@@ -124,8 +124,8 @@ def test_a_job_that_does_not_allow_it_is_left_alone(job_etcd: EtcdServer, quiet:
         pytest.param(["freeze"], {"stuck"}, id="freeze"),
         pytest.param(["pause", "--seconds", "1"], set(), id="pause"),
         pytest.param(["kill-keeper"], {"death", "join"}, id="kill-keeper"),
-        pytest.param(["kill"], {"death", "join"}, id="kill"),
-        pytest.param(["stop", "--seconds", "4"], {"death", "join"}, id="stop"),
+        pytest.param(["kill"], {"death", "join"}, id="kill", marks=pytest.mark.slow),
+        pytest.param(["stop", "--seconds", "4"], {"death", "join"}, id="stop", marks=pytest.mark.slow),
     ],
 )
 def test_whatever_is_ordered_the_bits_are_the_same(
