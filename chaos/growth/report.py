@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chaos.folders import new_folder
 from chaos.growth.measures import Measure, measures
 from chaos.growth.plot import growth_plot
 from chaos.growth.soak import Soak
@@ -91,10 +92,7 @@ def document(soak: Soak, series: Sequence[Measure]) -> dict[str, Any]:
 
 def keep(soak: Soak, out: Path, workdir: Path) -> Path:
     """Write the folder of a soak below `out`, and return it. Logs and events are kept where a promise was broken."""
-    name = f"soak-{soak.plan.seed}"
-    taken = [path for path in out.glob(f"{name}*") if path.is_dir()]
-    folder = out / (f"{name}.{len(taken) + 1}" if taken else name)
-    folder.mkdir(parents=True)
+    folder = new_folder(out, f"soak-{soak.plan.seed}")
     series = measures(soak.samples)
     samples = [to_json(sample) for sample in soak.samples]
     (folder / GROWTH).write_text(json.dumps(document(soak, series) | {"samples": samples}) + "\n")
