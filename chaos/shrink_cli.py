@@ -17,7 +17,6 @@ from rich.text import Text
 
 from chaos.as_test import as_test
 from chaos.faults.catalogue import feasible
-from chaos.promises import first_promise, promise_of
 from chaos.random_documents import SCHEMA, ShrunkDocument
 from chaos.schedule import Schedule
 from chaos.schedule_files import to_document
@@ -82,7 +81,7 @@ def failed(folder: Path) -> tuple[Schedule, Job, str]:
     schedule, job = kept_storm(folder)
     try:
         verdict = json.loads((folder / VERDICT).read_text())
-        broken = [str(text) for text in verdict["broken"]]
+        broken = [str(promise["says"]) for promise in verdict["promises"] if promise["broken"]]
     except OSError as error:
         raise UsageError(f"{folder}: it is no folder of a run: {VERDICT}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
@@ -91,7 +90,8 @@ def failed(folder: Path) -> tuple[Schedule, Job, str]:
         raise UsageError(
             f"{folder}: every promise held in this run, so there is nothing to shrink; give one that failed"
         )
-    return schedule, job, first_promise(broken)
+    # In the judge's order: a job that hangs breaks most others, too.
+    return schedule, job, broken[0]
 
 
 class _Tries:
@@ -142,7 +142,7 @@ class _Tries:
             return False
         silent = Console(file=io.StringIO())
         storm = play_storm(schedule, self._job, workdir=work, kept=self._out, console=silent)
-        broken = {promise_of(one) for one in storm.verdict.broken}
+        broken = {promise.says for promise in storm.verdict.promises if promise.broken}
         fails = self._promise in broken
         if fails:
             shutil.rmtree(self._best, ignore_errors=True)

@@ -24,13 +24,13 @@ from chaos.faults.moment import When
 from chaos.faults.orders import Drain, Join
 from chaos.faults.process import Flap, Kill, KillTrainer, Pause
 from chaos.faults.store import StoreBusy, StoreGone
-from chaos.promises import first_promise, promise_of
 from chaos.random_cli import exit_code, line, numbers, seeds, summary
 from chaos.random_documents import DrawnRun, RandomDocument, RunVerdict, SkippedFault
 from chaos.random_runs import Chances, draw_run, play_run, saved_step, words_of
 from chaos.schedule import Schedule, check
 from chaos.schedule_files import parse
 from chaos.score_cli import app
+from chaos.shrink_cli import failed
 from chaos.smaller import smaller, smallest
 from chaos.storm import Job
 from chaos.sure import SAVED, check_sure, takes_memory
@@ -281,23 +281,28 @@ def test_what_cannot_happen_is_not_tried() -> None:
     assert [one.faults for one in smaller(Schedule(faults=(waits,)))] == [(first,)]
 
 
-def test_failures_are_alike_by_the_promise_and_not_by_numbers() -> None:
-    """The most telling one comes first."""
-    assert promise_of("loss of step 7 is 0x1p+1, undisturbed 0x1p+2") == promise_of("digest 0a, undisturbed 1b")
-    assert promise_of("kill node1@5: its moment never came") == promise_of("join @9: its moment never came")
-    hang = ["node1 ended with no exit code", "nothing happened for 180 s; node1, node2 hang", "the job left no digest"]
-    assert first_promise(hang) == "the job goes on until its end"
-    assert first_promise(["something new"]) == "something new"
-    assert first_promise([]) == ""
+def a_kept_join(folder: Path) -> None:
+    """Write what is kept of a run, but for its verdict."""
+    (folder / "job.json").write_text('{"script": "train.py"}')
+    (folder / "schedule.toml").write_text("[[fault]]\ndo = 'join'\nat = {step = 3}\n")
+
+
+def test_failures_are_alike_by_the_promise_and_not_by_numbers(tmp_path: Path) -> None:
+    """The judge's first one is taken, whatever its text says: a job that hangs breaks most others, too."""
+    a_kept_join(tmp_path)
+    for text in ("nothing happened for 180 s; node1 hangs", "nothing happened for 90 s; node2, node3 hang"):
+        promises = [{"says": "all is left as it was", "broken": []}, {"says": "it goes on", "broken": [text]}]
+        promises.append({"says": "the same bits", "broken": ["digest 0a, undisturbed 1b"]})
+        (tmp_path / "verdict.json").write_text(json.dumps({"promises": promises}))
+        assert failed(tmp_path)[2] == "it goes on"
 
 
 def test_only_what_failed_is_made_small(tmp_path: Path) -> None:
     """A folder of a run that passed, or of none, is refused."""
     result = CliRunner().invoke(app, ["shrink", str(tmp_path)])
     assert (result.exit_code, "no folder of a run" in result.stderr) == (2, True)
-    (tmp_path / "job.json").write_text('{"script": "train.py"}')
-    (tmp_path / "schedule.toml").write_text("[[fault]]\ndo = 'join'\nat = {step = 3}\n")
-    (tmp_path / "verdict.json").write_text(json.dumps({"broken": []}))
+    a_kept_join(tmp_path)
+    (tmp_path / "verdict.json").write_text(json.dumps({"promises": []}))
     result = CliRunner().invoke(app, ["shrink", str(tmp_path)])
     assert (result.exit_code, "every promise held in this run" in result.stderr) == (2, True)
 
