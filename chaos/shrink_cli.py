@@ -17,6 +17,7 @@ from rich.text import Text
 
 from chaos.as_test import as_test
 from chaos.faults.catalogue import feasible
+from chaos.folders import free_folder
 from chaos.random_documents import SCHEMA, ShrunkDocument
 from chaos.schedule import Schedule
 from chaos.schedule_files import to_document
@@ -115,7 +116,7 @@ class _Tries:
                 slots=self._job.slots,
                 going=lambda: clock.monotonic() < until,
             )
-            folder = _free(self._out, f"shrunk-{number.replace('_', '.')}")
+            folder = free_folder(self._out, f"shrunk-{number.replace('_', '.')}")
             shutil.copytree(self._best, folder)
             test = folder / f"test_found_{number}.py"
             test.write_text(as_test(left, self._job, name=number, promise=self._promise))
@@ -151,12 +152,3 @@ class _Tries:
         became = "fails" if fails else f"fails otherwise: {', '.join(sorted(broken))}" if broken else "holds"
         self._console.print(Text(f"{text}{became}"), soft_wrap=True, highlight=False)
         return fails
-
-
-def _free(out: Path, name: str) -> Path:
-    """Return the folder of this name below `out`, with a number where it is taken."""
-    folder, times = out / name, 1
-    while folder.exists():
-        times += 1
-        folder = out / f"{name}.{times}"
-    return folder

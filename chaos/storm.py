@@ -19,7 +19,7 @@ from rich.console import Console
 from chaos.etcd import EtcdCluster, EtcdServer
 from chaos.faults.catalogue import feasible
 from chaos.faults.fault import Fault, Need
-from chaos.folders import new_folder
+from chaos.folders import free_folder
 from chaos.follow import Event, Follower, Picture
 from chaos.hung_files import HungFiles
 from chaos.network import Network
@@ -181,7 +181,8 @@ def undisturbed(job: Job, *, workdir: Path, kept: Path, console: Console) -> tup
 def keep(storm: Storm, job: Job, out: Path, workdir: Path, name: str = "") -> Path:
     """Write the folder of a storm below `out` and return it. name: by default, how it went and the job's seed."""
     name = name or f"{'passed' if storm.kept else 'failed'}-{job.seed}"
-    folder = new_folder(out, name)
+    folder = free_folder(out, name)
+    folder.mkdir(parents=True)
     (folder / SCHEDULE).write_text(to_toml(storm.schedule))
     (folder / JOB).write_text(json.dumps(to_json(job), indent=2) + "\n")
     (folder / VERDICT).write_text(json.dumps(storm.document(), indent=2) + "\n")

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chaos.folders import new_folder
+from chaos.folders import free_folder
 from chaos.growth.measures import Measure, measures
 from chaos.growth.plot import growth_plot
 from chaos.growth.soak import Soak
@@ -92,7 +92,8 @@ def document(soak: Soak, series: Sequence[Measure]) -> dict[str, Any]:
 
 def keep(soak: Soak, out: Path, workdir: Path) -> Path:
     """Write the folder of a soak below `out`, and return it. Logs and events are kept where a promise was broken."""
-    folder = new_folder(out, f"soak-{soak.plan.seed}")
+    folder = free_folder(out, f"soak-{soak.plan.seed}")
+    folder.mkdir(parents=True)
     series = measures(soak.samples)
     samples = [to_json(sample) for sample in soak.samples]
     (folder / GROWTH).write_text(json.dumps(document(soak, series) | {"samples": samples}) + "\n")
