@@ -35,12 +35,17 @@ class Accusation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """A checkpoint that `node` committed. generation: the newest one that was sealed by then, 0 before the first."""
+    """A checkpoint that `node` committed.
+
+    generation: the newest one that was sealed by then, 0 before the first. rollbacks: how often nodes had said by then
+    that etcd came back empty or from a backup.
+    """
 
     node: str
     step: int
     at: float
     generation: int
+    rollbacks: int = 0
 
 
 def accusations(events: Sequence[Event]) -> tuple[Accusation, ...]:
@@ -59,13 +64,15 @@ def accusations(events: Sequence[Event]) -> tuple[Accusation, ...]:
 
 def commits(events: Sequence[Event]) -> tuple[Commit, ...]:
     """Return which checkpoints were committed by whom in `events`, which are in order."""
-    made, generation = [], 0
+    made, generation, rollbacks = [], 0, 0
     for event in events:
         if event.name == "generation.sealed":
             generation = max(generation, int(event.fields["number"]))
+        elif event.name == "etcd.rolled_back":
+            rollbacks += 1
         elif event.name == "checkpoint.committed":
             step = int(event.fields["step"])
-            made.append(Commit(node=event.node, step=step, at=event.at, generation=generation))
+            made.append(Commit(node=event.node, step=step, at=event.at, generation=generation, rollbacks=rollbacks))
     return tuple(made)
 
 
@@ -73,7 +80,8 @@ def deposed(made: Sequence[Commit]) -> tuple[Commit, ...]:
     """Return the commits of a node that had been followed by another one within the same generation.
 
     The first ones of a generation may be those of the last leader, told late. One change of leaders in a generation is
-    no fault either: a lease may run out. Who leads again after that would have been elected twice.
+    no fault either: a lease may run out. Who leads again after that would have been elected twice, unless etcd has
+    lost the second election: a backup from before it names the former leader.
     """
     wrong: list[Commit] = []
     former = ""
@@ -85,7 +93,10 @@ def deposed(made: Sequence[Commit]) -> tuple[Commit, ...]:
         # Without anybody else it is the leader, and none of its commits was late.
         led = own[late:] or own
         before: list[str] = []
+        rollbacks = led[0].rollbacks
         for one in led:
+            if one.rollbacks > rollbacks:
+                before, rollbacks = [], one.rollbacks
             if one.node in before[:-1]:
                 wrong.append(one)
             elif one.node not in before:

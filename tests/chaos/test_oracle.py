@@ -184,6 +184,20 @@ def test_commits_are_told_with_their_generation() -> None:
     assert wrong == "node0 committed step 3 in generation 2 after another node had taken over"
 
 
+def test_a_backup_of_etcd_may_bring_back_the_former_leader() -> None:
+    """The election of the second one is among what etcd has lost."""
+    saved = [
+        event("checkpoint.committed", at, node=node, step=step)
+        for at, node, step in ((13.1, "node0", 3), (13.2, "node2", 3), (13.3, "node0", 3))
+    ]
+    back = event("etcd.rolled_back", 13.25, node="node1", revision=7)
+    events = sorted([*a_death_and_a_join(), *saved, back], key=lambda one: one.at)
+    assert judge(outcome(events), quiet()).kept
+    early = replace(back, at=13.15)
+    events = sorted([*a_death_and_a_join(), *saved, early], key=lambda one: one.at)
+    assert judge(outcome(events), quiet()).kept
+
+
 def test_the_json_document_has_the_documented_fields() -> None:
     """A program can read what --json prints and needs nothing else."""
     seen = outcome(a_death_and_a_join())
