@@ -45,8 +45,8 @@ ALONE = 30
 QUICK = 10.0
 """A fault whose bar is above these seconds is tried only as often as it must be."""
 
-ENOUGH, OF = 10, 400
-"""How often each class is tried at least, of how many faults; fewer of fewer."""
+ENOUGH = 10
+"""How often each class is tried at least, where there are enough faults for that."""
 
 QUIET = Layout(pp=1, dp=2)
 """Layout of the undisturbed job. Every layout has to end with its bits."""
@@ -82,13 +82,14 @@ def steps_of(each: int) -> int:
 def counts(kinds: Sequence[str], faults: int) -> dict[str, int]:
     """Return how often to try each kind, so that there are `faults` faults in all, and controls beside them.
 
-    Every kind is tried `ENOUGH` times of `OF` faults, at least once; what is left goes to the kinds found quickly that
-    may share their jobs.
+    Every kind is tried `ENOUGH` times, or as often as the faults suffice for, at least once; what is left goes to the
+    kinds found quickly that may share their jobs.
     """
-    least = max(1, faults * ENOUGH // OF)
+    of_faults = [kind for kind in kinds if not KINDS[kind].control]
+    least = max(1, min(ENOUGH, faults // max(1, len(of_faults))))
     made = dict.fromkeys(kinds, least)
-    quick = [kind for kind in kinds if not KINDS[kind].control and KINDS[kind].bar <= QUICK and together(kind)]
-    left = faults - least * sum(not KINDS[kind].control for kind in kinds)
+    quick = [kind for kind in of_faults if KINDS[kind].bar <= QUICK and together(kind)]
+    left = faults - least * len(of_faults)
     for number, kind in enumerate(quick):
         made[kind] += max(0, left // len(quick) + (number < left % len(quick)))
     return made
