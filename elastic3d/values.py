@@ -438,6 +438,11 @@ class Generation:
         """A prefix for stores: two attempts never meet under one key."""
         return f"{self.number}.{self.attempt}"
 
+    @property
+    def node_of_rank(self) -> tuple[Node, ...]:
+        """The node of each rank, in their order."""
+        return tuple(node for node in self.nodes for _ in node.slots)
+
     def first_rank(self, name: str, incarnation: str) -> int | None:
         """Return the rank of the node's first slot; None if the node is not active in this generation."""
         rank = 0

@@ -350,7 +350,11 @@ class Trainers:
                 if other is member:
                     other.tell(e.TrainerFailed(key=key, detail="it computes wrongly", lying=True, clean=self.clean))
                 else:
-                    other.tell(e.TrainerLostPeer(key=key, detail="a device computes wrongly", clean=self.clean))
+                    other.tell(
+                        e.TrainerLostPeer(
+                            key=key, detail="a device computes wrongly", clean=self.clean, accused=(member.id,)
+                        )
+                    )
             return group.generation
         return None
 

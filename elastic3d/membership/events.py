@@ -217,13 +217,14 @@ class TrainerLostPeer:
 
     detail: the collective's error. clean: the newest step that audits vouch for, if a device of another node was
     convicted and that is why; -1 otherwise. rollback: or the loss jumped up, and the run goes back for it; `clean` is
-    the newest step then whose state it may go back to.
+    the newest step then whose state it may go back to. accused: ids of the nodes whose devices were convicted.
     """
 
     key: str
     detail: str = ""
     clean: int = -1
     rollback: Rollback | None = None
+    accused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

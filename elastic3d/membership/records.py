@@ -115,8 +115,9 @@ class Report:
     returned on all its slots. failed: a trainer failed, and not by an error of the script. error: the script raised.
     lying: it failed because a device of this node computes wrongly, by the word of ranks on other nodes.
     clean: its trainers ended because a device of any node was convicted, and audits vouch for steps up to this one; -1
-    for no conviction. rollback: they ended because the loss jumped up, and what is left out for it; `clean` says then
-    from which state the run goes on.
+    for no conviction; accused: ids of the other nodes whose device was, as witnesses for when those do not say so
+    themselves. rollback: they ended because the loss jumped up, and what is left out for it; `clean` says then from
+    which state the run goes on.
     final: trying again cannot mend that error. out_of_memory: that error was that memory ran out; short: what was
     missing, None where nobody knows. peer_lost: a trainer lost a peer and stopped, which is no failure of its own.
     detail: what failed, raised or was lost, in words. silent: ids of the neighbours on the ring it does not hear.
@@ -142,6 +143,7 @@ class Report:
     lying: str = ""
     clean: int = -1
     rollback: Rollback | None = None
+    accused: tuple[str, ...] = ()
     step: int = 0
     silent: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()

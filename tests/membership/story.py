@@ -26,6 +26,7 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > short b 80                     memory runs out on it: 80 MiB were missing, none or more are not known to be
     > lost b                         its trainers lose a peer, and stop
     > lost b 30                      they stop for a conviction: audits vouch for steps up to 30
+    > accuse c a b 30                the same on a and b, which say that it was a device of c's
     > spikes b 30                    they stop since the loss jumped up: the run goes back to step 30 or before
     > unprepared b                   the user's code raises while it prepares for a proposal
     > stuck b                        b's trainers stand still, and all others wait for them: every node says so
@@ -220,13 +221,15 @@ class Story:
                         key=core.running.key, detail="out of memory", error=True, out_of_memory=True, short=short
                     ),
                 )
-            case "lost" | "spikes":
+            case "lost" | "accuse" | "spikes":
                 words, clean = self.vouched(words)
+                convicted, words = (words[:1], words[1:]) if verb == "accuse" else ((), words)
                 for name in words:
                     running = self.cores[name].running
                     self.trainers[name][running.key] = "dead"
                     back = Rollback(before=running.number + 1, step=clean, spike=self.steps, first=10 * clean, stop=400)
-                    lost = e.TrainerLostPeer(key=running.key, clean=clean)
+                    accused = tuple(node.id for node in running.nodes if node.name in convicted)
+                    lost = e.TrainerLostPeer(key=running.key, clean=clean, accused=accused)
                     if verb == "spikes":
                         lost = replace(lost, detail="the loss jumped up", rollback=back)
                     self.to(name, lost)

@@ -96,9 +96,9 @@ def _mesh(generation: Generation) -> tuple[tuple[str, ...], ...]:
     if layout is None or not layout.world or layout.world != generation.world:
         return ()
     rows: list[list[str]] = [[""] * layout.dp for _ in range(layout.pp)]
-    for rank, name in enumerate(node.name for node in generation.nodes for _ in node.slots):
+    for rank, node in enumerate(generation.node_of_rank):
         place = place_of(rank, layout)
-        rows[place.pp][place.dp] = name
+        rows[place.pp][place.dp] = node.name
     return tuple(map(tuple, rows))
 
 

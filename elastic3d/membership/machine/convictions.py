@@ -3,11 +3,13 @@
 It does because a device was convicted, or because the loss jumped up, which also leaves samples out from then on. The
 rule does not wait for the next generation: if too few nodes are left to form one, the job ends, and the one that is
 started after it has to know. Every node whose trainers ended for it says how far back, so that the rule does not depend
-on the word of a node that was convicted, which may be gone by then, nor on that of any other.
+on the word of a node that was convicted, which may be gone by then, nor on that of any other. They name that node, too,
+for the same reason: all ranks hear the same of a hearing, and two nodes are believed against a third, never one alone.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 from elastic3d.distrust import Distrust, with_rule
@@ -16,6 +18,9 @@ from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.records import Report
 from elastic3d.rollback import Rollback
 from elastic3d.values import Generation
+
+WITNESSES = 2
+"""Nodes that have to name another one before it is taken for convicted without its own word."""
 
 
 def vouched(situation: Situation) -> int | None:
@@ -38,13 +43,23 @@ def rollback(situation: Situation) -> Rollback | None:
     return next((one for one in said if one is not None and one.before == current.number + 1), None)
 
 
-def liars(situation: Situation) -> list[str]:
-    """Return the nodes of the sealed generation that say of themselves that a device of theirs computes wrongly."""
+def liars(situation: Situation) -> dict[str, str]:
+    """Return the nodes of the sealed generation of which a device computes wrongly, with what is said of them.
+
+    They say so of themselves, or, where one is gone before it could, `WITNESSES` others of the generation do.
+    """
     current, index, reports = situation.view.generation, situation.view.index, situation.roster.reports
     if current is None or index is None:
-        return []
-    said = reports.who("failed", current.key)
-    return [id for id in said if reports[id].lying == current.key and id in index.node_ranks]
+        return {}
+    failed, lost = reports.who("failed", current.key), reports.who("peer_lost", current.key)
+    wrong = {id: reports[id].detail for id in failed if reports[id].lying == current.key and id in index.node_ranks}
+    witnesses: dict[str, list[str]] = defaultdict(list)
+    for id in lost:
+        for accused in dict.fromkeys(reports[id].accused if id in index.node_ranks else ()):
+            if accused != id and accused in index.node_ranks:
+                witnesses[accused].append(id)
+    named = {id: reports[by[0]].detail for id, by in sorted(witnesses.items()) if len(by) >= WITNESSES}
+    return named | wrong
 
 
 def distrust(situation: Situation) -> acts.Fenced | None:

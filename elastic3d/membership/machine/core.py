@@ -273,7 +273,12 @@ class Core:
                 detail = self.report.detail if worse else event.detail
                 clean = self.report.clean if worse else event.clean
                 self.report = replace(
-                    self.report, peer_lost=event.key, detail=detail, clean=clean, rollback=event.rollback
+                    self.report,
+                    peer_lost=event.key,
+                    detail=detail,
+                    clean=clean,
+                    rollback=event.rollback,
+                    accused=event.accused,
                 )
             case e.StepReported():
                 if self.running is not None:

@@ -101,6 +101,9 @@ def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | N
             return None
         return Interruption(cause=Cause.QUARANTINE, detail=apart)
     leader_state.apart = None
+    if wrong := {id: why for id, why in liars(situation).items() if id in roster.members}:
+        names = ", ".join(id.partition("@")[0] for id in wrong)
+        return Interruption(cause=Cause.LYING, detail=f"{names}: {next(iter(wrong.values()))}")
     for field, cause in (("error", Cause.ERROR), ("failed", Cause.FAILURE)):
         # A member that reports before it has registered again is heard once it has.
         said = [id for id in roster.reports.who(field, key) if id in index.node_ranks and id in roster.members]
@@ -108,10 +111,6 @@ def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | N
             culprit = min(said, key=lambda id: index.node_ranks[id])
             detail = roster.reports[culprit].detail
             name = culprit.partition("@")[0]
-            if wrong := [id for id in liars(situation) if id in said]:
-                names = ", ".join(id.partition("@")[0] for id in wrong)
-                detail = f"{names}: {roster.reports[wrong[0]].detail}"
-                return Interruption(cause=Cause.LYING, detail=detail)
             if field == "error":
                 final = any(roster.reports[id].final for id in said)
                 if roster.reports[culprit].out_of_memory:

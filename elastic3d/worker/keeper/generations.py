@@ -101,7 +101,7 @@ class Generations:
 
     def sealed(self, generation: Generation) -> None:
         """Accept replicas of a generation's snapshots only from the nodes that hold those ranks by its record."""
-        ranks = tuple(node.id for node in generation.nodes for _ in node.slots)
+        ranks = tuple(node.id for node in generation.node_of_rank)
         for slot in self._slots:
             slot.sealed(generation.number, ranks)
 
@@ -392,7 +392,11 @@ class Generations:
                     detail += "; so did something on this node within the last hour" if again and not lying else ""
                     self._tell(m.TrainerFailed(key=key, detail=detail, lying=lying or again, clean=report.clean))
                 else:
-                    lost = m.TrainerLostPeer(key=key, detail=detail, clean=report.clean, rollback=report.rollback)
+                    ranks = report.ranks if lying else ()
+                    accused = tuple(dict.fromkeys(world.generation.node_of_rank[culprit].id for culprit in ranks))
+                    lost = m.TrainerLostPeer(
+                        key=key, detail=detail, clean=report.clean, rollback=report.rollback, accused=accused
+                    )
                     self._tell(lost)
                 self.stop(key)
             case w.ExitKind.ERROR | w.ExitKind.OUT_OF_MEMORY:

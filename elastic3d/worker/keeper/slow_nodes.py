@@ -40,7 +40,7 @@ class SlowNodes:
         """Take note that this node's trainers run in another generation. first: rank 0 is among them."""
         self._first, self._generation = first, generation.number
         if self._speeds is not None and generation.layout is not None:
-            nodes = [node.id for node in generation.nodes for _ in node.slots]
+            nodes = [node.id for node in generation.node_of_rank]
             self._speeds.begin(generation.key, generation.layout, nodes)
             self._figures.slow(self._speeds.slow)
 

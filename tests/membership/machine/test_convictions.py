@@ -70,6 +70,34 @@ def test_nothing_is_written_for_a_loss_without_a_conviction() -> None:
     assert not any("distrusts" in line for line in story.lines)
 
 
+def kept_out(story: Story) -> set[str]:
+    return {line.split()[3] for line in story.lines if ": quarantine " in line}
+
+
+def test_who_dies_before_it_can_say_that_it_lies_is_kept_out_all_the_same() -> None:
+    """Two others were there when it was convicted. One word alone may be a liar's own, and puts nobody out."""
+    story = Story()
+    story.tell(START + "> accuse b a c 30\n> kill b\n> run 8\n> start b\n> run 12")
+    assert kept_out(story) == {"b"}
+    assert {node.name for node in story.sealed[-1].nodes} == {"a", "c", "d"}
+    silent = Story()
+    silent.tell(START + "> accuse b a c 30\n> lost b 30\n> run 8")
+    assert [generation.cause for generation in silent.sealed] == [Cause.START, Cause.LYING]
+    assert kept_out(silent) == {"b"}
+    alone = Story()
+    alone.tell(START + "> accuse b a 30\n> lost b c 30\n> run 8")
+    assert kept_out(alone) == set()
+    assert all("b" in {node.name for node in generation.nodes} for generation in alone.sealed)
+
+
+def test_who_says_so_itself_and_of_whom_others_say_so_counts_once() -> None:
+    """The witnesses tell a leader that hears them first no other story than the culprit does."""
+    story = Story()
+    story.tell(START + "> accuse b a c 30\n> lies b 30\n> run 12")
+    assert [generation.cause for generation in story.sealed] == [Cause.START, Cause.LYING]
+    assert kept_out(story) == {"b"}
+
+
 BACK = Rollback(before=2, step=30, spike=40, first=300, stop=400)
 
 
