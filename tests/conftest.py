@@ -17,9 +17,9 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from chaos.certificates import Certificates
-from chaos.preloaded import PreloadedServer
-from chaos.processes import Found, marked, wait_until
+from chaos.machine.preloaded import PreloadedServer
+from chaos.machine.processes import Found, marked, wait_until
+from chaos.servers.certificates import Certificates
 from elastic3d import log, threads
 from elastic3d.threads import ThreadFailure
 

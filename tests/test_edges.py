@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 from checkpointing import Store, open_store
 from elastic3d import threads
 from elastic3d.clock import SYSTEM

@@ -21,8 +21,8 @@ from typing import Any
 import typer
 import typer.main
 
-from chaos import list_cli
-from chaos.random_documents import RandomDocument, ShrunkDocument
+from chaos.commands import listing as list_cli
+from chaos.report.random_documents import RandomDocument, ShrunkDocument
 from chaos.simulation import bugs
 from elastic3d import log
 from elastic3d.cli import application

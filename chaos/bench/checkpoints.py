@@ -20,12 +20,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-from chaos import s3
 from chaos.bench.forming import install
 from chaos.bench.savers import Figures
 from chaos.bench.shards import COLUMNS, STATES, Job
 from chaos.bench.spread import spread
-from chaos.processes import MARK, end_all, leashed
+from chaos.machine.processes import MARK, end_all, leashed
+from chaos.servers import s3
 
 RANKS = 4
 FEWER = 2

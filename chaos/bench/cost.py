@@ -11,8 +11,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.etcd import EtcdServer
-from chaos.play import Setting, play
+from chaos.playing.play import Setting, play
+from chaos.servers.etcd import EtcdServer
 from elastic3d.values import Layout
 
 VARIANTS = {

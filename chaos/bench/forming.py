@@ -23,8 +23,8 @@ from rich.table import Table
 
 from chaos.bench.spread import spread
 from chaos.bench.world import Formed
-from chaos.etcd import EtcdServer
-from chaos.processes import MARK, end_all, free_port, leashed
+from chaos.machine.processes import MARK, end_all, free_port, leashed
+from chaos.servers.etcd import EtcdServer
 
 AGENTS = (4, 16, 64, 256)
 FEWER_REPEATS = 3

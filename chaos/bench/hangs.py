@@ -24,13 +24,13 @@ from rich.table import Table
 
 from chaos.bench.forming import install
 from chaos.bench.peer_hangs import WORLD
-from chaos.cluster import started_by
-from chaos.etcd import EtcdServer
-from chaos.play import play
-from chaos.preloaded import PreloadedServer
-from chaos.processes import MARK, end_all, leashed, wait_until
+from chaos.machine.cluster import started_by
+from chaos.machine.preloaded import PreloadedServer
+from chaos.machine.processes import MARK, end_all, leashed, wait_until
+from chaos.playing.play import play
+from chaos.score.series import APART, FIRST, Series, job, read_series, steps_of
 from chaos.score.trials import Trial
-from chaos.series import APART, FIRST, Series, job, read_series, steps_of
+from chaos.servers.etcd import EtcdServer
 from elastic3d.clock import SYSTEM
 from elastic3d.values import Layout
 

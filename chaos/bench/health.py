@@ -12,7 +12,7 @@ from chaos.bench import hangs, health_card, health_cost, health_cures
 from chaos.bench.hangs import Verdict
 from chaos.bench.health_cost import Cost
 from chaos.bench.health_cures import Cure
-from chaos.controls import Calm
+from chaos.score.controls import Calm
 from chaos.score.results import Result
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 from rich.table import Table
 
-from chaos.cluster import started_by
-from chaos.controls import CONTROLS, Calm, Control, play_control
-from chaos.etcd import EtcdServer
-from chaos.play import Outcome, play
-from chaos.preloaded import PreloadedServer
+from chaos.machine.cluster import started_by
+from chaos.machine.preloaded import PreloadedServer
+from chaos.playing.play import Outcome, play
 from chaos.score.card import CULPRITS, PRECISION, RECALL, Row, card
+from chaos.score.controls import CONTROLS, Calm, Control, play_control
 from chaos.score.kinds import KINDS
 from chaos.score.results import Result
-from chaos.score_cli import document, line
-from chaos.series import EACH, counts, draw, play_all, steps_of
+from chaos.score.series import EACH, counts, draw, play_all, steps_of
+from chaos.score.shown import document, line
+from chaos.servers.etcd import EtcdServer
 from elastic3d.clock import SYSTEM
 
 Say = Callable[[str], None]

@@ -17,13 +17,13 @@ from typing import Any
 
 from rich.table import Table
 
-from chaos.cluster import started_by
-from chaos.etcd import EtcdServer
-from chaos.follow import Follower
-from chaos.play import Etcd, Outcome, Setting, play
-from chaos.preloaded import PreloadedServer
+from chaos.history.follow import Follower
+from chaos.machine.cluster import started_by
+from chaos.machine.preloaded import PreloadedServer
+from chaos.playing.play import Etcd, Outcome, Setting, play
 from chaos.score.playing import TRAIN_FAULTY
 from chaos.score.reading import happened_at
+from chaos.servers.etcd import EtcdServer
 from elastic3d.values import Layout
 
 BAR = 1.1

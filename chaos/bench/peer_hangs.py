@@ -37,7 +37,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _WorkerServer
 
-from chaos.processes import free_port, leashed
+from chaos.machine.processes import free_port, leashed
 from chaos.scripts.train_gpt import GPT, SourceFiles, cross_entropy
 
 WORLD, WIDTH, BLOCKS, CONTEXT, MICRO_BATCH, ROUNDS = 4, 32, 5, 32, 2, 2

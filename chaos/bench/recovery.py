@@ -33,14 +33,14 @@ from chaos.bench import recovery_parts
 from chaos.bench.forming import install
 from chaos.bench.recovery_parts import Recovered, Took
 from chaos.bench.spread import spread
-from chaos.cluster import Cluster, Launch
-from chaos.etcd import EtcdServer
 from chaos.faults.moment import When
 from chaos.faults.orders import Join
 from chaos.faults.process import Kill
-from chaos.follow import Follower
-from chaos.play import Setting, play
-from chaos.processes import MARK, end_all, free_port, leashed, wait_until
+from chaos.history.follow import Follower
+from chaos.machine.cluster import Cluster, Launch
+from chaos.machine.processes import MARK, end_all, free_port, leashed, wait_until
+from chaos.playing.play import Setting, play
+from chaos.servers.etcd import EtcdServer
 from elastic3d.clock import SYSTEM
 
 STEPS, KILL, JOIN = 30, 10, 20

@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from chaos.bench.spread import spread
-from chaos.follow import Event
+from chaos.history.follow import Event
 
 NOTICING, SEALING, FORKING, FIRST_STEP, LEAVING = "noticing", "sealing", "forking", "first step", "leaving"
 

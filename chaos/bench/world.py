@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.bench.systems import SYSTEMS, Elastic3d, Membership, System
-from chaos.processes import wait_until
+from chaos.machine.processes import wait_until
 from elastic3d.clock import SYSTEM
 from elastic3d.worker.processes.process import die_with_parent
 

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from chaos import many_cli
 from chaos.commits.run import play, play_many
 from chaos.commits.schedule import parse
+from chaos.many import cli as many_cli
 from elastic3d.errors import Elastic3dError
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from chaos import many
 from chaos.commits.actors import Cast
 from chaos.commits.invariants import Checker
 from chaos.commits.model import Fault, ModelStore
 from chaos.commits.production import alone
 from chaos.commits.schedule import NETWORK, Schedule, Turns, draw, shrink
+from chaos.many import runs as many
 
 _OPERATIONS = 20_000
 """Operations of one schedule; a run with more never settles."""

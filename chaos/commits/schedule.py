@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from random import Random
 
-from chaos import shrinking
 from chaos.commits.model import Fault
-from chaos.shrinking import with_less
+from chaos.many import shrinking
+from chaos.many.shrinking import with_less
 from elastic3d.errors import UsageError
 
 NETWORK = "network"

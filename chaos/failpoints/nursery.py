@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from chaos.failpoints.work import Task, work
-from chaos.processes import leashed
+from chaos.machine.processes import leashed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

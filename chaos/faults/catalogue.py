@@ -15,8 +15,8 @@ from typing import Any
 
 from chaos.faults import code, data, device, disk, etcd, memory, network, orders, process, store
 from chaos.faults.fault import Fault, Need
-from chaos.hung_files import HungFiles
-from chaos.network import Network
+from chaos.machine.hung_files import HungFiles
+from chaos.machine.network import Network
 from elastic3d.errors import UsageError
 from elastic3d.nearest import nearest
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Self
 
-from chaos.etcd import EtcdCluster, EtcdMember
-from chaos.etcd_attacks import compact
 from chaos.faults.fault import About, Fault, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
+from chaos.servers.etcd import EtcdCluster, EtcdMember
+from chaos.servers.etcd_attacks import compact
 from elastic3d.errors import UsageError
 
 _AWAY, _ONE = "etcd is away for everybody", "one of three etcd members dies or stops"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
-from chaos.follow import Picture
+from chaos.history.follow import Picture
 from elastic3d.errors import UsageError
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from chaos.follow import Picture
+from chaos.history.follow import Picture
 
 if TYPE_CHECKING:
-    from chaos.cluster import Cluster
-    from chaos.etcd import EtcdCluster, EtcdServer
-    from chaos.network import Network
-    from chaos.s3_proxy import S3Proxy
+    from chaos.machine.cluster import Cluster
+    from chaos.machine.network import Network
+    from chaos.servers.etcd import EtcdCluster, EtcdServer
+    from chaos.servers.s3_proxy import S3Proxy
 
 
 class LiveJob(Protocol):

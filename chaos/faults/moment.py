@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from chaos.follow import Picture
+from chaos.history.follow import Picture
 from elastic3d.errors import UsageError
 from elastic3d.log import EVENTS
 from elastic3d.nearest import nearest

@@ -10,7 +10,7 @@ from chaos.faults.code import NAMED, STUCK
 from chaos.faults.fault import About, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.script import InScript, about
-from chaos.network import Network
+from chaos.machine.network import Network
 from elastic3d.errors import UsageError
 
 _APART = "two nodes cannot reach each other, or only in one direction, and all others reach both"

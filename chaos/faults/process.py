@@ -13,9 +13,9 @@ from chaos.faults.data import SLOW
 from chaos.faults.fault import About, Fault, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
-from chaos.hogs import hogs
-from chaos.processes import Part, send
-from chaos.throttle import Throttle
+from chaos.machine.hogs import hogs
+from chaos.machine.processes import Part, send
+from chaos.machine.throttle import Throttle
 from elastic3d.errors import UsageError
 
 _DEATH = "the survivors form a generation without it at once; at most the steps since the newest snapshot again"

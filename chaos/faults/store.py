@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 from chaos.faults.fault import About, Fault, Need, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
-from chaos.s3_proxy import Do, Harm
+from chaos.servers.s3_proxy import Do, Harm
 from elastic3d.errors import UsageError
 
 _AGAIN = "each operation is tried again, part by part, for as long as `patience=` says; training goes on"

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from chaos import emulated_device
-from chaos.gpu import shared
+from chaos.gpu import emulated_device, shared
 from elastic3d.clock import SYSTEM
 from elastic3d.devices import ComputeDevice, contract, device_at
 

@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos import emulated_device
-from chaos.cluster import Cluster, Launch
-from chaos.etcd import EtcdServer
 from chaos.faults.fault import Fault
-from chaos.follow import Event, Follower
+from chaos.gpu import emulated_device
 from chaos.gpu.bench import Bench
 from chaos.gpu.gates import GENERATIONS
 from chaos.gpu.train_marked import MARKS
-from chaos.play import Outcome, Setting, play
-from chaos.processes import Part, wait_until
-from chaos.scenario import parse_drain, parse_join, parse_kill
+from chaos.history.follow import Event, Follower
+from chaos.machine.cluster import Cluster, Launch
+from chaos.machine.processes import Part, wait_until
+from chaos.playing.play import Outcome, Setting, play
+from chaos.schedules.scenario import parse_drain, parse_join, parse_kill
+from chaos.servers.etcd import EtcdServer
 from elastic3d.clock import SYSTEM
 from elastic3d.devices.cpu import host_memory
 from elastic3d.environment import DEVICE

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from chaos import emulated_device
+from chaos.gpu import emulated_device
 from chaos.gpu.bench import GB, Bench
 from chaos.gpu.forked import Child, Talk
 from elastic3d.clock import SYSTEM

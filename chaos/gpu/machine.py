@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from chaos.etcd import etcd_version, find_etcd
 from chaos.gpu.bench import Bench
 from chaos.gpu.forked import Child, ChildFailed, Talk
+from chaos.servers.etcd import etcd_version, find_etcd
 from elastic3d.devices import device_at
 from elastic3d.devices.cuda import driver, runtime
 from elastic3d.errors import ConfigurationError

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from chaos.processes import leashed, marked, send, wait_until
+from chaos.machine.processes import leashed, marked, send, wait_until
 from elastic3d.clock import SYSTEM
 
 MARK = "CHAOS_GPU_STAGE"

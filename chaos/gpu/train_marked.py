@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 
 import elastic3d
-from chaos import emulated_device
-from chaos.gpu import shared
+from chaos.gpu import emulated_device, shared
 from chaos.scripts.train_gpt import GPT, SourceFiles, arguments, cross_entropy, report
 from elastic3d.clock import SYSTEM
 from elastic3d.devices.cpu import CpuDevice

@@ -8,5 +8,4 @@ slopes      whether a series grows
 soak        the job from its start to its end
 plot        the series as an SVG file
 report      the table, the document and the folder that is kept
-cli         the command
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from chaos.follow import Event, GenerationView, Injection, Picture, Step, as_step, lineage, picture
+from chaos.history.follow import Event, GenerationView, Injection, Picture, Step, as_step, lineage, picture
 
 RECENT = 1000
 """Events that the picture is made of, beside those that sealed the latest generations."""

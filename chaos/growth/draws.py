@@ -15,7 +15,7 @@ from chaos.faults.fault import Fault, node_name
 from chaos.faults.moment import When
 from chaos.faults.orders import Drain, Join, Terminate
 from chaos.faults.process import Kill, KillKeeper, KillTemplate, KillTrainer, Pause
-from chaos.processes import Part
+from chaos.machine.processes import Part
 from elastic3d.errors import UsageError
 from elastic3d.nearest import nearest
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from chaos.growth.sampling import ETCD, KINDS, EtcdSample, ProcessSample, Sample
 from chaos.growth.slopes import Bar, Fit, Point, fit, grows, warm_up
-from chaos.processes import Part
+from chaos.machine.processes import Part
 
 MB = 1_000_000
 

@@ -13,10 +13,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chaos.folders import free_folder
 from chaos.growth.measures import Measure, measures
 from chaos.growth.plot import growth_plot
 from chaos.growth.soak import Soak
+from chaos.storms.folders import free_folder
 from elastic3d.values import to_json
 
 SCHEMA = 1

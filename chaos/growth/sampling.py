@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.cluster import AgentNode
-from chaos.etcd import EtcdCluster
-from chaos.processes import Part
+from chaos.machine.cluster import AgentNode
+from chaos.machine.processes import Part
+from chaos.servers.etcd import EtcdCluster
 from elastic3d import etcd_keys
 from elastic3d.errors import EtcdUnavailable
 from elastic3d.etcd import EtcdClient

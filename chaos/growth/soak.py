@@ -17,16 +17,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from chaos.cluster import started_by
-from chaos.etcd import EtcdServer
 from chaos.faults.fault import Fault, OfNode, node_name
 from chaos.growth.account import Account, Known
 from chaos.growth.draws import DEFAULT, Draws
 from chaos.growth.sampling import Sample, etcd_sample, folder, processes, servers
-from chaos.oracle import judge
-from chaos.own_script import ScriptSetting, known_steps
-from chaos.play import Outcome, Player, Setting
-from chaos.preloaded import PreloadedServer
+from chaos.judging.oracle import judge
+from chaos.machine.cluster import started_by
+from chaos.machine.preloaded import PreloadedServer
+from chaos.playing.own_script import ScriptSetting, known_steps
+from chaos.playing.play import Outcome, Player, Setting
+from chaos.servers.etcd import EtcdServer
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.etcd import EtcdClient
 

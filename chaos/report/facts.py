@@ -8,12 +8,12 @@ from enum import StrEnum
 from itertools import zip_longest
 
 from chaos.faults.fault import Fault
-from chaos.follow import Event, GenerationView
-from chaos.notices import Notice
-from chaos.oracle import Promise, Verdict
-from chaos.play import Outcome
+from chaos.history.follow import Event, GenerationView
+from chaos.judging.notices import Notice
+from chaos.judging.oracle import Promise, Verdict
+from chaos.playing.play import Outcome
 from chaos.report.moments import Moment, moments
-from chaos.view import layout
+from chaos.report.view import layout
 
 SCHEMA = 1
 

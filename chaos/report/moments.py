@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from chaos.claims import ACCUSING
-from chaos.follow import Event
+from chaos.history.claims import ACCUSING
+from chaos.history.follow import Event
 
 _TOGETHER = 5.0
 """Seconds within which several nodes may say one and the same."""

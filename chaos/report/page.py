@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
-from chaos.plot import loss_curves
 from chaos.report.facts import Fate, FaultFact, GenerationFact, Points, RunFacts
 from chaos.report.markup import Markup, element, joined
+from chaos.report.plot import loss_curves
 from chaos.report.style import STYLE
 from chaos.report.timeline import timeline
 

@@ -3,7 +3,7 @@
 What the card does not try, since no job on one machine has it or no verdict comes of it, has tests of its own: slow
 connections (on the planner's timelines only), bits that change in snapshots, which their copies mend without a word,
 deaths during a hearing, a change for the sake of slow nodes and a rollback. Memory of a device that runs out in a real
-job is tried by none: the host's is. More controls than these are in `chaos.controls`.
+job is tried by none: the host's is. More controls than these are in `chaos.score.controls`.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from chaos.faults.fault import Fault, node_name
 from chaos.faults.moment import When
 from chaos.faults.orders import Join
 from chaos.faults.process import Slow
-from chaos.hogs import hogs
-from chaos.hung_files import HungFiles
-from chaos.play import Etcd, Outcome, Setting, play
+from chaos.machine.hogs import hogs
+from chaos.machine.hung_files import HungFiles
+from chaos.playing.play import Etcd, Outcome, Setting, play
 from chaos.score.kinds import KINDS, LONG, Kind
 from chaos.score.reading import read
 from chaos.score.results import Result

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from chaos.follow import Event, Follower
-from chaos.oracle import compare, judge
-from chaos.play import Outcome
+from chaos.history.follow import Event, Follower
+from chaos.judging.oracle import compare, judge
+from chaos.playing.play import Outcome
 from chaos.score.kinds import ALTERED, DISPUTED, KINDS, MISCALCULATED, NOT_FINITE, SHORT, SPIKED, SPLIT, UNFIT
 from chaos.score.results import Result, Said
 from chaos.score.trials import Trial

@@ -56,7 +56,7 @@ from typing import Any
 import torch
 
 import elastic3d
-from chaos.follow import Follower
+from chaos.history.follow import Follower
 from chaos.scripts import mark_of, train_gpt
 from chaos.scripts.injectors.blocks import FaultyBlock
 from chaos.scripts.injectors.fault import Fault

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from chaos import many_cli
 from chaos.commits.cli import commits
 from chaos.goodput.cli import goodput
+from chaos.many import cli as many_cli
 from chaos.simulation.large import Account, form
 from chaos.simulation.run import play, play_many
 from chaos.simulation.schedule import parse

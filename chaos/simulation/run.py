@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from chaos import many
+from chaos.many import runs as many
 from chaos.simulation.invariants import FELT, Checker
 from chaos.simulation.network import State
 from chaos.simulation.schedule import LEADER, LINKS, STANDING, Command, Do, Job, Schedule, draw, shrink

@@ -18,8 +18,8 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from random import Random
 
-from chaos import shrinking
-from chaos.shrinking import with_less
+from chaos.many import shrinking
+from chaos.many.shrinking import with_less
 from elastic3d.errors import UsageError
 
 

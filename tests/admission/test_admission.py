@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from chaos.cluster import Cluster, Launch, started_by
-from chaos.etcd import EtcdServer
-from chaos.preloaded import PreloadedServer
+from chaos.machine.cluster import Cluster, Launch, started_by
+from chaos.machine.preloaded import PreloadedServer
+from chaos.servers.etcd import EtcdServer
 from elastic3d.admission.check import CheckResult
 from elastic3d.admission.record import KEPT, FailedAdmission
 from elastic3d.errors import AdmissionFailed, EtcdUnavailable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chaos.follow import Event
+from chaos.history.follow import Event
 
 BATCH = 16
 

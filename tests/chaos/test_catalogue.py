@@ -12,7 +12,7 @@ from chaos.faults.catalogue import KINDS, feasible, form, kind_of, summary
 from chaos.faults.fault import Fault, Need
 from chaos.faults.moment import When
 from chaos.faults.process import Kill, KillCompanion
-from chaos.schedule_files import parse
+from chaos.schedules.files import parse
 from elastic3d.errors import UsageError
 from elastic3d.log import EVENTS
 from tests.paths import ROOT

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cli import store_url
+from chaos.commands.demo import store_url
 
 
 def test_a_relative_folder_is_relative_to_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from chaos.emulated_device import POISON, EmulatedBuffer, EmulatedDevice, EmulatedStream, WrongThread
+from chaos.gpu.emulated_device import POISON, EmulatedBuffer, EmulatedDevice, EmulatedStream, WrongThread
 from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.devices import ComputeDevice, Move, device_at
 from elastic3d.snapshots.arena import Arena

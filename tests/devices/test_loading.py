@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from chaos.emulated_device import EmulatedBuffer, EmulatedDevice, EmulatedStream
+from chaos.gpu.emulated_device import EmulatedBuffer, EmulatedDevice, EmulatedStream
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.devices import ComputeDevice, DeviceLoad, device_at
 from elastic3d.devices.ring import load

@@ -10,8 +10,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from chaos import emulated_device
-from chaos.emulated_device import EmulatedDevice
+from chaos.gpu import emulated_device
+from chaos.gpu.emulated_device import EmulatedDevice
 from elastic3d.devices import device_at, selection
 from elastic3d.parallel.numerics.objective import objective
 from elastic3d.training import Run, run_alone

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from torch.distributed.run import config_from_args, get_args_parser
 
-from chaos.schedule import check
-from chaos.schedule_files import parse
+from chaos.schedules.files import parse
+from chaos.schedules.schedule import check
 from chaos.simulation import schedule as simulated
 from chaos.simulation.bugs import FOUND
 from tests.docs.test_commands import PAGES

@@ -16,7 +16,7 @@ import checkpointing
 import elastic3d
 
 MODULES = (
-    "chaos.random_documents",
+    "chaos.report.random_documents",
     "elastic3d.cli.ckpt.documents",
     "elastic3d.cli.plan.documents",
     "elastic3d.cli.samples_documents",

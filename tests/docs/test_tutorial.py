@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdServer
-from chaos.processes import descendants, wait_until
+from chaos.machine.processes import descendants, wait_until
+from chaos.servers.etcd import EtcdServer
 from tests.paths import ROOT
 
 TUTORIAL = ROOT / "docs" / "tutorial"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from chaos.etcd import EtcdServer
-from chaos.processes import free_port, wait_until
+from chaos.machine.processes import free_port, wait_until
+from chaos.servers.etcd import EtcdServer
 from elastic3d.cli import application
 from elastic3d.doctor import store
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.certificates import Certificates
-from chaos.etcd import EtcdCluster, EtcdServer
-from chaos.processes import wait_until
+from chaos.machine.processes import wait_until
+from chaos.servers.certificates import Certificates
+from chaos.servers.etcd import EtcdCluster, EtcdServer
 from elastic3d.clock import SYSTEM
 from elastic3d.doctor import etcd
 from elastic3d.doctor.etcd import EtcdPlace, MemberFacts

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import chaos.s3
-from chaos.s3_proxy import ALWAYS, Do, Harm, s3_proxy
+import chaos.servers.s3
+from chaos.servers.s3_proxy import ALWAYS, Do, Harm, s3_proxy
 from checkpointing import open_store
 from checkpointing.errors import StoreDenied, StoreFull, StoreUnfit, StoreUnreachable
 from elastic3d.doctor import store
@@ -121,8 +121,8 @@ def test_garbage_for_a_url() -> None:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[chaos.s3.S3Server]:
-    with chaos.s3.s3_server() as server:
+def server() -> Iterator[chaos.servers.s3.S3Server]:
+    with chaos.servers.s3.s3_server() as server:
         yield server
 
 
@@ -135,7 +135,7 @@ def at(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.s3
-def test_s3(server: chaos.s3.S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3(server: chaos.servers.s3.S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that a bucket can do is seen, and it is empty afterwards."""
     at(server.port, monkeypatch)
     facts = look(server.url("whole"))
@@ -159,7 +159,9 @@ def test_s3(server: chaos.s3.S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.s3
-def test_s3_that_ignores_conditions_or_refuses(server: chaos.s3.S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_that_ignores_conditions_or_refuses(
+    server: chaos.servers.s3.S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each is told for what it is."""
     with s3_proxy(server.port) as wire:
         at(wire.port, monkeypatch)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdServer, installed_etcds
+from chaos.servers.etcd import EtcdServer, installed_etcds
 from elastic3d.etcd import EtcdClient
 from tests.etcd.etcd_helpers import wait_until
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos import etcd_attacks
-from chaos.certificates import Certificates
-from chaos.etcd import EtcdCluster, EtcdMember
+from chaos.servers import etcd_attacks
+from chaos.servers.certificates import Certificates
+from chaos.servers.etcd import EtcdCluster, EtcdMember
 from elastic3d.errors import ConfigurationError, EtcdRefused, EtcdUnavailable
 from elastic3d.etcd import (
     Changes,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdServer, etcd_version, find_etcd
+from chaos.servers.etcd import EtcdServer, etcd_version, find_etcd
 from elastic3d.errors import ConfigurationError, EtcdRefused, EtcdUnavailable, UsageError
 from elastic3d.etcd import (
     Changes,

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 
 pytestmark = [pytest.mark.etcd, pytest.mark.long]
 

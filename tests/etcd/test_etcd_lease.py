@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdCluster, EtcdServer
+from chaos.servers.etcd import EtcdCluster, EtcdServer
 from elastic3d.etcd import EtcdClient, Lease, LeaseGone, LeaseKeeper, LeaseLoss
 from tests.etcd.etcd_helpers import wait_until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdCluster, EtcdServer
+from chaos.servers.etcd import EtcdCluster, EtcdServer
 from elastic3d.errors import EtcdUnavailable
 from elastic3d.etcd import Compare, EtcdClient, Get, OutcomeUnknown, Put
 from tests.etcd.etcd_helpers import wait_until
@@ -97,7 +97,7 @@ def test_no_server_outlives_its_owner(one_binary: Path) -> None:
     """When the owner is killed with SIGKILL its server dies too."""
     program = f"""
 import time
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 with EtcdServer(binary={str(one_binary)!r}) as server:
     print(server.members[0].pid, server._directory, flush=True)
     time.sleep(60)

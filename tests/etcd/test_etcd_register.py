@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 from checkpointing import commit, fence, open_checkpoint, read_latest
 from checkpointing.errors import Fenced, StoreError
 from checkpointing.stores.local import LocalStore

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdCluster, EtcdMember, EtcdServer
+from chaos.servers.etcd import EtcdCluster, EtcdMember, EtcdServer
 from elastic3d.etcd import Change, Changes, Connected, Delivery, Disconnected, EtcdClient, LeaseKeeper, Snapshot, Watch
 from elastic3d.etcd import watch as etcd_watch
 from elastic3d.etcd.breaker import ELECTION

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from chaos.emulated_device import EmulatedDevice
+from chaos.gpu.emulated_device import EmulatedDevice
 from elastic3d.devices import ComputeDevice, device_at
 from elastic3d.health import sheet
 from elastic3d.health.phases import Axis, Phase

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.processes import wait_until
+from chaos.machine.processes import wait_until
 from elastic3d.health.evidence import WAITING, EvidenceWriter, processes
 from elastic3d.health.record import SIZE
 from elastic3d.health.stuck import judge

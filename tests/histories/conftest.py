@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import started_by
-from chaos.etcd import EtcdServer
-from chaos.play import Outcome, Setting, play
-from chaos.preloaded import PreloadedServer
+from chaos.machine.cluster import started_by
+from chaos.machine.preloaded import PreloadedServer
+from chaos.playing.play import Outcome, Setting, play
+from chaos.servers.etcd import EtcdServer
 
 Quiet = Callable[[Setting], Outcome]
 

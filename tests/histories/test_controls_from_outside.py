@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.controls import OUTSIDE, play_control
+from chaos.score.controls import OUTSIDE, play_control
 from tests.histories.conftest import Quiet
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(1500), pytest.mark.long]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos import emulated_device
-from chaos.etcd import EtcdServer
-from chaos.play import Setting, play
+from chaos.gpu import emulated_device
+from chaos.playing.play import Setting, play
+from chaos.servers.etcd import EtcdServer
 from elastic3d.values import Layout
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import FIRST, MORE, MOST, SMALL, faults, held

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdServer
 from chaos.faults.fault import Fault, node_name
 from chaos.faults.moment import When
 from chaos.faults.orders import Announce, Drain, Terminate
-from chaos.play import Setting, play
-from chaos.processes import leashed
+from chaos.machine.processes import leashed
+from chaos.playing.play import Setting, play
+from chaos.servers.etcd import EtcdServer
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import LONG, held
 

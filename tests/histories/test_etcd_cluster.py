@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdCluster
 from chaos.faults.etcd import EtcdMemberPause, EtcdMemberRestart
 from chaos.faults.fault import Fault
 from chaos.faults.moment import When
-from chaos.play import play
+from chaos.playing.play import play
+from chaos.servers.etcd import EtcdCluster
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import LONG, held
 

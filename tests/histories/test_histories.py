@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import start_fresh, started_by
-from chaos.etcd import EtcdServer
 from chaos.faults.etcd import EtcdPause, EtcdRestart
 from chaos.faults.fault import Fault
 from chaos.faults.moment import When
-from chaos.oracle import judge
-from chaos.play import Outcome, Setting, play
-from chaos.scenario import parse_join, parse_kill
+from chaos.judging.oracle import judge
+from chaos.machine.cluster import start_fresh, started_by
+from chaos.playing.play import Outcome, Setting, play
+from chaos.schedules.scenario import parse_join, parse_kill
+from chaos.servers.etcd import EtcdServer
 from elastic3d.values import Layout
 from tests.histories.conftest import Quiet
 

@@ -13,10 +13,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from chaos.etcd import EtcdServer
-from chaos.follow import Picture
-from chaos.oracle import compare
-from chaos.play import Outcome, Setting, play
+from chaos.history.follow import Picture
+from chaos.judging.oracle import compare
+from chaos.playing.play import Outcome, Setting, play
+from chaos.servers.etcd import EtcdServer
 from elastic3d import etcd_keys as keys
 from elastic3d.cli import application
 from elastic3d.etcd import EtcdClient, Put

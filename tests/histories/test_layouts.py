@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdServer
-from chaos.play import play
+from chaos.playing.play import play
+from chaos.servers.etcd import EtcdServer
 from elastic3d.calibration.record import save
 from elastic3d.values import Layout, Schedule
 from tests.calibration.test_record import CALIBRATION, LINK

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import Cluster, Launch
-from chaos.etcd import EtcdServer
 from chaos.faults.fault import node_name
 from chaos.faults.moment import When
 from chaos.faults.orders import Terminate
 from chaos.faults.process import Continue, Flap, Stop
-from chaos.follow import Picture
-from chaos.play import play
-from chaos.processes import send, wait_until
+from chaos.history.follow import Picture
+from chaos.machine.cluster import Cluster, Launch
+from chaos.machine.processes import send, wait_until
+from chaos.playing.play import play
+from chaos.servers.etcd import EtcdServer
 from elastic3d.clock import SYSTEM
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import LONG, SMALL, held

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import Cluster, Launch
-from chaos.etcd import EtcdServer
-from chaos.processes import wait_until
+from chaos.machine.cluster import Cluster, Launch
+from chaos.machine.processes import wait_until
+from chaos.servers.etcd import EtcdServer
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.records import decode
 from elastic3d.values import Generation

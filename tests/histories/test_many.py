@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.draw import draw
-from chaos.etcd import EtcdServer
-from chaos.play import play
+from chaos.playing.play import play
+from chaos.schedules.draw import draw
+from chaos.servers.etcd import EtcdServer
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import SMALL, held
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from chaos.play import TRAIN_GPT
-from chaos.score_cli import app
+from chaos.commands.app import app
+from chaos.playing.play import TRAIN_GPT
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo]
 
@@ -54,14 +54,19 @@ def test_promises_hold_under_three_drawn_schedules(chaos: Chaos) -> None:
     assert [run["verdict"] for run in document["runs"]] == ["kept"] * 3
 
 
-@pytest.mark.long
+@pytest.mark.parametrize(
+    ("seed", "runs"),
+    [
+        pytest.param(100, 8, id="eight", marks=pytest.mark.long),
+        pytest.param(200, 60, id="sixty", marks=[pytest.mark.slow, pytest.mark.timeout(5400)]),
+    ],
+)
 @pytest.mark.timeout(1500)
-def test_promises_hold_under_twenty_drawn_schedules(chaos: Chaos) -> None:
+def test_promises_hold_under_drawn_schedules(seed: int, runs: int, chaos: Chaos) -> None:
     """Of everything that can happen to any script on this machine, and of two to four nodes."""
-    code, document = drawn(chaos, TRAIN_GPT, ["--seed=100", "--runs=20"], steps=40, every=5)
+    code, document = drawn(chaos, TRAIN_GPT, [f"--seed={seed}", f"--runs={runs}"], steps=40, every=5)
     assert code == 0, told(document)
-    runs = document["runs"]
-    assert {run["nodes"] for run in runs} == {2, 3, 4}
+    assert {run["nodes"] for run in document["runs"]} == {2, 3, 4}
 
 
 @pytest.mark.slow

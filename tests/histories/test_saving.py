@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from chaos.etcd import EtcdServer
-from chaos.play import play
+from chaos.playing.play import play
+from chaos.servers.etcd import EtcdServer
 from checkpointing import open_checkpoint, open_store, read_ref, verify
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import SMALL, faults, held

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.processes import MARK, marked, wait_until
+from chaos.machine.processes import MARK, marked, wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.etcd, pytest.mark.gloo]
 

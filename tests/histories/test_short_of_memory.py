@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from chaos.cluster import Cluster, Launch
-from chaos.etcd import EtcdServer
-from chaos.memory_group import MemoryGroup
+from chaos.machine.cluster import Cluster, Launch
+from chaos.machine.memory_group import MemoryGroup
+from chaos.servers.etcd import EtcdServer
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(400)]
 

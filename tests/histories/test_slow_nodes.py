@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import Cluster, Launch
-from chaos.etcd import EtcdServer
+from chaos.machine.cluster import Cluster, Launch
+from chaos.servers.etcd import EtcdServer
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(600), pytest.mark.long]
 
@@ -19,8 +19,10 @@ SCRIPT = Path(__file__).parent / "scripts" / "slow_node.py"
 
 @pytest.mark.parametrize(
     ("remedy", "shape", "steps"),
-    [("recut", {"STAGES": "2"}, 600), ("shares", {"STAGES": "1", "ZERO": "2"}, 250)],
-    ids=["blocks", "shares"],
+    [
+        pytest.param("recut", {"STAGES": "2"}, 600, id="blocks"),
+        pytest.param("shares", {"STAGES": "1", "ZERO": "2"}, 250, id="shares", marks=pytest.mark.slow),
+    ],
 )
 def test_a_slow_node_gets_less_to_compute_and_its_share_back_and_no_bit_changes(
     job_etcd: EtcdServer, tmp_path: Path, remedy: str, shape: dict[str, str], steps: int

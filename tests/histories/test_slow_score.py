@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdServer
-from chaos.play import play
+from chaos.playing.play import play
 from chaos.score.kinds import KINDS, LONG, SETTLED, WORK
 from chaos.score.playing import play_trial, setting
 from chaos.score.reading import read
 from chaos.score.trials import Trial
+from chaos.servers.etcd import EtcdServer
 from elastic3d.values import Layout
 from tests.histories.conftest import Quiet
 
@@ -26,7 +26,7 @@ BEGINS, STEPS = 24, 120
 SQUARE = Layout(pp=2, dp=2)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_slow_node_is_named_in_a_real_job(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """On a machine that is busy besides, too: its blocks take two and a half times as long."""
     calm = setting(None, PAIR, STEPS)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from chaos.cluster import Cluster, Launch
-from chaos.etcd import EtcdServer
+from chaos.machine.cluster import Cluster, Launch
+from chaos.servers.etcd import EtcdServer
 from elastic3d.cli import application
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pytest.mark.long]

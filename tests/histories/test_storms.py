@@ -17,12 +17,12 @@ from chaos.faults.network import Cut
 from chaos.faults.orders import Join
 from chaos.faults.process import Continue, Kill, KillTrainer, Stop
 from chaos.faults.script import InScript
-from chaos.play import TRAIN_GPT
-from chaos.schedule import Schedule
+from chaos.playing.play import TRAIN_GPT
+from chaos.schedules.schedule import Schedule
 from chaos.score.kinds import KINDS as SCORED
 from chaos.score.playing import TRAIN_FAULTY
 from chaos.score.trials import WITNESSES, pass_of
-from chaos.storm import Job, Storm, keep, kept_storm, play_storm
+from chaos.storms.storm import Job, Storm, keep, kept_storm, play_storm
 from elastic3d.errors import UsageError
 from tests.chaos.pages import Page
 

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdServer
-from chaos.follow import Picture
-from chaos.hung_files import HungFiles
-from chaos.play import play
-from chaos.processes import wait_until
+from chaos.history.follow import Picture
+from chaos.machine.hung_files import HungFiles
+from chaos.machine.processes import wait_until
+from chaos.playing.play import play
 from chaos.score.kinds import KINDS
 from chaos.score.playing import Unable, play_trial, setting
 from chaos.score.results import Result
+from chaos.score.series import APART, FIRST, QUIET, Series, play_series, steps_of
 from chaos.score.trials import Trial, trials
 from chaos.scripts import mark_of
-from chaos.series import APART, FIRST, QUIET, Series, play_series, steps_of
+from chaos.servers.etcd import EtcdServer
 from elastic3d.health.evidence import FOLDER, VERDICT
 from elastic3d.values import Layout
 from tests.histories.conftest import Quiet

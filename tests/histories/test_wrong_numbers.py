@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.cluster import Cluster, Launch
-from chaos.etcd import EtcdServer
-from chaos.processes import wait_until
+from chaos.machine.cluster import Cluster, Launch
+from chaos.machine.processes import wait_until
+from chaos.servers.etcd import EtcdServer
 from checkpointing import open_store, read_latest
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pytest.mark.long]

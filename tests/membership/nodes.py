@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 
 
 class NodeProcess:

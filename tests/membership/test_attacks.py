@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from chaos import etcd_attacks
-from chaos.etcd import EtcdCluster
+from chaos.servers import etcd_attacks
+from chaos.servers.etcd import EtcdCluster
 from elastic3d.membership import events as e
 from elastic3d.membership.records import SCHEMA, decode, encode
 from elastic3d.trust.agreement import What

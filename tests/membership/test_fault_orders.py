@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 from elastic3d import etcd_keys as keys
 from elastic3d.errors import MembershipError, UsageError
 from elastic3d.etcd import EtcdClient, KeyValue, LeaseGone

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 from elastic3d.errors import UsageError
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.orders import order_drain, order_quarantine, release

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from chaos import etcd_attacks
-from chaos.etcd import EtcdCluster, EtcdMember
+from chaos.servers import etcd_attacks
+from chaos.servers.etcd import EtcdCluster, EtcdMember
 from elastic3d.membership import events as e
 from tests.membership.crew import POLICY, Crew, Hand, in_training, wait
 

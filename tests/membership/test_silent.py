@@ -18,8 +18,8 @@ from random import Random
 
 import pytest
 
-from chaos.etcd import EtcdServer
-from chaos.network import Network
+from chaos.machine.network import Network
+from chaos.servers.etcd import EtcdServer
 from tests.membership.nodes import Nodes
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(300)]

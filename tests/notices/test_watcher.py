@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from chaos.processes import wait_until
+from chaos.machine.processes import wait_until
 from elastic3d.clock import SYSTEM
 from elastic3d.notices import CloudNotice, Watcher, aws, azure, gcp
 from elastic3d.notices.metadata import Metadata, Unheard

@@ -23,7 +23,7 @@ build_meta.build_wheel(sys.argv[1])
 IMPORT = """\
 import sys
 from pathlib import Path
-import chaos.cli, checkpointing, elastic3d
+import chaos.commands.demo, checkpointing, elastic3d
 assert callable(elastic3d.run)
 for package in (chaos, checkpointing, elastic3d):
     home = Path(package.__file__).parent

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from chaos.emulated_device import EmulatedDevice
+from chaos.gpu.emulated_device import EmulatedDevice
 from elastic3d.clock import SYSTEM
 from elastic3d.parallel.pipeline.stages import Absent
 from elastic3d.training import Run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from chaos.emulated_device import EmulatedDevice
+from chaos.gpu.emulated_device import EmulatedDevice
 from elastic3d.devices import device_at
 from elastic3d.parallel.group_errors import EVERY, GroupErrors
 from elastic3d.parallel.peer_errors import is_lost_peer

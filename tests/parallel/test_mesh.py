@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from chaos.emulated_device import EmulatedDevice
+from chaos.gpu.emulated_device import EmulatedDevice
 from elastic3d.errors import LayoutError
 from elastic3d.parallel.mesh import Mesh, join_world
 from elastic3d.training import Run

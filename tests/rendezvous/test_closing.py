@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousParameters,
 )
 
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 from elastic3d import output
 from elastic3d.errors import UsageError
 from elastic3d.etcd import EtcdClient

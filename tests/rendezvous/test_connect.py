@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousConnectionError
 
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 from elastic3d.errors import EtcdUnavailable, JobEnded
 from elastic3d.membership.policy import Policy
 from elastic3d.rendezvous.connect import connect

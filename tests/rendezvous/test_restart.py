@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 from tests.rendezvous.agents import Agent, Agents
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(600)]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.certificates import Certificates
+from chaos.servers.certificates import Certificates
 from checkpointing.errors import SourceError
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.format.tiles import digest as tile_digest

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.inspection.keys import find

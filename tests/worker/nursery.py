@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from chaos.emulated_device import EmulatedDevice
+from chaos.gpu.emulated_device import EmulatedDevice
 from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.health.options import Watching
 from elastic3d.health.phases import Axis, Phase

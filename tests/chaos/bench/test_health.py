@@ -16,7 +16,7 @@ from chaos.bench.hangs import CULPRIT, Verdict, blamed, timed_out
 from chaos.bench.health_card import total
 from chaos.bench.health_cost import Cost, Recording, pairs_of
 from chaos.bench.health_cures import ILL, Cure
-from chaos.controls import ALARMS, CONTROLS, WAITS, Calm
+from chaos.score.controls import ALARMS, CONTROLS, WAITS, Calm
 from chaos.score.results import Result, Said
 from chaos.score.trials import Trial
 from chaos.scripts.train_strained import Strain

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from chaos.bench import recovery_parts
 from chaos.bench.recovery_parts import FIRST_STEP, FORKING, LEAVING, NOTICING, SEALING, of_death, of_join, of_peer
-from chaos.follow import Event
+from chaos.history.follow import Event
 from tests.chaos.made_up_events import a_death_and_a_join, event
 
 KILLED = 11.95

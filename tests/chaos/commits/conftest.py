@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from chaos.failpoints.nursery import Nursery, nursery
-from chaos.s3 import S3Server, s3_server
+from chaos.servers.s3 import S3Server, s3_server
 
 
 @pytest.fixture(scope="module")

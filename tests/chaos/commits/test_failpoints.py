@@ -10,7 +10,7 @@ import pytest
 from chaos.failpoints.nursery import Nursery
 from chaos.failpoints.run import LEADER, OF_LEADERS, OF_RANKS, Trial, draw, play
 from chaos.failpoints.store import FailingStore, Failpoint, When, parse_failpoint
-from chaos.s3 import S3Server
+from chaos.servers.s3 import S3Server
 from checkpointing import open_store
 
 TRIALS = [

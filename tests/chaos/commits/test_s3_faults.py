@@ -12,8 +12,8 @@ import pytest
 
 from chaos.commits.contents import facts, pieces
 from chaos.commits.invariants import misread
-from chaos.s3 import S3Server, options
-from chaos.s3_proxy import ALWAYS, Do, Harm, S3Proxy, s3_proxy
+from chaos.servers.s3 import S3Server, options
+from chaos.servers.s3_proxy import ALWAYS, Do, Harm, S3Proxy, s3_proxy
 from checkpointing import Store, commit, fence, open_checkpoint, open_store, read_latest, save_rank, verify
 from checkpointing.errors import CheckpointError, FormatError, MissingTile, StoreError
 

@@ -17,7 +17,7 @@ from chaos.gpu import needs
 from chaos.gpu.__main__ import main, parser, read
 from chaos.gpu.catalogue import BY_VALUE, SHORTEST, SMALL_LIMIT, STAGES, Stage, chosen
 from chaos.gpu.running import MARK, run_stage
-from chaos.processes import marked
+from chaos.machine.processes import marked
 from tests.paths import ROOT
 
 

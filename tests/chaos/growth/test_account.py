@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.follow import Event, ledger, picture
 from chaos.growth import account
 from chaos.growth.account import Account
+from chaos.history.follow import Event, ledger, picture
 from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, sealed, step
 
 

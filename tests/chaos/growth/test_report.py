@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from chaos.commands.app import app
 from chaos.faults.moment import When
 from chaos.faults.process import Kill
 from chaos.growth.account import Known
@@ -20,7 +21,6 @@ from chaos.growth.plot import growth_plot, nice
 from chaos.growth.report import document, keep, passed, shown
 from chaos.growth.sampling import Sample
 from chaos.growth.soak import Plan, Soak
-from chaos.score_cli import app
 from elastic3d.values import from_json
 from tests.chaos.growth.test_sampling import samples
 

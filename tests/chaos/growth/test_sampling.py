@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.etcd import EtcdServer
 from chaos.growth.measures import MB, measures
 from chaos.growth.sampling import EtcdSample, FolderSample, ProcessSample, Sample, etcd_sample, folder, process
+from chaos.servers.etcd import EtcdServer
 
 
 def me() -> ProcessSample:

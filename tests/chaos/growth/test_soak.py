@@ -15,8 +15,8 @@ import pytest
 from chaos.growth.measures import measures
 from chaos.growth.report import passed
 from chaos.growth.soak import Plan, SoakSetting, play_soak
-from chaos.play import Setting
-from chaos.processes import wait_until
+from chaos.machine.processes import wait_until
+from chaos.playing.play import Setting
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo]
 

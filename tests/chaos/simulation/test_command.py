@@ -122,7 +122,7 @@ def test_a_trace_is_scaled_to_a_peak(tmp_path: Path) -> None:
     assert [change.nodes for change in scaled(changes, 1000)] == [0, 1000, 500]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_thousand_nodes_form_a_generation() -> None:
     """Within five virtual seconds of the last one's arrival, with a record small enough for etcd."""
     result = simulate("--nodes", "1000", "--seed", "3", "--json")

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-import chaos.s3
+import chaos.servers.s3
 import checkpointing.stores.fsspec
 import checkpointing.stores.obstore
-from chaos.s3_proxy import ALWAYS, Do, Harm, S3Proxy, s3_proxy
+from chaos.servers.s3_proxy import ALWAYS, Do, Harm, S3Proxy, s3_proxy
 from checkpointing import Store, commit, fence, open_checkpoint, open_store, verify
 from checkpointing.errors import Fenced, Miswritten, StoreDenied, StoreError, StoreUnfit
 from checkpointing.stores.fsspec import FsspecStore
@@ -31,13 +31,13 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[chaos.s3.S3Server]:
-    with chaos.s3.s3_server() as server:
+def server() -> Iterator[chaos.servers.s3.S3Server]:
+    with chaos.servers.s3.s3_server() as server:
         yield server
 
 
 @pytest.fixture
-def options(server: chaos.s3.S3Server) -> dict[str, Any]:
+def options(server: chaos.servers.s3.S3Server) -> dict[str, Any]:
     return server.options
 
 
@@ -126,13 +126,13 @@ Client = type[ObstoreStore | FsspecStore]
 
 
 @pytest.fixture
-def wire(server: chaos.s3.S3Server) -> Iterator[S3Proxy]:
+def wire(server: chaos.servers.s3.S3Server) -> Iterator[S3Proxy]:
     with s3_proxy(server.port) as wire:
         yield wire
 
 
 def through(wire: S3Proxy, client: Client = ObstoreStore) -> ObstoreStore | FsspecStore:
-    return client(f"s3://bucket/wire-{next(_numbers)}", options=chaos.s3.options(wire.port))
+    return client(f"s3://bucket/wire-{next(_numbers)}", options=chaos.servers.s3.options(wire.port))
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -205,7 +205,7 @@ def test_a_busy_server_is_waited_for(wire: S3Proxy) -> None:
 
 def test_a_refused_part_is_sent_again_alone(wire: S3Proxy) -> None:
     """Although the data comes only once."""
-    store = open_store(f"s3://bucket/wire-{next(_numbers)}", options=chaos.s3.options(wire.port), write=False)
+    store = open_store(f"s3://bucket/wire-{next(_numbers)}", options=chaos.servers.s3.options(wire.port), write=False)
     block = os.urandom(1 << 20)
     wire.harms += [
         Harm(do=Do.BUSY, method="PUT", path="partNumber=2", times=2),
@@ -222,7 +222,7 @@ def test_error_texts_are_not_parsed_for_codes(client: Client) -> None:
     text = "request 412-416 InvalidRange PreconditionFailed NoSuchBucket AccessDenied"
     body = f"<Error><Code>Odd</Code><Message>{text}</Message></Error>".encode()
     with answering(400, body) as port:
-        options = {**chaos.s3.options(port), "client_kwargs": {"region_name": "us-east-1"}}
+        options = {**chaos.servers.s3.options(port), "client_kwargs": {"region_name": "us-east-1"}}
         store = client(f"s3://bucket/numbers-{next(_numbers)}", options=options)
         calls: list[Callable[[], Any]] = [
             lambda: store.put_if_absent("x", b"1"),

@@ -24,7 +24,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 from elastic3d.cli import application
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership import actions as acts

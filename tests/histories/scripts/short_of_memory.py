@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import elastic3d
-from chaos.memory_group import MemoryGroup
+from chaos.machine.memory_group import MemoryGroup
 
 STEPS, OUT = int(sys.argv[1]), Path(sys.argv[2])
 ROOM = int(os.environ.get("ROOM", "0")) << 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import runpy
 
-from chaos import emulated_device
-from chaos.play import TRAIN_GPT
+from chaos.gpu import emulated_device
+from chaos.playing.play import TRAIN_GPT
 
 if __name__ == "__main__":
     emulated_device.install()

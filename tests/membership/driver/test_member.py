@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 from chaos.simulation.standstills import At, stall
 from elastic3d import etcd_keys as keys
 from elastic3d.etcd import EtcdClient, Put

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from chaos.etcd import EtcdServer
+from chaos.servers.etcd import EtcdServer
 from elastic3d.clock import SYSTEM
 from elastic3d.etcd import Compacted, EtcdClient
 from elastic3d.membership import actions as acts

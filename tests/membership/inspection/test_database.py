@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.etcd import EtcdServer
-from chaos.processes import wait_until
+from chaos.machine.processes import wait_until
+from chaos.servers.etcd import EtcdServer
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.inspection.database import LARGE, fullness
 

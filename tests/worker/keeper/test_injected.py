@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from chaos.etcd import EtcdServer
-from chaos.processes import wait_until
+from chaos.machine.processes import wait_until
+from chaos.servers.etcd import EtcdServer
 from elastic3d import etcd_keys as keys
 from elastic3d.etcd import EtcdClient, Put
 from elastic3d.membership import events as e

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from chaos.processes import children, wait_until
+from chaos.machine.processes import children, wait_until
 from elastic3d.clock import SYSTEM
 from elastic3d.health.processes import stat_fields
 from elastic3d.worker.processes import stopping

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.hung_files import HungFiles
+from chaos.machine.hung_files import HungFiles
 from elastic3d.health.processes import stat_fields
 from elastic3d.port import Go
 from elastic3d.worker.processes.events import Restored, SlotLost, Started, TemplateDied

@@ -1,0 +1,206 @@
+"""`elastic3d chaos random`: one job of anybody's script again and again, each time with another drawn schedule."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from chaos.commands.storm import INCOMPLETE, Arguments, AsJson, Out, Script
+from chaos.report import junit
+from chaos.report.random_documents import SCHEMA, DrawnRun, RandomDocument, RunVerdict, SkippedFault
+from chaos.report.watching import clean_end
+from chaos.storms.random_runs import Chances, draw_run, play_run, saved_step, words_of
+from chaos.storms.storm import Job, undisturbed
+from elastic3d.clock import SYSTEM
+from elastic3d.errors import Elastic3dError, UsageError
+from elastic3d.values import to_json
+
+RUNS = 10
+"""Runs where neither their number nor a time is given."""
+_STYLES = {
+    RunVerdict.KEPT: "green",
+    RunVerdict.BROKEN: "bold red",
+    RunVerdict.PARTLY: "yellow",
+    RunVerdict.SKIPPED: "yellow",
+}
+
+
+def play_random(
+    script: Script,
+    arguments: Arguments = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first run, and of the job; each later run has the next.")] = 7,
+    runs: Annotated[
+        int | None, typer.Option(min=1, help="Runs to play. Default: 10, or as many as --minutes has room for.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="Begin no run after so many minutes. Default: all --runs.")
+    ] = None,
+    each: Annotated[str, typer.Option(help="Faults of a run: a number, or the fewest and the most.")] = "3..5",
+    faults: Annotated[
+        str, typer.Option(help="Draw these only: words of `elastic3d chaos list`, with commas between.")
+    ] = "",
+    nodes: Annotated[int, typer.Option(min=2, help="Most nodes to start with; the fewest are 2.")] = 4,
+    slots: Annotated[int, typer.Option(min=1, help="Most trainers per node.")] = 1,
+    least: Annotated[int, typer.Option(min=1, help="Nodes that the script needs: no schedule leaves fewer.")] = 1,
+    patience: Annotated[float, typer.Option(min=1.0, help="Seconds without an event until a run is given up.")] = 180,
+    out: Out = Path("chaos-out"),
+    report: Annotated[
+        Path | None, typer.Option("--junit", help="Write the runs as JUnit XML to this file.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Break a job of your own script again and again, each time with other nodes and a schedule drawn from a seed.
+
+    The job is the same each time and is played undisturbed once, so that each run is judged as `elastic3d chaos run`
+    judges. Only what this machine can make is drawn, and only what surely happens and leaves the job a way to go on;
+    what is left out for that is said. With --faults everything named is drawn, and skipped where it cannot be made.
+    A run in which a promise was broken is kept as failed-SEED. Ctrl-C ends everything, and what was played is told.
+
+    Exit codes: 0 every promise held; 1 one was broken; 2 nothing can be played; 4 every promise held, but faults were
+    skipped.
+
+    Examples:
+
+        elastic3d chaos random --script train.py --seed 7 --runs 20
+
+        elastic3d chaos random --script train.py --minutes 60 --faults kill,stop,join --junit chaos.xml -- --steps 60
+    """
+    console = Console(stderr=as_json)
+    played: list[DrawnRun] = []
+    left_out: tuple[SkippedFault, ...] = ()
+    steps, failure, interrupted = 0, 0, False
+    try:
+        job = Job(
+            script=str(script.absolute()),
+            arguments=tuple(arguments or ()),
+            nodes=nodes,
+            slots=slots,
+            seed=seed,
+            patience=patience,
+        )
+        job.setting()
+        bounds = numbers(each)
+        words, left_out = words_of(faults, slots)
+        if least > nodes:
+            raise UsageError(f"--least {least}: it is more than --nodes {nodes}")
+        with clean_end():
+            for why, of_it in by_reason(left_out):
+                console.print(f"left out: {', '.join(of_it)}: {why}", style="dim", markup=False, highlight=False)
+            with tempfile.TemporaryDirectory(prefix="elastic3d-chaos-") as folder:
+                setting, quiet = undisturbed(job, workdir=Path(folder), kept=out, console=console)
+            steps = setting.steps
+            chances = Chances(
+                words=words,
+                each=bounds,
+                nodes=nodes,
+                slots=slots,
+                least=least,
+                steps=steps,
+                saved=saved_step(quiet.picture.checkpoints, steps),
+            )
+            for number in seeds(seed, runs, minutes, SYSTEM.monotonic):
+                schedule, drawn = draw_run(number, chances, job)
+                waiting = f"seed {number}: {drawn.nodes} nodes: {schedule}"
+                with console.status(Text(waiting)) if console.is_terminal else nullcontext():
+                    run = play_run(schedule, drawn, kept=out, out=out)
+                played.append(run)
+                console.print(line(run), soft_wrap=True, highlight=False)
+    except SystemExit as end:
+        # Of Ctrl-C or SIGTERM: everything has ended by now.
+        failure, interrupted = int(end.code or 0), True
+    except Elastic3dError as error:
+        print(f"elastic3d: {error}", file=sys.stderr)
+        failure = error.exit_code
+    document = RandomDocument(
+        script=script.name,
+        seed=seed,
+        steps=steps,
+        left_out=left_out,
+        runs=tuple(played),
+        interrupted=interrupted,
+    )
+    if report is not None and (played or not failure):
+        junit.write(document, report)
+    if as_json and (played or not failure):
+        print(json.dumps({"schema": SCHEMA, **to_json(document)}))
+    elif played:
+        console.print(summary(document))
+    raise typer.Exit(failure or exit_code(document))
+
+
+def numbers(each: str) -> tuple[int, int]:
+    """Return the fewest and the most faults that `--each` asks for; UsageError where it says something else."""
+    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", each)
+    fewest, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= fewest <= most:
+        raise UsageError(f"--each {each!r}: give a number such as 3, or the fewest and the most such as 3..5")
+    return fewest, most
+
+
+def seeds(first: int, runs: int | None, minutes: float | None, now: Callable[[], float]) -> Iterator[int]:
+    """Yield a seed for each run: one at least, and no more once `runs` are made or `minutes` over."""
+    most = runs if runs is not None else RUNS if minutes is None else sys.maxsize
+    until = None if minutes is None else now() + 60 * minutes
+    for number in range(most):
+        if number and until is not None and now() >= until:
+            return
+        yield first + number
+
+
+def by_reason(left_out: tuple[SkippedFault, ...]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each reason for which faults are left out, with their words."""
+    reasons = dict.fromkeys(one.why for one in left_out)
+    for why in reasons:
+        yield why, [one.fault for one in left_out if one.why == why]
+
+
+def line(run: DrawnRun) -> Text:
+    """Return what became of a run: a line, and of one that failed what to do next."""
+    nodes = f"{run.nodes} nodes" + (f" x {run.slots}" if run.slots > 1 else "")
+    text = Text(f"seed {run.seed}: {nodes}: {', '.join(run.faults)}: ")
+    text.append(run.verdict, _STYLES[run.verdict])
+    text.append(f", {run.seconds:.1f} s")
+    for one in run.skipped:
+        text.append(f"\n    skipped: {one.fault}: {one.why}", "yellow")
+    for promise in run.broken:
+        text.append(f"\n    {promise}", "red")
+    for command in filter(None, (run.replay, run.shrink)):
+        text.append(f"\n    {command}")
+    return text
+
+
+def summary(document: RandomDocument) -> RenderableType:
+    """Return the totals of all runs for a terminal."""
+    table = Table(title="Random schedules", title_justify="left", title_style="bold")
+    for name in ("runs", *RunVerdict, "faults", "skipped faults", "generations", "steps repeated", "time"):
+        table.add_column(name, justify="right")
+    runs = document.runs
+    table.add_row(
+        str(len(runs)),
+        *(str(document.count(verdict)) for verdict in RunVerdict),
+        str(sum(len(run.faults) for run in runs)),
+        str(sum(len(run.skipped) for run in runs)),
+        str(sum(run.generations for run in runs)),
+        str(sum(run.steps_repeated for run in runs)),
+        f"{document.seconds:.0f} s",
+    )
+    early = [Text("It was ended early.", style="yellow")] if document.interrupted else []
+    return Group(Text(), table, *early)
+
+
+def exit_code(document: RandomDocument) -> int:
+    """Return 1 where a promise was broken, INCOMPLETE where faults were skipped, else 0."""
+    if document.count(RunVerdict.BROKEN):
+        return 1
+    return INCOMPLETE if any(run.skipped for run in document.runs) else 0

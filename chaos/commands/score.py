@@ -1,0 +1,77 @@
+"""`elastic3d chaos score`: how well the runtime finds what holds a job up."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from chaos.report.watching import clean_end
+from chaos.score.card import card
+from chaos.score.kinds import KINDS
+from chaos.score.series import EACH, draw, play_all, steps_of
+from chaos.score.shown import document, line, table
+from elastic3d.errors import Elastic3dError, UsageError
+
+
+def score(
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind", help=f"What to try: {', '.join(KINDS)}. May be repeated; default: all.", show_default=False
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option("-n", min=1, help="How often to try each kind.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of ranks, steps and layouts.")] = 1,
+    nodes: Annotated[int, typer.Option(min=2, max=4, help="Most nodes of a job.")] = 4,
+    each: Annotated[int, typer.Option(min=1, help="Most faults of one job, one after another.")] = EACH,
+    lanes: Annotated[int, typer.Option(min=1, help="Jobs at a time.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep logs, events and evidence here. Default: nowhere.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
+) -> None:
+    """Fail ranks of real jobs in known ways, and count what is found: which class, which node, how soon, which bits.
+
+    Jobs are of torchrun agents on this machine, as in the demo; each meets several faults one after another. The exit
+    code is 0 only if every class has a precision of 1, a recall of 0.99, the right node in 98 %, and all jobs end with
+    the bits of an undisturbed one. What this machine cannot try, for lack of rights, is shown as skipped. Nothing is
+    left behind, after Ctrl-C neither.
+
+    Examples:
+
+        elastic3d chaos score --kind stop --kind stall
+
+        elastic3d chaos score -n 20 --json > card.json
+    """
+    console = Console(stderr=as_json)
+    try:
+        for kind in kinds or ():
+            if kind not in KINDS:
+                raise UsageError(f"--kind {kind!r}: give one of {', '.join(KINDS)}")
+        drawn = draw(dict.fromkeys(kinds or KINDS, count), seed, each=each, most=nodes)
+        with ExitStack() as stack:
+            stack.enter_context(clean_end())
+            workdir = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-score-")))
+            results = play_all(
+                drawn,
+                workdir=workdir,
+                steps=steps_of(each),
+                lanes=lanes,
+                heard=lambda result: console.print(line(result)),
+            )
+    except Elastic3dError as error:
+        print(f"elastic3d: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+    rows = card(results)
+    if as_json:
+        print(json.dumps(document(rows, results)))
+    else:
+        console.print(table(rows))
+    raise typer.Exit(0 if all(row.passed or not row.trials for row in rows) else 1)

@@ -1,0 +1,154 @@
+"""`elastic3d chaos shrink`: the smallest schedule that still breaks the promise that a kept run broke."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from chaos.commands.storm import AsJson
+from chaos.faults.catalogue import feasible
+from chaos.report.random_documents import SCHEMA, ShrunkDocument
+from chaos.report.watching import clean_end
+from chaos.schedules.as_test import as_test
+from chaos.schedules.files import to_document
+from chaos.schedules.schedule import Schedule
+from chaos.schedules.smaller import smallest
+from chaos.score.playing import TRAIN_FAULTY
+from chaos.storms.folders import free_folder
+from chaos.storms.storm import VERDICT, Job, keep, kept_storm, play_storm
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.errors import Elastic3dError, UsageError
+from elastic3d.values import to_json
+
+
+def shrink_schedule(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What was kept of a run that failed.")],
+    tries: Annotated[int, typer.Option(min=1, help="Most runs to play, beside the first one.")] = 20,
+    minutes: Annotated[float, typer.Option(min=0.0, help="Begin no run after so many minutes.")] = 30,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Folder for what is kept. Default: where FOLDER is.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the smallest schedule that still fails as a kept run did: with fewer faults, then with shorter ones.
+
+    The run is first played again as it was: where it does not fail then, nothing can be said of less. It fails alike
+    if the same promise is broken, whatever the numbers are. What is left is kept as shrunk-SEED, a folder like that of
+    a run, with a test that plays it. It is no more than the smallest schedule that was tried.
+
+    Exit codes: 0 it was found again, and is kept with what could be left out; 1 it did not fail again; 2 the folder is
+    of no run that failed.
+
+    Example:
+
+        elastic3d chaos shrink chaos-out/failed-7 --minutes 10
+    """
+    console = Console(stderr=as_json)
+    try:
+        schedule, job, promise = failed(folder)
+        console.print(f"looking for less that breaks: {promise}", markup=False, highlight=False)
+        with clean_end(), tempfile.TemporaryDirectory(prefix="elastic3d-chaos-") as work:
+            tried = _Tries(job, promise, out or folder.absolute().parent, Path(work), console, tries)
+            document = tried.play(schedule, folder.name, minutes, SYSTEM)
+    except Elastic3dError as error:
+        print(f"elastic3d: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, **to_json(document)}))
+    elif document.folder is None:
+        console.print("It did not fail again, so nothing can be said of less.", style="yellow")
+        for fault in schedule.inexact:
+            console.print(f"  no replay repeats exactly: {fault}", markup=False, highlight=False)
+    else:
+        console.print(f"[bold]Left[/]     {', '.join(document.faults)}", highlight=False, soft_wrap=True)
+        console.print(f"[bold]Kept[/]     {document.folder}", highlight=False, soft_wrap=True)
+        console.print(f"[bold]Test[/]     {document.test}", highlight=False, soft_wrap=True)
+    raise typer.Exit(1 if document.folder is None else 0)
+
+
+def failed(folder: Path) -> tuple[Schedule, Job, str]:
+    """Return what was kept of a run that failed, and the promise that was broken; UsageError where it is none."""
+    schedule, job = kept_storm(folder)
+    try:
+        verdict = json.loads((folder / VERDICT).read_text())
+        broken = [str(promise["says"]) for promise in verdict["promises"] if promise["broken"]]
+    except OSError as error:
+        raise UsageError(f"{folder}: it is no folder of a run: {VERDICT}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{folder / VERDICT}: it is no verdict of a run") from None
+    if not broken:
+        raise UsageError(
+            f"{folder}: every promise held in this run, so there is nothing to shrink; give one that failed"
+        )
+    # In the judge's order: a job that hangs breaks most others, too.
+    return schedule, job, broken[0]
+
+
+class _Tries:
+    def __init__(self, job: Job, promise: str, out: Path, work: Path, console: Console, most: int) -> None:
+        self._job, self._promise, self._out, self._work = job, promise, out, work
+        self._console, self._most = console, most
+        self._made = 0
+        self._best = work / "best"
+
+    def play(self, schedule: Schedule, name: str, minutes: float, clock: Clock) -> ShrunkDocument:
+        """Look for less, and keep it; `name` is that of the folder it began with."""
+        until = clock.monotonic() + 60 * minutes
+        number = re.sub(r"\D+", "_", name).strip("_") or "0"
+        left, folder, test = schedule, None, None
+        if self._fails(schedule):
+            left = smallest(
+                schedule,
+                self._fails,
+                tries=self._most,
+                nodes=self._job.nodes,
+                slots=self._job.slots,
+                going=lambda: clock.monotonic() < until,
+            )
+            folder = free_folder(self._out, f"shrunk-{number.replace('_', '.')}")
+            shutil.copytree(self._best, folder)
+            test = folder / f"test_found_{number}.py"
+            test.write_text(as_test(left, self._job, name=number, promise=self._promise))
+        return ShrunkDocument(
+            promise=self._promise,
+            faults=tuple(map(str, left.faults)),
+            before=len(schedule.faults),
+            tries=self._made - 1,
+            schedule=to_document(left),
+            folder=None if folder is None else str(folder),
+            test=None if test is None else str(test),
+        )
+
+    def _fails(self, schedule: Schedule) -> bool:
+        """Play it, and return whether it breaks the promise; what is kept of the last that did is the best."""
+        which = f"try {self._made} of {self._most}" if self._made else "again"
+        text = f"{which}: {schedule}: "
+        faulty = Path(self._job.script).resolve() == TRAIN_FAULTY.resolve()
+        makes, _skipped = feasible(schedule.faults, slots=self._job.slots, faulty=faulty)
+        work = self._work / str(self._made)
+        self._made += 1
+        if not makes:
+            self._console.print(f"{text}cannot be made here", markup=False, highlight=False)
+            return False
+        silent = Console(file=io.StringIO())
+        storm = play_storm(schedule, self._job, workdir=work, kept=self._out, console=silent)
+        broken = {promise.says for promise in storm.verdict.promises if promise.broken}
+        fails = self._promise in broken
+        if fails:
+            shutil.rmtree(self._best, ignore_errors=True)
+            keep(storm, self._job, self._work, work, self._best.name)
+        shutil.rmtree(work, ignore_errors=True)
+        became = "fails" if fails else f"fails otherwise: {', '.join(sorted(broken))}" if broken else "holds"
+        self._console.print(Text(f"{text}{became}"), soft_wrap=True, highlight=False)
+        return fails

@@ -1,0 +1,154 @@
+"""`elastic3d chaos run` and `chaos replay`: a schedule of faults on a job of anybody's script."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from chaos.report.folder import REPORT
+from chaos.report.view import summary
+from chaos.report.watching import clean_end
+from chaos.schedules.files import load
+from chaos.schedules.schedule import Schedule
+from chaos.storms.storm import Job, Storm, keep, kept_storm, play_storm
+from elastic3d.errors import Elastic3dError
+
+INCOMPLETE = 4
+"""Exit code where every promise held, but not all faults could be made."""
+
+Out = Annotated[Path, typer.Option("-o", "--out", help="Folder for what is kept: a folder per run, and quiet runs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Script = Annotated[Path, typer.Option(help="A script that calls `elastic3d.run`.")]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- ARGUMENT...]",
+        help="The script's own arguments. {seed}, {out}, {events} and {store} in them are filled in.",
+        show_default=False,
+    ),
+]
+Compare = Annotated[bool, typer.Option(help="Compare with an undisturbed run, which is played once and kept.")]
+
+
+def run_schedule(
+    schedule: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="The faults: a file of TOML or JSON.")],
+    script: Script,
+    arguments: Arguments = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes to start with, each a torchrun agent.")] = 4,
+    slots: Annotated[int, typer.Option(min=1, help="Trainers per node.")] = 1,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Draws what the schedule leaves open. Default: its own, or 17.", show_default=False),
+    ] = None,
+    patience: Annotated[float, typer.Option(min=1.0, help="Seconds without an event until it is given up.")] = 180,
+    compare: Compare = True,
+    out: Out = Path("chaos-out"),
+    as_json: AsJson = False,
+) -> None:
+    """Break a job of your own script on this machine as a schedule says, and judge what becomes of it.
+
+    Its nodes are torchrun agents with an etcd and a store of their own: the store that the script names is not touched.
+    The same job undisturbed says what is right: the same bits, every sample once, the last step saved. Nothing is left
+    behind, after Ctrl-C neither. A folder named passed-SEED or failed-SEED is kept, with a report as a page of HTML;
+    `elastic3d chaos replay` plays it again.
+
+    Exit codes: 0 every promise held; 1 one was broken; 2 the schedule or the script cannot be played; 4 every promise
+    held, but faults were skipped for what this machine or the job lacks.
+
+    Examples:
+
+        elastic3d chaos run storm.toml --script train.py --nodes 4 --seed 7
+
+        elastic3d chaos run storm.json --script train.py -o out --json -- --seed {seed} --steps 60
+    """
+
+    def given() -> tuple[Schedule, Job]:
+        drawn = load(schedule, nodes=nodes, seed=seed)
+        chosen = seed if seed is not None else 17 if drawn.seed is None else drawn.seed
+        job = Job(
+            script=str(script.absolute()),
+            arguments=tuple(arguments or ()),
+            nodes=nodes,
+            slots=slots,
+            seed=chosen,
+            patience=patience,
+        )
+        return drawn, job
+
+    _run(given, out=out, compare=compare, as_json=as_json)
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `elastic3d chaos run` has kept.")],
+    compare: Compare = True,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="Folder for what is kept. Default: where FOLDER is.", show_default=False),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play again what was kept of a run: the same script, nodes and faults at the same moments.
+
+    What lasts for real seconds does not cover the same part of the job again, and is named. The script is the file
+    that it was, as it is now. Exit codes are those of `elastic3d chaos run`.
+
+    Example:
+
+        elastic3d chaos replay chaos-out/failed-7
+    """
+    _run(lambda: kept_storm(folder), out=out or folder.absolute().parent, compare=compare, as_json=as_json)
+
+
+def _run(given: Callable[[], tuple[Schedule, Job]], *, out: Path, compare: bool, as_json: bool) -> None:
+    # Without --json people read standard output; with it they read standard error, and programs the other.
+    console = Console(stderr=as_json)
+    try:
+        schedule, job = given()
+        with ExitStack() as stack:
+            stack.enter_context(clean_end())
+            workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-chaos-")))
+            storm = play_storm(schedule, job, workdir=workdir, kept=out, console=console, compare=compare)
+            folder = keep(storm, job, out, workdir)
+    except Elastic3dError as error:
+        print(f"elastic3d: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+    if as_json:
+        print(json.dumps(storm.document() | {"folder": str(folder)}))
+    else:
+        console.print(report(storm))
+        console.print(f"[bold]Kept[/]     {folder}", highlight=False, soft_wrap=True)
+        console.print(f"[bold]Report[/]   {folder / REPORT}", highlight=False, soft_wrap=True)
+        if not storm.kept:
+            console.print(f"[bold]Replay[/]   elastic3d chaos replay {folder}", highlight=False, soft_wrap=True)
+    raise typer.Exit(1 if not storm.kept else INCOMPLETE if storm.skipped else 0)
+
+
+def report(storm: Storm) -> RenderableType:
+    """Return what became of a storm for a terminal."""
+    table = Table(title="Faults", title_justify="left", title_style="bold")
+    for name in ("fault", "noticed by", "after"):
+        table.add_column(name)
+    for notice in storm.notices:
+        after = f"{notice.after:.2f} s" if notice.after is not None else "never"
+        table.add_row(str(notice.fault), notice.detector, after)
+    noticed = [notice.fault for notice in storm.notices]
+    for fault, _ in storm.outcome.made:
+        if fault not in noticed:
+            table.add_row(str(fault), "", "")
+    for fault, why in storm.skipped:
+        table.add_row(str(fault), Text(f"skipped: {why}", style="yellow"), "")
+    parts: list[RenderableType] = [table, Text(), summary(storm.outcome, storm.verdict)]
+    inexact = storm.schedule.inexact
+    if inexact:
+        parts.append(Text(f"No replay repeats exactly: {', '.join(map(str, inexact))}", style="dim"))
+    return Group(*parts)

@@ -1,0 +1,260 @@
+"""Judge a history: by its own events, and by an undisturbed run of the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chaos.history.claims import deposed
+from chaos.history.follow import Ledger, ledger
+from chaos.playing.play import Outcome
+
+BEFORE = 5.0
+"""Seconds by which what the script does to itself may be noted after somebody has noticed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """Something that is promised of every run.
+
+    says: what, as a sentence. page: of docs/, that promises it. seen: what speaks for it; where it was not judged, why.
+    broken: what speaks against it. judged: False where this run cannot tell.
+    """
+
+    says: str
+    page: str
+    seen: str
+    broken: tuple[str, ...] = ()
+    judged: bool = True
+
+    @property
+    def held(self) -> bool | None:
+        """Whether it held, None where nobody can tell."""
+        return False if self.broken else True if self.judged else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a history proves. same_bits: None if nothing was compared. broken: each broken promise, as text."""
+
+    same_bits: bool | None
+    samples: Ledger
+    broken: tuple[str, ...]
+    promises: tuple[Promise, ...] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether every promise held."""
+        return not self.broken
+
+
+def judge(outcome: Outcome, quiet: Outcome | None = None, *, all_known: bool = False) -> Verdict:
+    """Return what `outcome` proves; with `quiet`, whether it has the bits of an undisturbed run.
+
+    all_known: `outcome` has all that was done to the job, so that nobody else may be named. A script that fails by
+    itself does more.
+    """
+    samples = ledger(outcome.picture.steps, outcome.setting.steps * outcome.setting.global_batch)
+    promises = tuple(_promises(outcome, samples, quiet, all_known))
+    differences = [] if quiet is None else compare(outcome, quiet)
+    return Verdict(
+        same_bits=None if quiet is None else not differences,
+        samples=samples,
+        broken=tuple(text for promise in promises for text in promise.broken),
+        promises=promises,
+    )
+
+
+def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_known: bool) -> Iterator[Promise]:
+    picture = outcome.picture
+    yield Promise(
+        says="the job never stands still for good",
+        page="reference/failures.md",
+        seen="it ended by itself",
+        broken=(outcome.failure,) if outcome.failure else (),
+    )
+    yield Promise(
+        says="every fault of the schedule comes to pass",
+        page="guides/chaos.md",
+        seen=f"{len(outcome.faults) - len(outcome.undone)} of {len(outcome.faults)}",
+        broken=tuple(f"{fault}: its moment never came" for fault in outcome.undone),
+    )
+    yield _exits(outcome)
+    yield Promise(
+        says="nothing that happens makes the script raise",
+        page="reference/failures.md",
+        seen="nothing was raised",
+        broken=tuple(
+            f"user code raised: {error.strip().splitlines()[-1]}" for error in picture.errors if error.strip()
+        ),
+    )
+    yield from _ending(outcome)
+    planned = [view for view in picture.generations if view.planned_repeats]
+    yield Promise(
+        says="a planned change of nodes repeats no step",
+        page="reference/failures.md",
+        seen=f"steps made again: {sum(view.steps_repeated for view in picture.generations)}, none for a planned change",
+        broken=tuple(
+            f"generation {view.number} ({view.cause}) was planned, and repeated {view.planned_repeats} step(s)"
+            for view in planned
+        ),
+    )
+    yield Promise(
+        says="a step that is made again has the same bits",
+        page="explanation/same-bits.md",
+        seen="no step was made with two losses, or of two sets of samples",
+        broken=tuple(f"step {step} was done again with other bits" for step in picture.conflicts),
+    )
+    lost = f"{samples.missing} samples missing, {samples.repeated} repeated"
+    yield Promise(
+        says="every sample is consumed once",
+        page="guides/scripts.md",
+        seen=f"{samples.consumed} samples, none missing, none repeated",
+        broken=(lost,) if samples.missing or samples.repeated else (),
+    )
+    yield Promise(
+        says="a generation has one committer: who was followed by another one commits no more",
+        page="explanation/design.md",
+        seen=f"checkpoints: {len(picture.commits)}, committed by {_names({one.node for one in picture.commits})}",
+        broken=tuple(
+            f"{one.node} committed step {one.step} in generation {one.generation} after another node had taken over"
+            for one in deposed(picture.commits)
+        ),
+    )
+    yield _alarms(outcome, quiet, all_known)
+    yield Promise(
+        says="nothing is left behind",
+        page="guides/chaos.md",
+        seen="" if outcome.failure else "no process, no temporary file, no shared memory, no lease",
+        broken=tuple(f"left behind: {left}" for left in outcome.leftovers),
+        judged=not outcome.failure,
+    )
+    yield _same_bits(outcome, quiet)
+
+
+def _exits(outcome: Outcome) -> Promise:
+    broken, well = [], 0
+    for name, code in outcome.exit_codes.items():
+        # After SIGTERM torchrun ends with 1, whatever its workers return.
+        if name not in outcome.killed and code != (1 if name in outcome.dismissed else 0):
+            broken.append(f"{name} ended with {'no exit code' if code is None else f'exit code {code}'}")
+        elif name not in outcome.killed:
+            well += 1
+    return Promise(
+        says="a node that nobody kills ends well",
+        page="guides/cluster.md",
+        seen=f"{well} of {len(outcome.exit_codes)} nodes, killed ones: {len(outcome.killed)}",
+        broken=tuple(broken),
+    )
+
+
+def _ending(outcome: Outcome) -> Iterator[Promise]:
+    steps, picture = outcome.setting.steps, outcome.picture
+    whole = picture.step == steps
+    broken = [] if whole else [f"the job ended after step {picture.step} of {steps}"]
+    broken += [] if outcome.digest is not None else ["the job left no digest"]
+    yield Promise(
+        says="the job makes all its steps",
+        page="reference/failures.md",
+        seen=f"{picture.step} of {steps}; the digest of its state is {outcome.digest or 'not there'}",
+        broken=tuple(broken),
+    )
+    newest = max(picture.checkpoints, default=0)
+    saved = steps in picture.checkpoints
+    missing = f"the run's last step, {steps}, is no checkpoint; the newest one is of step {newest}"
+    yield Promise(
+        says="the last step is saved",
+        page="guides/checkpoints.md",
+        seen=f"a checkpoint of step {newest}" if saved else "it has no store, or did not come to its last step",
+        broken=(missing,) if whole and outcome.store and not saved else (),
+        judged=saved or bool(whole and outcome.store),
+    )
+
+
+def _alarms(outcome: Outcome, quiet: Outcome | None, all_known: bool) -> Promise:
+    usual = {one.event for one in quiet.picture.accused} if quiet is not None else set()
+    vague = sorted({fault.WORD for fault, _ in outcome.made if fault.ABOUT.spreads})
+    why = ""
+    if not all_known:
+        why = "the script may have failed by itself, which nobody knows of here"
+    elif vague:
+        why = f"of {', '.join(vague)} nothing says whose fault it is"
+    wrong: dict[tuple[str, tuple[str, ...]], str] = {}
+    accused = [one for one in outcome.picture.accused if one.event not in usual]
+    for one in accused if not why else ():
+        hit = {done.node for done in outcome.injections if done.node and done.at <= one.at + BEFORE}
+        if not hit & {*one.nodes}:
+            what = f"{one.event} named {_names(one.nodes)}, to which nothing had been done"
+            wrong.setdefault((one.event, one.nodes), f"{what}: {one.detail}" if one.detail else what)
+    named = sorted({f"{one.event} of {_names(one.nodes)}" for one in accused})
+    return Promise(
+        says="nobody is named as being at fault to whom nothing was done",
+        page="reference/failures.md",
+        seen=why or "; ".join(named) or "nobody was named",
+        broken=tuple(wrong.values()),
+        judged=not why,
+    )
+
+
+def _same_bits(outcome: Outcome, quiet: Outcome | None) -> Promise:
+    return Promise(
+        says="whatever happens, the bits are those of a run that nothing happens to",
+        page="explanation/same-bits.md",
+        seen="it was not compared with an undisturbed run"
+        if quiet is None
+        else f"{len(outcome.picture.steps)} losses, their samples, and the digest of the state at the end",
+        broken=() if quiet is None else tuple(compare(outcome, quiet)),
+        judged=quiet is not None,
+    )
+
+
+def _names(nodes: Sequence[str] | set[str]) -> str:
+    return ", ".join(sorted(nodes)) or "nobody"
+
+
+def compare(outcome: Outcome, quiet: Outcome) -> list[str]:
+    """Return how two histories of one job differ in their bits; empty if they do not."""
+    if quiet.digest is None:
+        return [f"the undisturbed run failed: {quiet.failure or 'it left no digest'}"]
+    differences = []
+    for mine, theirs in zip(outcome.picture.steps, quiet.picture.steps, strict=False):
+        if mine.loss != theirs.loss:
+            differences.append(f"loss of step {mine.number} is {mine.loss}, undisturbed {theirs.loss}")
+            break
+        if (mine.samples, mine.sample_sum) != (theirs.samples, theirs.sample_sum):
+            differences.append(f"step {mine.number} consumed other samples than the undisturbed run")
+            break
+    if len(outcome.picture.steps) != len(quiet.picture.steps):
+        differences.append(f"{len(outcome.picture.steps)} steps, undisturbed {len(quiet.picture.steps)}")
+    if outcome.digest != quiet.digest:
+        differences.append(f"digest {outcome.digest}, undisturbed {quiet.digest}")
+    return differences
+
+
+def document(outcome: Outcome, verdict: Verdict) -> dict[str, Any]:
+    """Return the outcome as the one JSON document that `elastic3d demo --json` prints."""
+    return {
+        "digest": outcome.digest,
+        "losses": list(outcome.picture.losses),
+        "generations": [
+            {
+                "number": view.number,
+                "cause": view.cause,
+                "nodes": list(view.nodes),
+                "layout": {axis: view.layout.get(axis) for axis in ("pp", "dp", "tp", "zero")},
+                "first_step": view.first_step,
+                "steps_repeated": view.steps_repeated,
+                "restored_from": view.restored_from,
+                "seconds_to_first_step": view.seconds_to_first_step,
+            }
+            for view in outcome.picture.generations
+        ],
+        "samples": {
+            "consumed": verdict.samples.consumed,
+            "repeated": verdict.samples.repeated,
+            "missing": verdict.samples.missing,
+        },
+        "same_bits": verdict.same_bits,
+        "leftovers": list(outcome.leftovers),
+    }

@@ -1,0 +1,66 @@
+"""What a job may leave behind besides processes: names in shared memory, leases in etcd."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from chaos.machine.processes import wait_until
+from elastic3d import etcd_keys as keys
+from elastic3d.errors import EtcdUnavailable
+from elastic3d.etcd import EtcdClient
+
+# A killed node's lease expires by itself: its TTL, plus the interval at which etcd checks.
+_LEASE_PATIENCE = 10.0
+_LONGEST = 60.0
+"""The longest remaining life, in seconds, of a living member's lease; records that outlive a job have more."""
+_SHARED_MEMORY = Path("/dev/shm")
+# Records about machines outlive the job, on leases of their own.
+_REMEMBERED = (keys.FLAPS, keys.QUARANTINE)
+
+
+def shared_memory() -> frozenset[str]:
+    """Return the names of all shared-memory segments."""
+    return frozenset(os.listdir(_SHARED_MEMORY))
+
+
+def shared_memory_left(before: frozenset[str], patience: float = 2.0) -> list[str]:
+    """Return the segments that came after `before`, are of a kind we or torch make, and belong to nobody alive."""
+
+    def left() -> list[str]:
+        return sorted(name for name in shared_memory() - before if "elastic3d" in name or _orphaned(name))
+
+    wait_until(lambda: not left(), patience)
+    return [f"shared memory {name}" for name in left()]
+
+
+def leases_left(
+    connect: Callable[[], EtcdClient], prefix: str, *, alone: bool, patience: float = _LEASE_PATIENCE
+) -> list[str]:
+    """Return the keys under `prefix` that hang on a lease after `patience`; with `alone`, any lease of the server.
+
+    Records about machines that outlive their job are not counted, whichever job wrote them; nor is a lease
+    without a key that was granted for that long: its writer was killed in between.
+    """
+
+    def left() -> list[str]:
+        items, _revision = client.range("" if alone else prefix)
+        leased = [item for item in items if item.lease]
+        kept = {item.lease for item in leased if any(f"/{kind}" in item.key for kind in _REMEMBERED)}
+        mine = [item for item in leased if item.key.startswith(prefix) and item.lease not in kept]
+        keys = [f"etcd key {item.key} under lease {item.lease:x}" for item in mine]
+        leases = [lease for lease in (client.leases() if alone else ()) if lease not in kept]
+        return keys or [f"etcd lease {lease:x}" for lease in leases if (client.time_to_live(lease) or 0.0) <= _LONGEST]
+
+    try:
+        with connect() as client:
+            wait_until(lambda: not left(), patience, interval=0.2)
+            return left()
+    except EtcdUnavailable as error:
+        return [f"unknown leases: {error}"]
+
+
+def _orphaned(name: str) -> bool:
+    pid = name.removeprefix("torch_").partition("_")[0]
+    return name.startswith("torch_") and pid.isdigit() and not Path(f"/proc/{pid}").exists()

@@ -1,0 +1,155 @@
+"""A job of anybody's script, and the run of it that nothing happens to.
+
+The script is any that calls `elastic3d.run`. How many steps it makes and of how many samples is known from the
+undisturbed run, which is kept in a folder: another schedule of the same script is compared with the same run.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from chaos.history.claims import Accusation
+from chaos.history.follow import Picture, Step
+from chaos.playing.play import Outcome, Setting
+from elastic3d.errors import UsageError
+from elastic3d.values import from_json, to_json
+
+ANY_SCRIPT = Path(__file__).parents[1] / "scripts" / "any_script.py"
+PLACES = ("seed", "out", "events", "store")
+"""What `{...}` in an argument of a script may stand for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptSetting(Setting):
+    """A job of a script. target: its file. given: its arguments, in which {seed}, {out} and such are filled in.
+
+    steps and global_batch are 0 until the undisturbed run has shown them.
+    """
+
+    target: Path
+    given: tuple[str, ...] = ()
+    steps: int = 0
+    global_batch: int = 0
+    script: Path = ANY_SCRIPT
+
+    def arguments(self, *, store: str, events: Path, out: Path) -> tuple[str, ...]:
+        """Return the arguments of what runs the script, and the script's own after them."""
+        places = {"seed": str(self.seed), "out": str(out), "events": str(events), "store": store}
+        return (store, str(events), str(out), str(self.target), *(filled(one, places) for one in self.given))
+
+
+def filled(argument: str, places: Mapping[str, str]) -> str:
+    """Return an argument with what its braces stand for; braces around anything else are left."""
+    for name, value in places.items():
+        argument = argument.replace(f"{{{name}}}", value)
+    return argument
+
+
+def known_steps(setting: ScriptSetting, quiet: Outcome) -> ScriptSetting:
+    """Return the setting with what its undisturbed run has shown; UsageError where it has made no step."""
+    steps = quiet.picture.steps
+    if not steps:
+        raise UsageError(
+            f"{setting.target.name}: it made no step, so nothing can happen to it"
+            + (f"; {quiet.failure}" if quiet.failure else "; does it call elastic3d.run and run.step?")
+        )
+    reach = max(step.samples[1] for step in steps)
+    return replace(setting, steps=quiet.picture.step, global_batch=reach // quiet.picture.step)
+
+
+def quiet_key(setting: ScriptSetting) -> str:
+    """Return what an undisturbed run is kept by: all that its bits depend on, and nothing of how it is laid out."""
+    # It brings torch, for which nobody waits who only looks at the help.
+    import torch
+
+    from elastic3d.devices.cpu import processor
+
+    facts = {
+        "script": blake3(setting.target.read_bytes()).hexdigest(),
+        "given": setting.given,
+        "seed": setting.seed,
+        "sources": _sources(),
+        "torch": torch.__version__,
+        "python": sys.version,
+        "machine": (platform.machine(), processor()),
+        "threads": os.environ.get("OMP_NUM_THREADS", ""),
+    }
+    return blake3(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _sources() -> str:
+    """Return the digest of all code of ours that takes part in a run."""
+    import elastic3d
+
+    sources = blake3()
+    for folder in (Path(elastic3d.__file__).parent, ANY_SCRIPT.parent):
+        for path in sorted(folder.rglob("*.py")):
+            sources.update(path.read_bytes())
+    return sources.hexdigest()
+
+
+def quiet_run(setting: ScriptSetting, folder: Path, play: Callable[[], Outcome]) -> Outcome:
+    """Return the undisturbed run of `setting` that is kept in `folder`; where there is none, `play` it and keep it.
+
+    One that failed is not kept.
+    """
+    kept = folder / f"quiet-{quiet_key(setting)}.json"
+    try:
+        return _read(setting, json.loads(kept.read_text()))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        pass
+    outcome = play()
+    if outcome.digest is not None and not outcome.failure:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = kept.with_suffix(".part")
+        unfinished.write_text(json.dumps(_written(outcome)))
+        os.replace(unfinished, kept)
+    return outcome
+
+
+def _written(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "digest": outcome.digest,
+        "steps": [to_json(step) for step in outcome.picture.steps],
+        "accused": [to_json(one) for one in outcome.picture.accused],
+        "checkpoints": list(outcome.picture.checkpoints),
+    }
+
+
+def _read(setting: ScriptSetting, kept: dict[str, Any]) -> Outcome:
+    # Pairs of positions are tuples, which JSON does not have.
+    steps = [
+        Step(
+            **{
+                **one,
+                "samples": tuple(one["samples"]),
+                "excluded": tuple((first, stop) for first, stop in one["excluded"]),
+            }
+        )
+        for one in kept["steps"]
+    ]
+    return Outcome(
+        setting=setting,
+        faults=(),
+        picture=Picture(
+            steps=tuple(steps),
+            checkpoints=tuple(kept["checkpoints"]),
+            accused=tuple(from_json(Accusation, one) for one in kept.get("accused", ())),
+        ),
+        digest=str(kept["digest"]),
+        exit_codes={},
+        killed=(),
+        undone=(),
+        leftovers=(),
+    )

@@ -1,0 +1,384 @@
+"""Play one history: start a cluster, do to it what the scenario says, follow it to its end.
+
+Everything that is done to the job is triggered by its own events, so that the same scenario meets the same
+job at the same place whatever the machine's speed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from chaos.faults.fault import Fault, node_name
+from chaos.faults.orders import Announce, Join
+from chaos.faults.process import Continue
+from chaos.history.follow import Event, Follower, Injection, Picture, picture
+from chaos.machine.cluster import Cluster, Launch
+from chaos.machine.leftovers import leases_left, shared_memory, shared_memory_left
+from chaos.machine.network import Network
+from chaos.schedules.schedule import bounds
+from chaos.scripts import mark_of
+from chaos.servers.etcd import EtcdCluster, EtcdServer
+from chaos.servers.metadata import MetadataServer
+from chaos.servers.s3_proxy import S3Proxy
+from elastic3d import etcd_keys as keys
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.errors import UsageError
+from elastic3d.etcd import EtcdClient
+from elastic3d.membership.orders import order_drain
+from elastic3d.values import Layout
+
+TRAIN_GPT = Path(__file__).parents[1] / "scripts" / "train_gpt.py"
+
+
+class Etcd(Protocol):
+    """An etcd server the job uses."""
+
+    @property
+    def endpoint(self) -> str:
+        """HOST:PORT, several separated by commas."""
+        ...
+
+    def client(self) -> EtcdClient:
+        """Return a client that may see everything."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A job: how many nodes, for how long, and on what model. store: None for a folder of the history's own.
+
+    labels: where the first nodes stand, in order, "" for nowhere in particular. proxy: what stands before the store.
+    network: where each node is a host of its own; etcd has to serve at its address, too.
+    """
+
+    nodes: int = 4
+    slots: int = 1
+    steps: int = 60
+    seed: int = 17
+    layout: Layout | None = None
+    store: str | None = None
+    global_batch: int = 8
+    micro_batch: int = 2
+    blocks: int = 8
+    width: int = 208
+    context: int = 64
+    options: tuple[str, ...] = ()
+    conf: Mapping[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    script: Path = TRAIN_GPT
+    # How long the job may make no progress at all before the history is given up.
+    patience: float = 180.0
+    proxy: S3Proxy | None = field(default=None, compare=False, repr=False)
+    network: Network | None = field(default=None, compare=False, repr=False)
+
+    def arguments(self, *, store: str, events: Path, out: Path) -> tuple[str, ...]:
+        """Return the training script's arguments."""
+        layout = () if self.layout is None else (f"--layout={self.layout.request()}",)
+        return (
+            f"--steps={self.steps}",
+            f"--seed={self.seed}",
+            f"--global-batch={self.global_batch}",
+            f"--micro-batch={self.micro_batch}",
+            f"--blocks={self.blocks}",
+            f"--width={self.width}",
+            f"--context={self.context}",
+            f"--store={store}",
+            f"--events={events}",
+            f"--out={out}",
+            *layout,
+            *self.options,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The outcome of a history.
+
+    killed, dismissed: nodes ended by SIGKILL and by SIGTERM. undone: faults whose moment never came. failure: why it
+    was given up, or "". logs: by node, the end of what an agent printed that ended as it should not have.
+    store: the URL of its checkpoints. injections: what was done, and when. made: the faults that were made, and when.
+    hit: the node that each of `made` happened to, "" for none.
+    """
+
+    setting: Setting
+    faults: tuple[Fault, ...]
+    picture: Picture
+    digest: str | None
+    exit_codes: Mapping[str, int | None]
+    killed: tuple[str, ...]
+    undone: tuple[Fault, ...]
+    leftovers: tuple[str, ...]
+    dismissed: tuple[str, ...] = ()
+    failure: str = ""
+    logs: Mapping[str, str] = field(default_factory=dict)
+    store: str = ""
+    injections: tuple[Injection, ...] = ()
+    made: tuple[tuple[Fault, float], ...] = ()
+    hit: tuple[str, ...] = ()
+
+
+Watcher = Callable[[Picture], None]
+
+
+def play(
+    setting: Setting,
+    faults: Sequence[Fault] = (),
+    *,
+    etcd: Etcd,
+    workdir: Path,
+    name: str = "job",
+    watch: Watcher | None = None,
+    clock: Clock = SYSTEM,
+) -> Outcome:
+    """Play `faults` on a job of `setting` under `workdir` and return the outcome; `watch` sees each new picture."""
+    player = Player(setting, faults, etcd, workdir, name, watch, clock)
+    with player.cluster:
+        try:
+            failure = player.run()
+        finally:
+            player.undo()
+            player.close()
+        return player.outcome(faults, failure)
+
+
+class Player:
+    """A history while it is played. A longer one overrides `run`, and who is let in."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        faults: Sequence[Fault],
+        etcd: Etcd,
+        workdir: Path,
+        name: str,
+        watch: Watcher | None,
+        clock: Clock,
+        among: tuple[int, int] | None = None,
+    ) -> None:
+        self.setting, self.etcd, self.watch, self.clock = setting, etcd, watch, clock
+        self.waiting = list(faults)
+        self.picture = Picture()
+        self.out, events = workdir / "out", workdir / "events"
+        self.out.mkdir(parents=True)
+        events.mkdir()
+        self.follower = Follower(events)
+        self._events: list[Event] = []
+        self.injections: list[Injection] = []
+        self.made: list[tuple[Fault, float]] = []
+        self.hit: list[str] = []
+        self._later: list[tuple[float, Callable[[], object]]] = []
+        self._shared_memory = shared_memory()
+        self._joiners = [node_name(setting.nodes + i) for i in range(sum(isinstance(f, Join) for f in faults))]
+        self._labels = {node_name(number): labels for number, labels in enumerate(setting.labels)}
+        self._clouds = {fault.node: MetadataServer() for fault in faults if isinstance(fault, Announce)}
+        run_id = f"{name}-{uuid.uuid4().hex[:8]}"
+        self.store = f"{setting.store.rstrip('/')}/{run_id}" if setting.store else (workdir / "store").as_uri()
+        low, high = among or bounds(faults, setting.nodes)
+        self.cluster = Cluster(
+            Launch(
+                run_id=run_id,
+                endpoint=self._endpoint(),
+                script=setting.script,
+                script_args=(
+                    *setting.arguments(store=self.store, events=events, out=self.out),
+                    *dict.fromkeys(argument for fault in faults for argument in fault.arguments()),
+                ),
+                min_nodes=low,
+                max_nodes=high,
+                slots=setting.slots,
+                # The first generation waits for all nodes, however far apart their agents start on a busy machine.
+                conf={"mode": "resident", "last_call": "60" if high == setting.nodes else "8", **setting.conf},
+            ),
+            workdir / "nodes",
+            setting.network,
+        )
+
+    def _endpoint(self) -> str:
+        """Return where nodes reach etcd."""
+        if self.setting.network is None:
+            return self.etcd.endpoint
+        ports = (one.rpartition(":")[2] for one in self.etcd.endpoint.split(","))
+        return ",".join(f"{self.setting.network.address}:{port}" for port in ports)
+
+    def run(self) -> str:
+        started_at = self.clock.wall()
+        for number in range(self.setting.nodes):
+            self.start(node_name(number))
+        for name in self._joiners:
+            self.cluster.start_node(name, held=True)
+        heard = self.clock.monotonic()
+        while True:
+            self._kill_who_sleeps()
+            running = set(self.cluster.running())
+            new = self.follower.poll()
+            if new:
+                heard = self.clock.monotonic()
+                self._events += new
+                self.picture = picture(self._events, self.injections, started_at)
+                if self.watch is not None:
+                    self.watch(self.picture)
+            self.inject()
+            # A joiner that still waits at its gate when all others have ended would wait forever.
+            if running <= set(self._joiners) and not new:
+                return "" if not running else "the job ended before its joiners were let in"
+            if self.clock.monotonic() - heard > self.setting.patience:
+                return f"nothing happened for {self.setting.patience:.0f} s; {', '.join(sorted(running))} hang"
+            self.clock.sleep(0.01)
+
+    def outcome(self, faults: Sequence[Fault], failure: str) -> Outcome:
+        """Return what became of the job, before the cluster is closed."""
+        nodes = self.cluster.nodes
+        return Outcome(
+            setting=self.setting,
+            faults=tuple(faults),
+            picture=self.picture,
+            digest=self.digest(),
+            exit_codes=self.cluster.exit_codes(),
+            killed=tuple(node.name for node in nodes if node.killed),
+            dismissed=tuple(node.name for node in nodes if node.dismissed),
+            undone=tuple(self.waiting),
+            # A history that was given up is ended by force later: its leftovers prove nothing.
+            leftovers=() if failure else self.leftovers(),
+            failure=failure,
+            logs={
+                node.name: self.cluster.tail(node.name)
+                for node in nodes
+                if not node.killed and (node.alive or node.process.returncode)
+            },
+            store=self.store,
+            injections=tuple(self.injections),
+            made=tuple(self.made),
+            hit=tuple(self.hit),
+        )
+
+    def undo(self) -> None:
+        """Carry out pending actions at once: no etcd stays stopped, no store away, and no node slow."""
+        while self._later:
+            self._later.pop(0)[1]()
+
+    def close(self) -> None:
+        """End the metadata servers."""
+        for cloud in self._clouds.values():
+            cloud.close()
+
+    def digest(self) -> str | None:
+        try:
+            digest = json.loads((self.out / "result.json").read_text())["digest"]
+        except (FileNotFoundError, ValueError, KeyError):
+            return None
+        return str(digest)
+
+    def leftovers(self) -> tuple[str, ...]:
+        """Return what the job left behind, as text; waits a while for what ends by itself."""
+        return (
+            *map(str, self.cluster.leftovers()),
+            *(f"temporary file {path}" for path in self.cluster.files_left()),
+            *shared_memory_left(self._shared_memory),
+            *leases_left(self.etcd.client, self.root, alone=isinstance(self.etcd, EtcdCluster)),
+        )
+
+    def marked(self, step: int) -> str | None:
+        try:
+            return str(json.loads((self.out / mark_of(step)).read_text()).get("node") or "")
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def note(self, kind: str, node: str = "") -> None:
+        self.injections.append(Injection(kind=kind, node=node, at=self.clock.wall()))
+
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        self._later.append((self.clock.monotonic() + seconds, action))
+
+    def at_end(self, action: Callable[[], object]) -> None:
+        self._later.append((math.inf, action))
+
+    def start(self, name: str) -> None:
+        cloud, labels = self._clouds.get(name), self._labels.get(name, "")
+        conf = {"notices": "gcp", "notices_url": cloud.url} if cloud is not None else {}
+        self.cluster.start_node(name, conf=conf | ({"labels": labels} if labels else {}))
+
+    def release(self) -> None:
+        name = self._joiners.pop(0)
+        self.note("join", name)
+        self.cluster.release_node(name)
+
+    def preempt(self, name: str) -> None:
+        self._clouds[name].preempt()
+
+    def order_drain(self, name: str, seconds: float) -> bool:
+        if isinstance(self.etcd, EtcdCluster) and not self.etcd.serving:
+            return False
+        # An order is obeyed before it is written down here.
+        self.note("drain", name)
+        try:
+            with EtcdClient(self.etcd.endpoint) as client:
+                order_drain(client, self.root, name, seconds=seconds, by="chaos")
+        except UsageError:
+            # It has come back empty, and the node has not registered again.
+            self.injections.pop()
+            return False
+        return True
+
+    def revoke(self, name: str) -> bool:
+        with self.own_etcd.client() as client:
+            items, _revision = client.range(self.root + keys.MEMBERS)
+            leases = [item.lease for item in items if item.lease and f"/{name}@" in item.key]
+            if leases:
+                self.note("lease revoked", name)
+                client.revoke(leases[0])
+        return bool(leases)
+
+    @property
+    def own_etcd(self) -> EtcdCluster:
+        assert isinstance(self.etcd, EtcdCluster), "only an etcd of our own may be broken"
+        return self.etcd
+
+    @property
+    def own_server(self) -> EtcdServer:
+        assert isinstance(self.etcd, EtcdServer), "only the data of an etcd of one member may be replaced"
+        return self.etcd
+
+    @property
+    def network(self) -> Network:
+        assert self.setting.network is not None, "the nodes share one host"
+        return self.setting.network
+
+    @property
+    def proxy(self) -> S3Proxy:
+        assert self.setting.proxy is not None, "no proxy stands before this store"
+        return self.setting.proxy
+
+    @property
+    def store_folder(self) -> str:
+        return self.store.removeprefix("file://")
+
+    @property
+    def root(self) -> str:
+        return f"/elastic3d/{self.cluster.launch.run_id}/"
+
+    def inject(self) -> None:
+        now = self.clock.monotonic()
+        due = [item for item in self._later if item[0] <= now]
+        for item in due:
+            self._later.remove(item)
+            item[1]()
+        for fault in list(self.waiting):
+            now, before = self.clock.wall(), len(self.injections)
+            if fault.when.come(self.picture) and fault.make(self):
+                self.waiting.remove(fault)
+                self.made.append((fault, now))
+                self.hit.append(next((one.node for one in self.injections[before:]), ""))
+
+    def _kill_who_sleeps(self) -> None:
+        """Once all running nodes are stopped for good the job is over: kill them."""
+        asleep = [node.name for node in self.cluster.nodes if node.alive and node.stopped]
+        woken = {fault.node for fault in self.waiting if isinstance(fault, Continue)}
+        if asleep and not woken and set(self.cluster.running()) <= {*asleep, *self._joiners}:
+            for name in asleep:
+                self.cluster.kill_node(name)

@@ -1,0 +1,73 @@
+"""Jobs that are played while a person watches, who may end them at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from chaos.faults.fault import Fault
+from chaos.history.follow import Picture
+from chaos.playing.play import Etcd, Outcome, Setting, play
+from chaos.report.view import progress
+
+
+def play_watched(
+    setting: Setting, faults: Sequence[Fault], etcd: Etcd, workdir: Path, title: str, console: Console, *, name: str
+) -> Outcome:
+    """Play a history while a console shows it: as it is now on a terminal, line by line elsewhere."""
+    if not console.is_terminal:
+        console.print(title)
+        return play(setting, faults, etcd=etcd, workdir=workdir, name=name, watch=_Lines(console, setting))
+    with Live(progress(Picture(), setting, title), console=console, refresh_per_second=8) as live:
+        return play(
+            setting,
+            faults,
+            etcd=etcd,
+            workdir=workdir,
+            name=name,
+            watch=lambda picture: live.update(progress(picture, setting, title)),
+        )
+
+
+class _Lines:
+    """Print news line by line if the output is no terminal."""
+
+    def __init__(self, console: Console, setting: Setting) -> None:
+        self._console, self._setting = console, setting
+        self._shown = 0
+        self._step = 0
+
+    def __call__(self, picture: Picture) -> None:
+        for _, text in picture.news[self._shown :]:
+            self._console.print(f"  {text}", markup=False, highlight=False)
+        self._shown = len(picture.news)
+        if picture.step >= self._step + 10 or (picture.step == self._setting.steps and picture.step != self._step):
+            self._step = picture.step
+            last = picture.steps[-1]
+            loss = float.fromhex(last.loss)
+            self._console.print(f"  step {last.number}: loss {loss:.4f}, {last.seconds:.2f} s", highlight=False)
+
+
+@contextlib.contextmanager
+def clean_end() -> Iterator[None]:
+    """Raise at the first Ctrl-C or SIGTERM, and let no second one interrupt the cleanup."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def end(number: int, frame: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

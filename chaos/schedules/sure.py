@@ -1,0 +1,118 @@
+"""Schedules of which every fault surely finds its moment and its place, and whose promise is that the job goes on.
+
+`check` refuses what can never happen. A person may still order what may not happen, or what nobody promises to survive;
+what is drawn may not: a fault that was not made, or a state that was lost as promised, would say nothing of the job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from chaos.faults.etcd import EtcdPause, EtcdRestart, EtcdRestored
+from chaos.faults.fault import Fault, OfNode, Place
+from chaos.faults.network import Cut, CutFromEtcd
+from chaos.faults.orders import Announce, Drain, Terminate
+from chaos.faults.process import Flap, Freeze, Kill, KillCompanion, KillKeeper, KillTrainer, Pause, Slow, Stop
+from chaos.faults.store import StoreFlips, StoreGone
+from chaos.schedules.schedule import later
+from elastic3d.errors import UsageError
+
+SAVED = "checkpoint.committed"
+
+
+def of_trainers(fault: Fault) -> bool:
+    """Return whether it befalls a node's trainers, which a spare node has not."""
+    return isinstance(fault, KillTrainer | Freeze | Pause | Slow)
+
+
+def sure_ranks(nodes: int) -> int:
+    """Return how many of so many nodes any layout has ranks on, taking that it uses more than half of them."""
+    return 1 << (nodes.bit_length() - 1)
+
+
+def begins_generation(fault: Fault) -> bool:
+    """Return whether another generation follows for certain."""
+    return isinstance(fault, Kill | KillKeeper | KillCompanion | KillTrainer | Flap | Drain | Terminate)
+
+
+def saved_before(faults: Sequence[Fault], saved: int, last: int) -> list[Fault]:
+    """Return the faults, all losses of memory but the first only once a checkpoint is committed.
+
+    Two nodes may be all that hold a part of the state. saved: the step of the job's first checkpoint, 0 for none.
+    """
+    lost, made = False, []
+    for fault in faults:
+        if takes_memory(fault):
+            if lost and saved:
+                fault = dataclasses.replace(fault, when=dataclasses.replace(fault.when, event=SAVED))
+            lost = True
+        made.append(fault)
+    return made
+
+
+def takes_memory(fault: Fault) -> bool:
+    """Return whether a node is lost with what it holds, without a word before."""
+    return isinstance(fault, Kill | KillKeeper | KillCompanion | Stop | Flap | Cut | CutFromEtcd)
+
+
+def check_sure(faults: Sequence[Fault], *, nodes: int, slots: int = 1, least: int = 1, saved: bool = False) -> None:
+    """Raise UsageError where one of `faults` might not be made, or the job might rightly end by them.
+
+    least: nodes that have to be left of those the job starts with. saved: whether it commits a checkpoint in time.
+    """
+    losses = [fault for fault in faults if -1 in fault.CHANGES]
+    left = nodes - len(losses)
+    if left < least:
+        raise UsageError(f"{len(losses)} losses leave {left} of {nodes} nodes; {least} must be left")
+    for fault in faults:
+        _check_node(fault, faults)
+        rank = fault.node if isinstance(fault, OfNode) and of_trainers(fault) else ""
+        if rank.startswith("rank") and int(rank.removeprefix("rank")) // slots >= sure_ranks(left):
+            raise UsageError(f"{fault}: with {left} nodes left there may be no such rank")
+    _check_memory(faults, saved)
+    _check_outages(faults)
+
+
+def _check_node(fault: Fault, faults: Sequence[Fault]) -> None:
+    """Refuse what happens to a node that may be gone by then, or not be back yet."""
+    if not isinstance(fault, OfNode):
+        return
+    named = fault.node.startswith("node")
+    for loss in faults:
+        if loss is fault or -1 not in loss.CHANGES or not isinstance(loss, OfNode) or later(loss, fault):
+            continue
+        # A leader seals the generation without itself before it leaves, and nobody says who leads from then on.
+        if fault.node == "leader" and isinstance(loss, Drain | Terminate | Announce):
+            raise UsageError(f"{fault}: nobody may know who leads after {loss}")
+        # Nobody knows beforehand which node leads, or has rank 0.
+        if named and (loss.node == fault.node or not loss.node.startswith("node")):
+            raise UsageError(f"{fault}: {fault.node} may be gone by then, after {loss}")
+
+
+def _check_memory(faults: Sequence[Fault], saved: bool) -> None:
+    """Refuse losses of both copies of the state where no checkpoint can take their place."""
+    lost = [fault for fault in faults if takes_memory(fault)]
+    if len(lost) < 2:
+        return
+    if not saved:
+        raise UsageError(f"{lost[0]} and {lost[1]}: they may be all that hold the state, before a checkpoint has it")
+    for fault in faults:
+        if isinstance(fault, StoreGone | StoreFlips):
+            raise UsageError(f"{fault}: after {lost[0]} and {lost[1]} the state may have to come from the store")
+
+
+def _check_outages(faults: Sequence[Fault]) -> None:
+    """Refuse what waits for the end of an outage, which may be later than the job's."""
+    outages = [fault for fault in faults if isinstance(fault, EtcdPause | EtcdRestart | EtcdRestored)]
+    gone = [fault for fault in faults if isinstance(fault, StoreGone)]
+    for several in (outages, gone):
+        if len(several) > 1:
+            raise UsageError(f"{several[0]} and {several[1]}: the one may last until the job ends before the other")
+    for outage in outages:
+        if isinstance(outage, EtcdRestored):
+            continue
+        for fault in faults:
+            asks = fault.ABOUT.place is Place.ETCD or isinstance(fault, Drain)
+            if fault is not outage and asks and not later(outage, fault):
+                raise UsageError(f"{fault}: etcd may be away then, after {outage}")

@@ -1,0 +1,155 @@
+"""Runs of one job, each with a schedule and a number of nodes drawn by its own seed."""
+
+from __future__ import annotations
+
+import io
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from chaos.faults.catalogue import KINDS, feasible, kind_of, lacking
+from chaos.faults.fault import Need
+from chaos.report.random_documents import DrawnRun, RunVerdict, SkippedFault
+from chaos.schedules.draw import ORDINARY, draw_schedule, last_step
+from chaos.schedules.schedule import Schedule
+from chaos.score.playing import TRAIN_FAULTY
+from chaos.storms.storm import Job, Storm, keep, play_storm
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.errors import UsageError
+
+FEWEST = 2
+"""Nodes of the smallest job: with one, hardly anything can be lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chances:
+    """What is drawn from. words: of the catalogue. each: fewest and most faults of a run. nodes, slots: most of them.
+
+    least: nodes that every schedule leaves. steps, saved: of the job, and of its first checkpoint, 0 for none.
+    """
+
+    words: tuple[str, ...]
+    each: tuple[int, int]
+    nodes: int
+    slots: int = 1
+    least: int = 1
+    steps: int
+    saved: int = 0
+
+
+def draw_run(seed: int, chances: Chances, job: Job) -> tuple[Schedule, Job]:
+    """Return a schedule and the job with a number of nodes and slots: the same ones of the same seed.
+
+    UsageError where so many faults of these kinds cannot happen to the most nodes.
+    """
+    chance = random.Random(f"run {seed}")
+    fewest = min(max(FEWEST, chances.least), chances.nodes)
+    nodes, slots = chance.randint(fewest, chances.nodes), chance.randint(1, chances.slots)
+    faults = chance.randint(*chances.each)
+    while True:
+        try:
+            schedule = draw_schedule(
+                seed,
+                nodes=nodes,
+                steps=chances.steps,
+                faults=faults,
+                words=chances.words,
+                slots=slots,
+                least=chances.least,
+                saved=chances.saved,
+            )
+        except UsageError:
+            # Where that is too much for so few nodes, there are more of them.
+            if nodes >= chances.nodes:
+                raise
+            nodes += 1
+        else:
+            return schedule, replace(job, nodes=nodes, slots=slots)
+
+
+def words_of(given: str, slots: int) -> tuple[tuple[str, ...], tuple[SkippedFault, ...]]:
+    """Return the words to draw from, and those that are left out: of all, what this machine or any script lacks.
+
+    given: words with commas between, all of which are drawn, also what cannot be made here; "" for all ordinary ones.
+    """
+    if given:
+        words = tuple(word.strip() for word in given.split(","))
+        for word in words:
+            kind_of(word)
+        return words, ()
+    out: list[SkippedFault] = []
+    for word, kind in KINDS.items():
+        needs = kind.ABOUT.needs
+        missing = [lacking(need) for need in sorted(needs)]
+        if Need.SCRIPT in needs:
+            missing.append("the script would have to fail by itself; --faults names it all the same")
+        elif Need.HOSTS in needs:
+            missing.append("it lasts as long as a small job; --faults names it all the same")
+        elif word not in ORDINARY:
+            missing.append("it wakes what another one stops; --faults stop,cont draws both")
+        if Need.SLOTS in needs and slots < 2:
+            missing.append("nodes have one slot; give --slots 2")
+        if why := "; ".join(filter(None, missing)):
+            out.append(SkippedFault(fault=word, why=why))
+    left_out = {one.fault for one in out}
+    return tuple(word for word in ORDINARY if word not in left_out), tuple(out)
+
+
+def saved_step(checkpoints: Sequence[int], steps: int) -> int:
+    """Return the first checkpoint's step, 0 where it is one of the job's end."""
+    first = min(checkpoints, default=0)
+    return first if first <= last_step(steps) // 2 else 0
+
+
+def play_run(schedule: Schedule, job: Job, *, kept: Path, out: Path, clock: Clock = SYSTEM) -> DrawnRun:
+    """Play a drawn schedule and return what became of it; a run that failed is kept in a folder below `out`.
+
+    kept: the folder that has the undisturbed run. Nobody is told anything meanwhile.
+    """
+    began = clock.monotonic()
+    seed = schedule.seed
+    assert seed is not None
+    made = DrawnRun(
+        seed=seed,
+        nodes=job.nodes,
+        slots=job.slots,
+        faults=tuple(map(str, schedule.faults)),
+        verdict=RunVerdict.SKIPPED,
+        seconds=0.0,
+        skipped=(),
+        broken=(),
+        generations=0,
+        steps_repeated=0,
+        folder=None,
+    )
+    faulty = Path(job.script).resolve() == TRAIN_FAULTY.resolve()
+    makes, skips = feasible(schedule.faults, slots=job.slots, faulty=faulty)
+    made = replace(made, skipped=tuple(SkippedFault(fault=str(fault), why=why) for fault, why in skips))
+    if not makes:
+        return made
+    with tempfile.TemporaryDirectory(prefix="elastic3d-chaos-") as folder:
+        workdir = Path(folder)
+        storm = play_storm(schedule, job, workdir=workdir, kept=kept, console=Console(file=io.StringIO()))
+        name = f"failed-{seed}"
+        where = None if storm.kept else keep(storm, job, out, workdir, name)
+    views = storm.outcome.picture.generations
+    return replace(
+        made,
+        verdict=verdict_of(storm),
+        seconds=round(clock.monotonic() - began, 2),
+        broken=storm.verdict.broken,
+        generations=len(views),
+        steps_repeated=sum(view.steps_repeated for view in views),
+        folder=None if where is None else str(where),
+    )
+
+
+def verdict_of(storm: Storm) -> RunVerdict:
+    """Return what a storm shows."""
+    if not storm.kept:
+        return RunVerdict.BROKEN
+    return RunVerdict.PARTLY if storm.skipped else RunVerdict.KEPT

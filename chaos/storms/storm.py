@@ -1,0 +1,226 @@
+"""One schedule on one job of anybody's script: what happened to it, and the folder from which it is replayed.
+
+The folder has `schedule.toml`, `job.json` with the script and the nodes, `verdict.json`, the plot of the losses,
+`report.html` for people with `picture.json`, of which it is made, and of a run in which a promise was broken its logs
+and events.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from chaos.faults.catalogue import feasible
+from chaos.faults.fault import Fault, Need
+from chaos.history.follow import Event, Follower, Picture
+from chaos.judging.notices import Notice, notices
+from chaos.judging.oracle import Verdict, judge
+from chaos.judging.oracle import document as history_document
+from chaos.machine.hung_files import HungFiles
+from chaos.machine.network import Network
+from chaos.playing.own_script import ScriptSetting, known_steps, quiet_run
+from chaos.playing.play import Outcome
+from chaos.report.facts import Points, RunFacts, facts
+from chaos.report.folder import PICTURE, write_report
+from chaos.report.plot import loss_plot
+from chaos.report.watching import play_watched
+from chaos.schedules.files import load, to_toml
+from chaos.schedules.schedule import Schedule, check
+from chaos.score.playing import TRAIN_FAULTY
+from chaos.servers.etcd import EtcdCluster, EtcdServer
+from chaos.servers.proxied_store import proxied_store
+from chaos.storms.folders import free_folder
+from elastic3d.errors import UsageError
+from elastic3d.values import from_json, to_json
+
+SCHEMA = 1
+SCHEDULE, JOB, VERDICT = "schedule.toml", "job.json", "verdict.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is needed to start a job again. script: an absolute path. arguments: what ScriptSetting calls `given`."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    nodes: int = 4
+    slots: int = 1
+    seed: int = 17
+    conf: dict[str, str] = field(default_factory=dict)
+    patience: float = 180.0
+
+    def setting(self) -> ScriptSetting:
+        """Return the job as it is played; UsageError where there is no such script."""
+        target = Path(self.script)
+        if not target.is_file():
+            raise UsageError(f"--script {self.script}: there is no such file")
+        return ScriptSetting(
+            target=target,
+            given=self.arguments,
+            nodes=self.nodes,
+            slots=self.slots,
+            seed=self.seed,
+            conf=self.conf,
+            patience=self.patience,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storm:
+    """What became of a schedule. skipped: faults that were not made, and why. notices: of those made that have a
+    detector, in order. events: of all nodes. quiet: the undisturbed run as its events show it, if there was one."""
+
+    schedule: Schedule
+    outcome: Outcome
+    verdict: Verdict
+    skipped: tuple[tuple[Fault, str], ...]
+    notices: tuple[Notice, ...]
+    events: tuple[Event, ...] = ()
+    quiet: Picture | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether every promise held, as far as faults were made."""
+        return self.verdict.kept
+
+    def document(self) -> dict[str, Any]:
+        """Return it as the one JSON document that `elastic3d chaos run --json` prints."""
+        return {
+            "schema": SCHEMA,
+            "kept": self.kept,
+            "made": [str(fault) for fault, _ in self.outcome.made],
+            "skipped": [{"fault": str(fault), "why": why} for fault, why in self.skipped],
+            "inexact": [str(fault) for fault in self.schedule.inexact],
+            "noticed": [
+                {"fault": str(notice.fault), "by": notice.detector, "after": _rounded(notice.after)}
+                for notice in self.notices
+            ],
+            "broken": list(self.verdict.broken),
+            "promises": [{**to_json(promise), "held": promise.held} for promise in self.verdict.promises],
+            **history_document(self.outcome, self.verdict),
+        }
+
+
+def play_storm(
+    schedule: Schedule, job: Job, *, workdir: Path, kept: Path, console: Console, compare: bool = True
+) -> Storm:
+    """Play the undisturbed job, unless `kept` has it, then the job with the schedule; judge the one by the other.
+
+    compare: with False the undisturbed job is not played, and steps of the schedule are not checked beforehand.
+    UsageError where the schedule cannot happen to this job.
+    """
+    setting = job.setting()
+    check(schedule.faults, nodes=job.nodes, slots=job.slots)
+    makes, skipped = feasible(
+        schedule.faults, slots=job.slots, faulty=setting.target.resolve() == TRAIN_FAULTY.resolve()
+    )
+    for fault, why in skipped:
+        console.print(f"skipped: {fault}: {why}", style="yellow", markup=False)
+    if not makes:
+        raise UsageError("nothing is left of the schedule that can be made here")
+    quiet = None
+    if compare:
+        setting, quiet = undisturbed(job, workdir=workdir, kept=kept, console=console)
+        check(schedule.faults, nodes=job.nodes, steps=setting.steps, slots=job.slots)
+    with ExitStack() as stack:
+        needs = {need for fault in makes for need in fault.ABOUT.needs}
+        network = stack.enter_context(Network()) if Need.HOSTS in needs else None
+        also = "" if network is None else network.address
+        etcd = stack.enter_context(EtcdCluster(3, also=also) if Need.MEMBERS in needs else EtcdServer(also=also))
+        setting = replace(setting, network=network)
+        if Need.FUSE in needs:
+            hung = stack.enter_context(HungFiles(workdir / "hung"))
+            setting = replace(setting, given=(*setting.given, f"--hung={hung.folder}"))
+        if Need.S3 in needs:
+            url, proxy = stack.enter_context(proxied_store())
+            setting = replace(setting, store=url, proxy=proxy)
+        title = f"The job: {', '.join(map(str, makes))}"
+        outcome = play_watched(setting, makes, etcd, workdir / "job", title, console, name="chaos")
+    if quiet is None:
+        setting = known_steps(setting, outcome)
+        outcome = replace(outcome, setting=setting)
+    events = tuple(Follower(workdir / "job" / "events").poll())
+    return Storm(
+        schedule=schedule,
+        outcome=outcome,
+        verdict=judge(outcome, quiet, all_known=not any(one.startswith("--fault") for one in job.arguments)),
+        skipped=skipped,
+        notices=tuple(notices(outcome, events)),
+        events=events,
+        quiet=None if quiet is None else quiet.picture,
+    )
+
+
+def undisturbed(job: Job, *, workdir: Path, kept: Path, console: Console) -> tuple[ScriptSetting, Outcome]:
+    """Return the job, with how long it is, and its undisturbed run, which is played unless `kept` has it.
+
+    UsageError where it fails by itself.
+    """
+    setting = job.setting()
+
+    def played() -> Outcome:
+        with EtcdServer() as etcd:
+            return play_watched(setting, (), etcd, workdir / "quiet", "The job undisturbed", console, name="quiet")
+
+    quiet = quiet_run(setting, kept, played)
+    if quiet.digest is None:
+        for name, log in list(quiet.logs.items())[:1]:
+            console.print(f"The end of {name}'s log", log, sep="\n", markup=False, highlight=False)
+    setting = known_steps(setting, quiet)
+    if quiet.digest is None:
+        raise UsageError(f"{setting.target.name}: it fails undisturbed: {quiet.failure or 'it left no digest'}")
+    return setting, quiet
+
+
+def keep(storm: Storm, job: Job, out: Path, workdir: Path, name: str = "") -> Path:
+    """Write the folder of a storm below `out` and return it. name: by default, how it went and the job's seed."""
+    name = name or f"{'passed' if storm.kept else 'failed'}-{job.seed}"
+    folder = free_folder(out, name)
+    folder.mkdir(parents=True)
+    (folder / SCHEDULE).write_text(to_toml(storm.schedule))
+    (folder / JOB).write_text(json.dumps(to_json(job), indent=2) + "\n")
+    (folder / VERDICT).write_text(json.dumps(storm.document(), indent=2) + "\n")
+    (folder / "loss.svg").write_text(loss_plot(storm.outcome.picture, None))
+    (folder / PICTURE).write_text(json.dumps(to_json(_facts(storm, job))) + "\n")
+    write_report(folder)
+    if not storm.kept:
+        shutil.copytree(workdir / "job" / "events", folder / "events", dirs_exist_ok=True)
+        for log in sorted((workdir / "job" / "nodes").glob("*/agent.log")):
+            shutil.copy(log, folder / f"{log.parent.name}.log")
+    return folder
+
+
+def _facts(storm: Storm, job: Job) -> RunFacts:
+    quiet = () if storm.quiet is None else storm.quiet.steps
+    return facts(
+        storm.outcome,
+        storm.verdict,
+        storm.events,
+        script=job.script,
+        arguments=job.arguments,
+        faults=storm.schedule.faults,
+        skipped=storm.skipped,
+        noticed=storm.notices,
+        quiet=Points(steps=tuple(step.number for step in quiet), losses=tuple(step.loss for step in quiet)),
+    )
+
+
+def kept_storm(folder: Path) -> tuple[Schedule, Job]:
+    """Return the schedule and the job of a folder that `keep` wrote; UsageError where it is none."""
+    try:
+        job = from_json(Job, json.loads((folder / JOB).read_text()))
+    except OSError as error:
+        raise UsageError(f"{folder}: it is no folder of a run: {JOB}: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{folder / JOB}: it is no job: {error}") from None
+    return load(folder / SCHEDULE, nodes=job.nodes), job
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 2)

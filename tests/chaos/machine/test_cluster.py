@@ -1,0 +1,120 @@
+"""A local cluster of torchrun agents, with torch's own rendezvous and a script that does nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from chaos.machine.cluster import Cluster, Launch
+from chaos.machine.processes import MARK, end_all, leashed, marked, wait_until
+
+WAITS = """
+import os, pathlib, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+(folder / f"started-{os.environ['RANK']}").write_text(str(child.pid))
+while not (folder / "end").exists():
+    time.sleep(0.05)
+child.kill()
+child.wait()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "waits.py"
+    path.write_text(textwrap.dedent(WAITS))
+    return path
+
+
+def launch(script: Path, folder: Path) -> Launch:
+    return Launch(
+        run_id="cluster-test",
+        endpoint="127.0.0.1:0",
+        backend="c10d",
+        conf={"is_host": "true"},
+        slots=2,
+        script=script,
+        script_args=(str(folder),),
+    )
+
+
+def test_the_command_line_is_that_of_torchrun(tmp_path: Path) -> None:
+    """A person could type it: every option is torchrun's own."""
+    command = Launch(
+        run_id="gpt",
+        endpoint="127.0.0.1:2379",
+        script=Path("train.py"),
+        script_args=("--steps=3",),
+        min_nodes=2,
+        max_nodes=4,
+        conf={"mode": "resident"},
+    ).command({"node": "node1"}, tmp_path)
+    assert command == [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2:4", "--nproc-per-node=1", "--rdzv-backend=etcd"),
+        *("--rdzv-endpoint=127.0.0.1:2379", "--rdzv-id=gpt", "--rdzv-conf=mode=resident,node=node1"),
+        *("--local-addr=127.0.0.1", "--max-restarts=0", f"--log-dir={tmp_path}", "train.py", "--steps=3"),
+    ]
+
+
+@pytest.mark.gloo
+def test_a_cluster_starts_waits_and_returns_the_exit_codes(script: Path, tmp_path: Path) -> None:
+    """Agents end by themselves, and leave nothing behind."""
+    with Cluster(launch(script, tmp_path), tmp_path / "nodes") as cluster:
+        node = cluster.start_node("node0")
+        assert wait_until((tmp_path / "started-1").exists, 60), cluster.tail("node0")
+        assert len(node.keepers()) == 2
+        assert {process.pid for process in marked(cluster.mark)} > set(node.keepers())
+        (tmp_path / "end").touch()
+        assert cluster.wait(60) == {"node0": 0}, cluster.tail("node0")
+        assert cluster.leftovers() == []
+
+
+@pytest.mark.gloo
+def test_leaving_the_block_ends_the_orphans_of_a_killed_agent(script: Path, tmp_path: Path) -> None:
+    """They are found by their mark, even in a session of their own, and ended by pid."""
+    with Cluster(launch(script, tmp_path), tmp_path / "nodes") as cluster:
+        cluster.start_node("node0")
+        assert wait_until((tmp_path / "started-1").exists, 60), cluster.tail("node0")
+        cluster.kill_node("node0")
+        assert cluster.wait(10) == {"node0": -9}
+        assert len(cluster.leftovers(grace=0.2)) >= 2
+    assert marked(cluster.mark) == []
+
+
+def test_a_leashed_process_dies_with_its_starter() -> None:
+    """SIGKILL to the owner of a cluster kills its agents too."""
+    code = (
+        "import subprocess, sys, time; from chaos.machine.processes import leashed\n"
+        "child = subprocess.Popen(leashed([sys.executable, '-c', 'import time; time.sleep(600)']))\n"
+        "print(child.pid, flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with holder:
+        assert holder.stdout is not None
+        pid = int(holder.stdout.readline())
+        os.kill(pid, 0)
+        holder.kill()
+    assert wait_until(lambda: not _lives(pid), 5)
+
+
+def test_marked_processes_are_found_and_ended() -> None:
+    """The mark is inherited; processes are ended by pid, never by name."""
+    environment = {**os.environ, MARK: "found-and-ended"}
+    command = leashed([sys.executable, "-c", "import time; time.sleep(600)"])
+    with subprocess.Popen(command, env=environment) as process:
+        assert wait_until(lambda: [one.pid for one in marked("found-and-ended")] == [process.pid], 5)
+        assert end_all("found-and-ended") == []
+        assert process.wait(5) == -9
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,319 @@
+"""Runs with drawn schedules: what is drawn surely happens, what is told of it, and how a failing one is made small."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from chaos.commands.app import app
+from chaos.commands.random_storms import exit_code, line, numbers, seeds, summary
+from chaos.commands.shrink import failed
+from chaos.faults.catalogue import KINDS
+from chaos.faults.etcd import EtcdEmpty, EtcdPause, EtcdRestart, Revoke
+from chaos.faults.fault import Fault, Need
+from chaos.faults.moment import When
+from chaos.faults.orders import Drain, Join
+from chaos.faults.process import Flap, Kill, KillTrainer, Pause
+from chaos.faults.store import StoreBusy, StoreGone
+from chaos.report import junit
+from chaos.report.random_documents import DrawnRun, RandomDocument, RunVerdict, SkippedFault
+from chaos.schedules.as_test import as_test
+from chaos.schedules.draw import ORDINARY, draw_schedule, last_step
+from chaos.schedules.files import parse
+from chaos.schedules.schedule import Schedule, check
+from chaos.schedules.smaller import smaller, smallest
+from chaos.schedules.sure import SAVED, check_sure, takes_memory
+from chaos.storms.random_runs import Chances, draw_run, play_run, saved_step, words_of
+from chaos.storms.storm import Job
+from elastic3d.errors import UsageError
+
+A, B = When(step=5), When(step=9)
+JOB = Job(script="train.py", seed=7)
+CHANCES = Chances(words=ORDINARY, each=(3, 5), nodes=4, steps=40, saved=5)
+
+
+def test_drawn_schedules_surely_happen() -> None:
+    """Some node is left, the state is in a checkpoint before both copies may be gone, and nothing comes too late."""
+    for seed in range(100):
+        schedule, job = draw_run(seed, CHANCES, JOB)
+        assert (schedule, job) == draw_run(seed, CHANCES, JOB)
+        assert 3 <= len(schedule.faults) <= 5
+        assert 2 <= job.nodes <= 4
+        check(schedule.faults, nodes=job.nodes, steps=40)
+        check_sure(schedule.faults, nodes=job.nodes, saved=True)
+        assert all(fault.when.step <= last_step(40) == 35 for fault in schedule.faults)
+        lost = [fault for fault in schedule.faults if takes_memory(fault)]
+        assert sum(fault.when.event == SAVED for fault in lost) >= len(lost) - 1
+
+
+def test_draws_cover_every_kind_layout_and_moment() -> None:
+    """All words that any script can meet, every number of nodes, two slots, faults together and in recoveries."""
+    runs = [draw_run(seed, Chances(**{**_values(CHANCES), "slots": 2}), JOB) for seed in range(300)]
+    faults = [fault for schedule, _ in runs for fault in schedule.faults]
+    assert {fault.WORD for fault in faults} == {*ORDINARY}
+    assert {(job.nodes, job.slots) for _, job in runs} == {(n, s) for n in (2, 3, 4) for s in (1, 2)}
+    assert any(fault.when.generation for fault in faults)
+    assert any(len({fault.when for fault in schedule.faults}) < len(schedule.faults) for schedule, _ in runs)
+
+
+def _values(chances: Chances) -> dict[str, object]:
+    return {name: getattr(chances, name) for name in Chances.__dataclass_fields__}
+
+
+def test_a_small_job_gets_more_nodes_where_its_faults_need_them() -> None:
+    """Up to the most that were asked for; beyond that it is refused."""
+    chances = Chances(words=("drain",), each=(3, 3), nodes=4, steps=40, saved=5)
+    assert {draw_run(seed, chances, JOB)[1].nodes for seed in range(20)} == {4}
+    with pytest.raises(UsageError, match="4 faults cannot happen to 4 nodes in 40 steps; ask for 3"):
+        draw_run(1, Chances(words=("drain",), each=(4, 4), nodes=4, steps=40), JOB)
+
+
+def test_nodes_that_the_script_needs_are_left() -> None:
+    """As many as `--least` says."""
+    for seed in range(50):
+        schedule, job = draw_run(seed, Chances(**{**_values(CHANCES), "least": 2}), JOB)
+        assert job.nodes - sum(-1 in fault.CHANGES for fault in schedule.faults) >= 2
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        ([Kill(node="node0", when=A), Flap(node="node1", when=B)], "2 losses leave 0 of 2 nodes"),
+        ([Kill(node="leader", when=A), Revoke(node="node1", when=B)], "node1 may be gone by then, after kill leader"),
+        ([Flap(node="node1", when=A), KillTrainer(node="node1", when=B)], "node1 may be gone by then"),
+        ([Drain(node="node0", when=A), Revoke(node="leader", when=B)], "nobody may know who leads after drain"),
+        ([Kill(node="node0", when=A), KillTrainer(node="rank1", when=B)], "there may be no such rank"),
+        ([EtcdPause(when=A), Drain(node="node0", when=B)], "etcd may be away then, after pause etcd"),
+        ([EtcdPause(when=A), EtcdRestart(when=B)], "the one may last until the job ends"),
+        ([StoreGone(when=A), StoreGone(when=B)], "the one may last until the job ends"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(str(fault) for fault in value),
+)
+def test_what_may_not_happen_is_not_drawn(faults: list[Fault], message: str) -> None:
+    """Though a schedule may have it."""
+    check(faults, nodes=2, steps=40)
+    with pytest.raises(UsageError, match=message):
+        check_sure(faults, nodes=2, saved=True)
+
+
+def test_both_copies_of_the_state_are_lost_only_after_a_checkpoint() -> None:
+    """And not while the store may be gone."""
+    lost = [Kill(node="node0", when=A), Flap(node="node1", when=B)]
+    check_sure(lost, nodes=4, saved=True)
+    with pytest.raises(UsageError, match="they may be all that hold the state"):
+        check_sure(lost, nodes=4)
+    with pytest.raises(UsageError, match="the state may have to come from the store"):
+        check_sure([*lost, StoreGone(when=A)], nodes=4, saved=True)
+    assert (saved_step((10, 20, 40), 40), saved_step((40,), 40), saved_step((), 40)) == (10, 0, 0)
+
+
+def test_a_folder_and_an_object_store_are_not_one_stores_faults() -> None:
+    """A job has one store."""
+    with pytest.raises(UsageError, match="one is of a store in a folder"):
+        check([StoreGone(when=A), StoreBusy(when=B)], nodes=4)
+
+
+def test_what_cannot_be_made_is_left_out_by_name() -> None:
+    """Unless it is asked for: then it is drawn, and skipped."""
+    words, left_out = words_of("", 1)
+    assert {*words} | {one.fault for one in left_out} == {*KINDS}
+    assert {"cont", "kill-companion", "flip"} <= {one.fault for one in left_out}
+    assert all(one.why for one in left_out)
+    assert "kill-companion" in words_of("", 2)[0]
+    assert words_of("kill, blocked", 1) == (("kill", "blocked"), ())
+    with pytest.raises(UsageError, match="no fault 'kil'"):
+        words_of("kil", 1)
+    assert {word for word in ORDINARY if Need.SCRIPT in KINDS[word].ABOUT.needs} == set()
+
+
+def test_a_run_of_which_nothing_can_be_made_is_skipped(tmp_path: Path) -> None:
+    """And was not played."""
+    schedule = draw_schedule(3, nodes=4, steps=40, faults=2, words=["spin", "lock"])
+    run = play_run(schedule, JOB, kept=tmp_path, out=tmp_path)
+    assert (run.verdict, run.seed, len(run.skipped)) == (RunVerdict.SKIPPED, 3, 2)
+
+
+def run(seed: int, verdict: RunVerdict, **more: object) -> DrawnRun:
+    values: dict[str, object] = {
+        "seed": seed,
+        "nodes": 3,
+        "slots": 1,
+        "faults": ("kill node1@5", "join @9"),
+        "verdict": verdict,
+        "seconds": 2.5,
+        "skipped": (),
+        "broken": (),
+        "generations": 3,
+        "steps_repeated": 1,
+        "folder": None,
+    }
+    return DrawnRun(**{**values, **more})  # type: ignore[arg-type]
+
+
+SKIPPED = SkippedFault(fault="join @9", why="no gate")
+KEPT = run(7, RunVerdict.KEPT)
+BROKEN = run(8, RunVerdict.BROKEN, broken=("digest \x1b[1m0ab, undisturbed 1", "<left>"), folder="out/failed-8")
+PARTLY = run(9, RunVerdict.PARTLY, skipped=(SKIPPED,))
+NOTHING = run(10, RunVerdict.SKIPPED, skipped=(SKIPPED, SKIPPED), generations=0, steps_repeated=0)
+
+
+def document(*runs: DrawnRun) -> RandomDocument:
+    return RandomDocument(script="train.py", seed=7, steps=40, left_out=(), runs=runs, interrupted=False)
+
+
+def test_runs_as_junit_xml(tmp_path: Path) -> None:
+    """A test case each; what was not wholly played is skipped, and what XML cannot hold is replaced."""
+    junit.write(document(KEPT, BROKEN, PARTLY, NOTHING), tmp_path / "new" / "chaos.xml")
+    (suite,) = ElementTree.parse(tmp_path / "new" / "chaos.xml").getroot()
+    assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped", "time")} == {
+        "tests": "4",
+        "failures": "1",
+        "errors": "0",
+        "skipped": "2",
+        "time": "10.00",
+    }
+    kept, broken, partly, nothing = suite
+    assert (kept.get("classname"), kept.get("name")) == ("train.py", "seed 7: 3 nodes x 1: kill node1@5, join @9")
+    assert list(kept) == []
+    (failure,) = broken
+    assert failure.get("message") == "digest \N{REPLACEMENT CHARACTER}[1m0ab, undisturbed 1"
+    assert failure.text is not None
+    assert failure.text.splitlines()[1:] == ["<left>", "replay: elastic3d chaos replay out/failed-8"]
+    assert [one.tag for one in (*partly, *nothing)] == ["skipped", "skipped"]
+    assert partly[0].get("message") == "join @9: no gate"
+
+
+def test_what_is_told_of_runs() -> None:
+    """A line each, with what to do next for one that failed, and the totals."""
+    assert str(line(KEPT)) == "seed 7: 3 nodes: kill node1@5, join @9: kept, 2.5 s"
+    assert str(line(BROKEN)).splitlines()[-2:] == [
+        "    elastic3d chaos replay out/failed-8",
+        "    elastic3d chaos shrink out/failed-8",
+    ]
+    assert "skipped: join @9: no gate" in str(line(PARTLY))
+    told = io.StringIO()
+    Console(width=200, file=told).print(summary(document(KEPT, BROKEN, PARTLY, NOTHING)))
+    assert re.findall(r"\d+", told.getvalue()) == ["4", "1", "1", "1", "1", "8", "3", "9", "3", "10"]
+    codes = [exit_code(document(*runs)) for runs in ((KEPT,), (KEPT, PARTLY), (NOTHING,), (PARTLY, BROKEN))]
+    assert codes == [0, 4, 4, 1]
+
+
+def test_runs_end_by_their_number_or_by_time() -> None:
+    """One is played in any case."""
+
+    def clock(*times: float) -> Iterator[float]:
+        yield from times
+
+    assert list(seeds(7, 3, None, lambda: 0.0)) == [7, 8, 9]
+    assert len(list(seeds(1, None, None, lambda: 0.0))) == 10
+    ticks = clock(0.0, 30.0, 61.0)
+    assert list(seeds(7, None, 1.0, lambda: next(ticks))) == [7, 8]
+    ticks = clock(0.0, 1.0)
+    assert list(seeds(7, 5, 0.0, lambda: next(ticks))) == [7]
+    assert (numbers("3"), numbers("2..5")) == ((3, 3), (2, 5))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--each", "5..3"], "--each '5..3': give a number"),
+        (["--each", "none"], "--each 'none': give a number"),
+        (["--faults", "kil"], "no fault 'kil'"),
+        (["--least", "5"], "--least 5: it is more than --nodes 4"),
+        (["--script", "none.py"], "none.py: there is no such file"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+    """With exit code 2, one line on standard error, and nothing on standard output."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    result = CliRunner().invoke(app, ["random", "--script", str(script), "--json", *arguments])
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+FAULTS = (EtcdPause(seconds=4.0, when=A), Kill(node="node1", when=B), Join(when=B), EtcdEmpty(when=A))
+
+
+def test_a_schedule_is_made_small() -> None:
+    """What does not matter is left out, and what is left is made milder; nothing is tried twice."""
+    tried: list[tuple[Fault, ...]] = []
+
+    def fails(schedule: Schedule) -> bool:
+        tried.append(schedule.faults)
+        return any(isinstance(fault, EtcdPause) and fault.seconds >= 1 for fault in schedule.faults)
+
+    left = smallest(Schedule(faults=FAULTS, seed=7), fails, tries=20, nodes=4)
+    assert left == Schedule(faults=(EtcdPause(seconds=1.0, when=A),), seed=7)
+    assert len(tried) == len(set(tried)) <= 8
+
+
+def test_it_ends_after_so_many_tries_or_when_time_is_over() -> None:
+    """With the smallest one until then."""
+    tried: list[Schedule] = []
+
+    def fails(schedule: Schedule) -> bool:
+        tried.append(schedule)
+        return True
+
+    assert len(smallest(Schedule(faults=FAULTS), fails, tries=1, nodes=4).faults) == 2
+    assert smallest(Schedule(faults=FAULTS), fails, tries=9, nodes=4, going=lambda: len(tried) < 1).faults == FAULTS
+    assert len(tried) == 1
+
+
+def test_what_cannot_happen_is_not_tried() -> None:
+    """Here the second generation never comes without a death; a moment is made plainer."""
+    first, second = Kill(node="node1", when=A), Pause(node="node2", when=When(generation=2))
+    candidates: list[Schedule] = []
+    smallest(Schedule(faults=(first, second)), lambda one: bool(candidates.append(one)), tries=9, nodes=4)
+    assert (second,) not in [one.faults for one in candidates]
+    waits = Kill(node="node1", when=When(step=5, event=SAVED))
+    assert [one.faults for one in smaller(Schedule(faults=(waits,)))] == [(first,)]
+
+
+def a_kept_join(folder: Path) -> None:
+    """Write what is kept of a run, but for its verdict."""
+    (folder / "job.json").write_text('{"script": "train.py"}')
+    (folder / "schedule.toml").write_text("[[fault]]\ndo = 'join'\nat = {step = 3}\n")
+
+
+def test_failures_are_alike_by_the_promise_and_not_by_numbers(tmp_path: Path) -> None:
+    """The judge's first one is taken, whatever its text says: a job that hangs breaks most others, too."""
+    a_kept_join(tmp_path)
+    for text in ("nothing happened for 180 s; node1 hangs", "nothing happened for 90 s; node2, node3 hang"):
+        promises = [{"says": "all is left as it was", "broken": []}, {"says": "it goes on", "broken": [text]}]
+        promises.append({"says": "the same bits", "broken": ["digest 0a, undisturbed 1b"]})
+        (tmp_path / "verdict.json").write_text(json.dumps({"promises": promises}))
+        assert failed(tmp_path)[2] == "it goes on"
+
+
+def test_only_what_failed_is_made_small(tmp_path: Path) -> None:
+    """A folder of a run that passed, or of none, is refused."""
+    result = CliRunner().invoke(app, ["shrink", str(tmp_path)])
+    assert (result.exit_code, "no folder of a run" in result.stderr) == (2, True)
+    a_kept_join(tmp_path)
+    (tmp_path / "verdict.json").write_text(json.dumps({"promises": []}))
+    result = CliRunner().invoke(app, ["shrink", str(tmp_path)])
+    assert (result.exit_code, "every promise held in this run" in result.stderr) == (2, True)
+
+
+def test_what_is_left_is_a_test(tmp_path: Path) -> None:
+    """It has the job and the schedule, whatever is in the arguments."""
+    job = Job(script="/x/train.py", arguments=('--a="b"', "--steps=40"), nodes=3, conf={"mode": "x"}, patience=90.0)
+    schedule = Schedule(faults=FAULTS, seed=7)
+    text = as_test(schedule, job, name="7", promise="the same bits")
+    names: dict[str, object] = {}
+    exec(compile(text, "test_found_7.py", "exec"), names)
+    assert names["JOB"] == job
+    assert parse(tomllib.loads(str(names["SCHEDULE"])), "schedule", nodes=3) == schedule
+    assert callable(names["test_found_7"])

@@ -1,0 +1,178 @@
+"""A schedule on somebody's script: what is kept of it, what it is compared with, and what is refused beforehand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from chaos.commands.app import app
+from chaos.faults.etcd import EtcdPause
+from chaos.faults.moment import When
+from chaos.faults.orders import Join
+from chaos.faults.process import Kill, KillCompanion
+from chaos.history.follow import picture
+from chaos.judging.notices import notices
+from chaos.judging.oracle import judge
+from chaos.playing.own_script import ScriptSetting, known_steps, quiet_key, quiet_run
+from chaos.playing.play import Outcome
+from chaos.schedules.schedule import Schedule
+from chaos.storms.storm import Job, Storm, keep, kept_storm
+from elastic3d.errors import UsageError
+from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, sealed, step
+
+KILL, JOIN = Kill(node="node1", when=When(step=3)), Join(when=When(event="peer.lost"))
+PAUSE = EtcdPause(seconds=2.0, when=When(step=4))
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Return a script that is only read."""
+    path = tmp_path / "train.py"
+    path.write_text("import elastic3d\n")
+    return path
+
+
+def setting(script: Path) -> ScriptSetting:
+    return ScriptSetting(target=script, given=("--seed={seed}", "--data={out}/x", "--other={here}"), seed=7)
+
+
+def quiet(setting: ScriptSetting) -> Outcome:
+    """Return an undisturbed run of six steps."""
+    events = [sealed(1, 0.0, "start", ["node0", "node1"]), *(step(n, float(n), 1) for n in range(1, 7))]
+    return Outcome(
+        setting=setting,
+        faults=(),
+        picture=picture(events),
+        digest="abc",
+        exit_codes={"node0": 0, "node1": 0},
+        killed=(),
+        undone=(),
+        leftovers=(),
+    )
+
+
+def storm(setting: ScriptSetting, digest: str = "abc") -> Storm:
+    """Return what became of a job of which node1 was killed, and node4 let in."""
+    calm = quiet(setting)
+    outcome = replace(
+        calm,
+        setting=known_steps(setting, calm),
+        faults=(KILL, JOIN),
+        picture=picture(a_death_and_a_join()),
+        digest=digest,
+        killed=("node1",),
+        made=((KILL, 12.0), (JOIN, 13.0)),
+    )
+    lost = event("peer.lost", 12.75, peer="node1", evidence="")
+    return Storm(
+        schedule=Schedule(faults=(KILL, JOIN, PAUSE), seed=7),
+        outcome=outcome,
+        verdict=judge(outcome, calm),
+        skipped=((KillCompanion(node="node0", when=When(step=3)), "one slot"),),
+        notices=tuple(notices(outcome, [lost])),
+    )
+
+
+def test_a_scripts_arguments_are_filled_in(script: Path) -> None:
+    """With the places of this run; other braces are the script's own."""
+    given = setting(script).arguments(store="file:///s", events=Path("/e"), out=Path("/o"))
+    assert given == ("file:///s", "/e", "/o", str(script), "--seed=7", "--data=/o/x", "--other={here}")
+
+
+def test_the_undisturbed_run_says_how_long_a_job_is(script: Path) -> None:
+    """And how many samples a step has. A script that makes no step is refused by its name."""
+    calm = quiet(setting(script))
+    known = known_steps(setting(script), calm)
+    assert (known.steps, known.global_batch) == (6, BATCH)
+    assert judge(replace(calm, setting=known), calm).kept
+    with pytest.raises(UsageError, match=r"train.py: it made no step, so nothing can happen to it"):
+        known_steps(setting(script), replace(calm, picture=picture([])))
+
+
+def test_an_undisturbed_run_is_played_once_for_all_schedules_and_layouts(script: Path, tmp_path: Path) -> None:
+    """Until the script, its arguments or its seed are others; one that failed is not kept."""
+    first, played = setting(script), []
+
+    def play() -> Outcome:
+        played.append(1)
+        return quiet(first)
+
+    failed = quiet_run(first, tmp_path / "kept", lambda: replace(quiet(first), digest=None, failure="it hung"))
+    assert failed.failure == "it hung"
+    once = quiet_run(first, tmp_path / "kept", play)
+    wider = replace(first, nodes=7, slots=2)
+    again = quiet_run(wider, tmp_path / "kept", play)
+    assert (again.picture.steps, again.digest, len(played)) == (once.picture.steps, once.digest, 1)
+    keys = {quiet_key(one) for one in (first, wider, replace(first, seed=8), replace(first, given=("--x",)))}
+    script.write_text("import elastic3d as e\n")
+    assert len(keys | {quiet_key(first)}) == 4
+
+
+def test_what_is_kept_of_a_run_is_played_again(script: Path, tmp_path: Path) -> None:
+    """The same schedule and the same job; a broken promise keeps logs and events, too."""
+    job = Job(script=str(script), arguments=("--seed={seed}",), nodes=4, seed=7)
+    (tmp_path / "job" / "nodes" / "node0").mkdir(parents=True)
+    (tmp_path / "job" / "events").mkdir()
+    (tmp_path / "job" / "nodes" / "node0" / "agent.log").write_text("said\n")
+    made = storm(setting(script))
+    assert made.verdict.broken == ()
+    folders = [keep(made, job, tmp_path / "out", tmp_path) for _ in range(2)]
+    assert [folder.name for folder in folders] == ["passed-7", "passed-7.2"]
+    assert kept_storm(folders[0]) == (made.schedule, job)
+    broken = keep(storm(setting(script), digest="abd"), job, tmp_path / "out", tmp_path)
+    assert (broken.name, (broken / "node0.log").read_text()) == ("failed-7", "said\n")
+    verdict = json.loads((broken / "verdict.json").read_text())
+    assert verdict["kept"] is False
+    assert verdict["skipped"] == [{"fault": "kill-companion node0@3", "why": "one slot"}]
+    assert verdict["inexact"] == ["pause etcd for 2 s @4"]
+    assert verdict["noticed"] == [
+        {"fault": "kill node1@3", "by": "peer.lost", "after": 0.75},
+        {"fault": "join @peer.lost", "by": "member.joined", "after": None},
+    ]
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    """With what is missing in it, or wrong."""
+    with pytest.raises(UsageError, match=r"no folder of a run: job.json: No such file"):
+        kept_storm(tmp_path)
+    (tmp_path / "job.json").write_text("{}")
+    with pytest.raises(UsageError, match="it is no job"):
+        kept_storm(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("[[fault]]\ndo = 'kill'\nnode = 'node9'\nat = {step = 3}", [], "no such node"),
+        ("[[fault]]\ndo = 'kil'\nnode = 'node1'\nat = {step = 3}", [], "did you mean 'kill'"),
+        ("[[fault]]\ndo = 'kill'\nnode = 'any'\nat = {step = 3}", [], "give a seed to draw it from"),
+        ("[[fault]]\ndo = 'join'\nat = {step = 3}", ["--script", "none.py"], "none.py: there is no such file"),
+        ("[[fault]]\ndo = 'kill-companion'\nnode = 'node1'\nat = {step = 3}", [], "nothing is left of the schedule"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_before_anything_starts(
+    text: str, arguments: list[str], message: str, script: Path, tmp_path: Path
+) -> None:
+    """With exit code 2, one line on standard error, and nothing on standard output."""
+    storm = tmp_path / "storm.toml"
+    storm.write_text(text)
+    given = ["run", str(storm), "--script", str(script), "--out", str(tmp_path / "out"), "--json", *arguments]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_catalogue_is_listed() -> None:
+    """All of it, or what enters at some places; as JSON with a schema."""
+    everything = json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)
+    some = json.loads(CliRunner().invoke(app, ["list", "--json", "--place", "etcd", "--place", "store"]).stdout)
+    assert everything["schema"] == 1
+    assert {one["place"] for one in some["faults"]} == {"etcd", "store"}
+    assert [one for one in everything["faults"] if one["place"] in ("etcd", "store")] == some["faults"]
+    assert "etcd-restart" in CliRunner().invoke(app, ["list", "--place", "etcd"]).stdout
