@@ -10,10 +10,15 @@ from chaos.faults.code import NAMED, STUCK
 from chaos.faults.fault import About, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.script import InScript, about
+from chaos.machine.impairments import Impairment
 from chaos.machine.network import Network
 from elastic3d.errors import UsageError
 
 _APART = "two nodes cannot reach each other, or only in one direction, and all others reach both"
+_SLOW = (
+    "a node takes 1.15 times as long as others for the same work (`Health(slow=)`), or its data loader, updates, "
+    "snapshots or connections lengthen every step as much"
+)
 _HOSTS = frozenset({Need.HOSTS})
 
 
@@ -67,7 +72,9 @@ class Cut(OfConnection):
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:
-        """Pull it."""
+        """Pull it; not while something else is done to it."""
+        if not job.network.plugged(name):
+            return False
         job.note("cut", name)
         job.network.cut(name)
         job.later(self.seconds, lambda: job.network.mend(name))
@@ -100,16 +107,21 @@ class CutFromEtcd(OfConnection):
         return True
 
 
+def next_node(job: LiveJob, name: str) -> str | None:
+    """Return the node after this one in rank order, None while no generation says."""
+    nodes = () if job.picture.generation is None else job.picture.generation.nodes
+    return nodes[(nodes.index(name) + 1) % len(nodes)] if name in nodes and len(nodes) > 1 else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfLink(OfConnection):
     """Something that lasts for `seconds` on the connection from a node to the one after it in rank order."""
 
     def make_to(self, job: LiveJob, name: str) -> bool:
         """Do it; not while no generation says which node comes next."""
-        nodes = () if job.picture.generation is None else job.picture.generation.nodes
-        if name not in nodes or len(nodes) < 2:
+        peer = next_node(job, name)
+        if peer is None:
             return False
-        peer = nodes[(nodes.index(name) + 1) % len(nodes)]
         job.note(self.WORD, f"{name} to {peer}")
         job.later(self.seconds, self.lose(job.network, name, peer))
         return True
@@ -163,4 +175,116 @@ class Refuse(OfLink):
         return lambda: network.accept(name, peer)
 
 
-KINDS = (Cut, CutFromEtcd, OneWay, Refuse, Blackhole)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfCable(OfConnection):
+    """Something that a node's cable does for `seconds` to all that it sends and gets."""
+
+    seconds: float = 10.0
+
+    @abstractmethod
+    def impairment(self) -> Impairment:
+        """Return what it does."""
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Do it; not while another one does something, or the cable is pulled."""
+        if not job.network.plugged(name):
+            return False
+        job.note(self.WORD, name)
+        job.network.impair(name, self.impairment())
+        job.later(self.seconds, lambda: job.network.repair(name))
+        return True
+
+
+def _of_cable(promised: str) -> About:
+    return About(
+        place=Place.NETWORK,
+        enters="a thread that passes frames between its cable and the bridge",
+        promised=promised,
+        row=_SLOW,
+        needs=_HOSTS,
+        replay=Replay.TIMED,
+        spreads=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delay(OfCable):
+    """All that a node sends and gets is `late` seconds later for `seconds`."""
+
+    WORD = "delay"
+    late: float = 0.05
+    ABOUT = _of_cable("steps take longer, and no step is lost")
+
+    def check(self) -> None:
+        """Refuse a time that is none."""
+        OfConnection.check(self)
+        if not 0 < self.late <= 1:
+            raise UsageError(f"{self}: late by more than 0 s, and by 1 s at most")
+
+    def impairment(self) -> Impairment:
+        """Return it."""
+        return Impairment(late=self.late)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss(OfCable):
+    """A `share` of the packets that a node sends and gets is lost for `seconds`."""
+
+    WORD = "loss"
+    share: float = 0.02
+    ABOUT = _of_cable("TCP sends them again: steps take longer, and no step is lost")
+
+    def check(self) -> None:
+        """Refuse a share that is none."""
+        OfConnection.check(self)
+        if not 0 < self.share < 1:
+            raise UsageError(f"{self}: share= is above 0 and below 1")
+
+    def impairment(self) -> Impairment:
+        """Return it."""
+        return Impairment(loss=self.share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrow(OfCable):
+    """A node's cable carries `megabits` a second in each direction for `seconds`."""
+
+    WORD = "narrow"
+    megabits: float = 20.0
+    ABOUT = _of_cable("steps take longer, and no step is lost")
+
+    def check(self) -> None:
+        """Refuse what carries nothing."""
+        OfConnection.check(self)
+        if not self.megabits > 0:
+            raise UsageError(f"{self}: megabits= is more than 0")
+
+    def impairment(self) -> Impairment:
+        """Return it."""
+        return Impairment(rate=self.megabits * 1e6 / 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reset(OfNode):
+    """All TCP connections between a node and the one after it in rank order are reset."""
+
+    WORD = "reset"
+    ABOUT = About(
+        place=Place.NETWORK,
+        enters="`ss -K` on that host",
+        promised="no death: the same nodes form the next generation with fresh trainers",
+        row="the connections between two nodes break, and both live",
+        needs=_HOSTS,
+        spreads=True,
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Do it; not while no generation says which node comes next, or they have no connections."""
+        peer = next_node(job, name)
+        if peer is None or not job.network.reset(name, peer):
+            return False
+        job.note(self.WORD, f"{name} to {peer}")
+        return True
+
+
+KINDS = (Cut, CutFromEtcd, OneWay, Refuse, Reset, Delay, Loss, Narrow, Blackhole)

@@ -3,7 +3,7 @@
 cluster       torchrun agents, one per node; preloaded: from a process that has imported torch already
 processes     found by a mark in their environment, ended by pid
 leftovers     what a job may leave behind besides processes
-network       hosts of their own, in network namespaces
+network       hosts of their own, in network namespaces; impairments: cables that are late, lossy or slow
 throttle      less of a processor than they would use; memory_group: a bound on their memory
 hogs          processes that compute beside them; hung_files: files that never answer
 """

@@ -1,7 +1,7 @@
-"""Hosts of their own on this machine: network namespaces on one bridge, whose cables can be pulled.
+"""Hosts of their own on this machine: network namespaces on one bridge, whose cables can be pulled, or impaired.
 
 Packets from one host to one other can be lost as well: they go to an Ethernet address that nobody has. Or refused:
-they go no further than the sender.
+they go no further than the sender. Or the connections between the two are reset.
 
 Needs root and iproute2. Addresses are from 198.18.0.0/15, which is set aside for such tests.
 """
@@ -13,6 +13,8 @@ import random
 import subprocess
 from types import TracebackType
 from typing import Self
+
+from chaos.machine.impairments import ImpairedCable, Impairment
 
 TRIES = 20
 
@@ -27,6 +29,8 @@ class Network:
         self._mark = f"e{os.getpid() % 0xFFFF:04x}{random.randrange(0x100):02x}"
         self._bridge = f"{self._mark}br"
         self._hosts: dict[str, str] = {}
+        self._impaired: dict[str, ImpairedCable] = {}
+        self._pulled: set[str] = set()
         self._subnet = ""
 
     def __enter__(self) -> Self:
@@ -78,10 +82,36 @@ class Network:
     def cut(self, host: str) -> None:
         """Pull the host's cable: packets either way vanish silently."""
         _ip("link", "set", self._cable(host), "nomaster")
+        self._pulled.add(host)
 
     def mend(self, host: str) -> None:
         """Plug it in again."""
+        self._pulled.discard(host)
         _ip("link", "set", self._cable(host), "master", self._bridge)
+
+    def plugged(self, host: str) -> bool:
+        """Return whether a host's cable is as it should be: neither pulled nor impaired."""
+        return host not in self._pulled and host not in self._impaired
+
+    def impair(self, host: str, impairment: Impairment) -> None:
+        """Have what a host sends and gets pass late, in part or slowly until it is repaired; it has to be plugged."""
+        cable, middle, far = self._cable(host), f"{self._cable(host)}m", f"{self._cable(host)}f"
+        _ip("link", "add", middle, "type", "veth", "peer", "name", far)
+        _ip("link", "set", far, "master", self._bridge, "up")
+        _ip("link", "set", middle, "up")
+        _ip("link", "set", cable, "nomaster")
+        self._impaired[host] = ImpairedCable((cable, middle), impairment)
+
+    def repair(self, host: str) -> None:
+        """Let it pass as before."""
+        self._impaired.pop(host).close()
+        _ip("link", "delete", f"{self._cable(host)}m")
+        _ip("link", "set", self._cable(host), "master", self._bridge)
+
+    def reset(self, host: str, other: str) -> int:
+        """Reset all TCP connections between two hosts, and return how many there were; new ones can be made."""
+        said = _ip("netns", "exec", self._space(host), "ss", "-K", "-H", "-t", "dst", self._hosts[other])
+        return len(said.splitlines())
 
     def unlink(self, sender: str, receiver: str = "") -> None:
         """Silently lose what one host sends to another, or to this machine; all else passes."""
@@ -108,8 +138,11 @@ class Network:
 
     def close(self) -> None:
         """Remove everything. Processes that run on a host keep its namespace, unnamed, until they end."""
+        while self._impaired:
+            self._impaired.popitem()[1].close()
         for host in self._hosts:
             _ip("link", "delete", self._cable(host), check=False)
+            _ip("link", "delete", f"{self._cable(host)}m", check=False)
             _ip("netns", "delete", self._space(host), check=False)
         _ip("link", "delete", self._bridge, check=False)
 

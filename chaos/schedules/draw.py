@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from chaos.faults.catalogue import KINDS, kind_of
 from chaos.faults.fault import Fault, Need, OfNode, node_name
 from chaos.faults.moment import When
+from chaos.faults.network import CutFromEtcd, OneWay, Refuse
 from chaos.faults.orders import Join
 from chaos.faults.process import Continue, Kill
 from chaos.faults.script import InScript
@@ -51,8 +52,13 @@ def draw(seed: int, steps: int) -> History:
     return History(nodes=nodes, slots=slots, faults=tuple(faults))
 
 
+LASTING = (CutFromEtcd, OneWay, Refuse)
+"""Faults that last as long as a small job, since what is promised needs that."""
+
 ORDINARY: tuple[str, ...] = tuple(
-    word for word, kind in KINDS.items() if not {Need.SCRIPT, Need.HOSTS} & kind.ABOUT.needs and kind is not Continue
+    word
+    for word, kind in KINDS.items()
+    if Need.SCRIPT not in kind.ABOUT.needs and kind is not Continue and kind not in LASTING
 )
 """The words of what can happen to any script, and of which the same bits are promised.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from chaos.faults.etcd import EtcdPause, EtcdRestart, EtcdRestored
 from chaos.faults.fault import Fault, OfNode, Place
-from chaos.faults.network import Cut, CutFromEtcd
+from chaos.faults.network import Cut, CutFromEtcd, OfCable, Reset
 from chaos.faults.orders import Announce, Drain, Terminate
 from chaos.faults.process import Flap, Freeze, Kill, KillCompanion, KillKeeper, KillTrainer, Pause, Slow, Stop
 from chaos.faults.store import StoreFlips, StoreGone
@@ -22,8 +22,8 @@ SAVED = "checkpoint.committed"
 
 
 def of_trainers(fault: Fault) -> bool:
-    """Return whether it befalls a node's trainers, which a spare node has not."""
-    return isinstance(fault, KillTrainer | Freeze | Pause | Slow)
+    """Return whether it befalls a node's trainers, or their connections, which a spare node has not."""
+    return isinstance(fault, KillTrainer | Freeze | Pause | Slow | Reset)
 
 
 def sure_ranks(nodes: int) -> int:
@@ -70,8 +70,11 @@ def check_sure(faults: Sequence[Fault], *, nodes: int, slots: int = 1, least: in
         rank = fault.node if isinstance(fault, OfNode) and of_trainers(fault) else ""
         if rank.startswith("rank") and int(rank.removeprefix("rank")) // slots >= sure_ranks(left):
             raise UsageError(f"{fault}: with {left} nodes left there may be no such rank")
+        if isinstance(fault, Reset) and left < 2:
+            raise UsageError(f"{fault}: one node that is left has nobody to be connected with")
     _check_memory(faults, saved)
     _check_outages(faults)
+    _check_cables(faults)
 
 
 def _check_node(fault: Fault, faults: Sequence[Fault]) -> None:
@@ -116,3 +119,12 @@ def _check_outages(faults: Sequence[Fault]) -> None:
             asks = fault.ABOUT.place is Place.ETCD or isinstance(fault, Drain)
             if fault is not outage and asks and not later(outage, fault):
                 raise UsageError(f"{fault}: etcd may be away then, after {outage}")
+
+
+def _check_cables(faults: Sequence[Fault]) -> None:
+    """Refuse a second fault of what may be the same cable, for which the first one may not be over in time."""
+    cables = [fault for fault in faults if isinstance(fault, OfCable | Cut)]
+    for at, fault in enumerate(cables):
+        for other in cables[:at]:
+            if not (fault.node.startswith("node") and other.node.startswith("node")) or fault.node == other.node:
+                raise UsageError(f"{other} and {fault}: they may be of one cable, at one time")

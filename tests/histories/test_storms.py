@@ -13,7 +13,7 @@ from chaos.faults.catalogue import KINDS, feasible, lacking
 from chaos.faults.etcd import EtcdMemberRestart
 from chaos.faults.fault import Fault, Need, OfNode, Place
 from chaos.faults.moment import Phase, When
-from chaos.faults.network import Cut
+from chaos.faults.network import Cut, Delay, Loss, Narrow, Reset
 from chaos.faults.orders import Join
 from chaos.faults.process import Continue, Kill, KillTrainer, Stop
 from chaos.faults.script import InScript
@@ -83,6 +83,23 @@ def test_a_node_whose_cable_is_pulled(quiet_runs: Path, tmp_path: Path) -> None:
     first, second = storm.outcome.picture.generations[:2]
     assert (first.cause, second.cause) == ("start", "death")
     assert "node1" not in second.nodes
+
+
+@pytest.mark.long
+@pytest.mark.netns
+def test_bad_cables_cost_time_and_no_step(quiet_runs: Path, tmp_path: Path) -> None:
+    """One is late, one loses packets, one is slow: no generation is formed for that. For a reset connection one is."""
+    if why := lacking(Need.HOSTS):
+        pytest.skip(why)
+    job = Job(script=str(TRAIN_GPT), arguments=("--steps=40", *SMALL, "--seed={seed}"), nodes=3, seed=7)
+    faults = (
+        Delay(node="node1", when=EIGHT, seconds=2.0, late=0.02),
+        Loss(node="node2", when=When(step=12), seconds=2.0),
+        Narrow(node="node0", when=When(step=16), seconds=2.0),
+        Reset(node="stage0", when=When(step=30)),
+    )
+    storm = played(job, Schedule(faults=faults), quiet_runs, tmp_path)
+    assert [view.cause for view in storm.outcome.picture.generations] == ["start", "failure"]
 
 
 def one_of(kind: type[Fault]) -> tuple[Fault, ...]:

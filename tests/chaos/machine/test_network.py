@@ -1,0 +1,137 @@
+"""Hosts on this machine whose cables are late, lossy or slow, and whose connections are reset: over real TCP."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from chaos.machine.impairments import Impairment
+from chaos.machine.network import Network
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(120)]
+
+ECHO = """
+import socket
+with socket.create_server(("", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    connection, _ = server.accept()
+    with connection:
+        while data := connection.recv(65536):
+            connection.sendall(data)
+"""
+
+CALL = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 60) as connection:
+    print("connected", flush=True)
+    for line in sys.stdin:
+        left = size = int(line)
+        connection.sendall(bytes(size))
+        while left:
+            left -= len(connection.recv(65536))
+        print(size, flush=True)
+"""
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    try:
+        with Network() as network:
+            network.add("a")
+            network.add("b")
+            yield network
+    except OSError as error:
+        pytest.skip(f"no hosts can be made here: {error}")
+
+
+class Call:
+    """A connection from host a to an echo on host b."""
+
+    def __init__(self, network: Network) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.echo = subprocess.Popen([*network.within("b"), sys.executable, "-c", ECHO], **pipes)
+        assert self.echo.stdout is not None
+        port = self.echo.stdout.readline().strip()
+        command = [*network.within("a"), sys.executable, "-c", CALL, network.address_of("b"), port]
+        self.call = subprocess.Popen(command, **pipes)
+        assert self.call.stdout is not None
+        assert self.call.stdout.readline() == "connected\n"
+
+    def seconds(self, size: int) -> float:
+        """Send so many bytes and get them back; return how long that took."""
+        assert self.call.stdin is not None
+        assert self.call.stdout is not None
+        began = time.monotonic()
+        self.call.stdin.write(f"{size}\n")
+        self.call.stdin.flush()
+        assert self.call.stdout.readline() == f"{size}\n"
+        return time.monotonic() - began
+
+    def close(self) -> str:
+        """End both ends and return what the caller complained of."""
+        _, said = self.call.communicate(timeout=30)
+        self.echo.communicate(timeout=30)
+        return said
+
+
+@pytest.fixture
+def call(network: Network) -> Iterator[Call]:
+    made = Call(network)
+    yield made
+    for process in (made.call, made.echo):
+        process.kill()
+        process.communicate()
+
+
+def test_a_cable_that_is_late(network: Network, call: Call) -> None:
+    """Both ways, for as long as it is impaired; what was on its way to a cable that is repaired arrives as well."""
+    network.impair("a", Impairment(late=0.1))
+    assert not network.plugged("a")
+    assert call.seconds(1) >= 0.2
+    network.repair("a")
+    assert network.plugged("a")
+    assert min(call.seconds(1) for _ in range(5)) < 0.2
+    assert call.close() == ""
+
+
+def test_a_cable_that_loses_packets(network: Network, call: Call) -> None:
+    """What is lost is sent again: everything arrives."""
+    network.impair("b", Impairment(loss=0.1))
+    for _ in range(40):
+        call.seconds(20_000)
+    network.repair("b")
+    assert call.close() == ""
+
+
+def test_a_slow_cable(network: Network, call: Call) -> None:
+    """A megabyte at four megabytes a second takes a quarter of a second, and each way has its own rate."""
+    network.impair("a", Impairment(rate=4e6))
+    assert call.seconds(1_000_000) >= 0.25
+    network.repair("a")
+    assert call.close() == ""
+
+
+def test_connections_are_reset(network: Network, call: Call) -> None:
+    """Those between the two hosts, at both ends; another one can be made at once."""
+    call.seconds(1)
+    assert network.reset("a", "b") == 1
+    assert call.call.stdin is not None
+    call.call.stdin.write("1\n")
+    assert "Connection" in call.close()
+    assert network.reset("a", "b") == 0
+    again = Call(network)
+    again.seconds(1)
+    assert again.close() == ""
+
+
+def test_nothing_is_left(network: Network) -> None:
+    """Also of a cable that is impaired when the network is closed."""
+    network.impair("a", Impairment(late=0.01))
+    mark = network.within("a")[-1].rpartition("-")[0]
+    network.close()
+    for command in (["ip", "link", "show"], ["ip", "netns", "list"]):
+        assert mark not in subprocess.run(command, capture_output=True, text=True, check=True).stdout
