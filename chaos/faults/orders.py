@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
+from typing import Self
 
-from chaos.faults.fault import About, Fault, OfNode, Place
+from chaos.faults.fault import About, Fault, OfNode, Place, node_name
 from chaos.faults.live import LiveJob
+from chaos.faults.moment import When
+from chaos.servers.metadata import Provider
 from elastic3d.errors import UsageError
 
 _ORDERLY = "the others prepare beside the running generation and all switch at a step boundary; no step again"
@@ -82,13 +86,20 @@ class Announce(OfNode):
     WORD = "notice"
     CHANGES = (-1,)
     FIXED = True
+    cloud: Provider = Provider.GCP
     ABOUT = About(
         place=Place.ORDERS,
-        enters="a metadata server that answers like Google Compute Engine's, by `--rdzv-conf=notices_url=`",
+        enters="a metadata server that answers like that of gcp, aws or azure, by `--rdzv-conf=notices_url=`",
         promised=_ORDERLY,
         row=_TOLD,
         detector="notice.heard",
     )
+
+    @classmethod
+    def drawn(cls, chance: Random, *, nodes: int, steps: int) -> Self:
+        """Return one of any cloud."""
+        node, when = node_name(chance.randrange(nodes)), When(step=chance.randrange(1, steps))
+        return cls(node=node, when=when, cloud=chance.choice(list(Provider)))
 
     def make_to(self, job: LiveJob, name: str) -> bool:
         """Announce it."""

@@ -24,7 +24,7 @@ from chaos.machine.network import Network
 from chaos.schedules.schedule import bounds
 from chaos.scripts import mark_of
 from chaos.servers.etcd import EtcdCluster, EtcdServer
-from chaos.servers.metadata import MetadataServer
+from chaos.servers.metadata import cloud_of
 from chaos.servers.s3_proxy import S3Proxy
 from elastic3d import etcd_keys as keys
 from elastic3d.clock import SYSTEM, Clock
@@ -176,7 +176,9 @@ class Player:
         self._shared_memory = shared_memory()
         self._joiners = [node_name(setting.nodes + i) for i in range(sum(isinstance(f, Join) for f in faults))]
         self._labels = {node_name(number): labels for number, labels in enumerate(setting.labels)}
-        self._clouds = {fault.node: MetadataServer() for fault in faults if isinstance(fault, Announce)}
+        self._clouds = {
+            fault.node: (fault.cloud, cloud_of(fault.cloud)) for fault in faults if isinstance(fault, Announce)
+        }
         run_id = f"{name}-{uuid.uuid4().hex[:8]}"
         self.store = f"{setting.store.rstrip('/')}/{run_id}" if setting.store else (workdir / "store").as_uri()
         low, high = among or bounds(faults, setting.nodes)
@@ -264,8 +266,8 @@ class Player:
 
     def close(self) -> None:
         """End the metadata servers."""
-        for cloud in self._clouds.values():
-            cloud.close()
+        for _, cloud in self._clouds.values():
+            cloud.stop()
 
     def digest(self) -> str | None:
         try:
@@ -299,8 +301,11 @@ class Player:
         self._later.append((math.inf, action))
 
     def start(self, name: str) -> None:
-        cloud, labels = self._clouds.get(name), self._labels.get(name, "")
-        conf = {"notices": "gcp", "notices_url": cloud.url} if cloud is not None else {}
+        labels = self._labels.get(name, "")
+        conf = {}
+        if name in self._clouds:
+            provider, cloud = self._clouds[name]
+            conf = {"notices": str(provider), "notices_url": cloud.url}
         self.cluster.start_node(name, conf=conf | ({"labels": labels} if labels else {}))
 
     def release(self) -> None:
@@ -309,7 +314,7 @@ class Player:
         self.cluster.release_node(name)
 
     def preempt(self, name: str) -> None:
-        self._clouds[name].preempt()
+        self._clouds[name][1].preempt()
 
     def order_drain(self, name: str, seconds: float) -> bool:
         if isinstance(self.etcd, EtcdCluster) and not self.etcd.serving:

@@ -16,6 +16,7 @@ from chaos.faults.orders import Announce, Drain, Terminate
 from chaos.machine.processes import leashed
 from chaos.playing.play import Setting, play
 from chaos.servers.etcd import EtcdServer
+from chaos.servers.metadata import Provider
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import LONG, held
 
@@ -58,9 +59,13 @@ def test_sigterm_to_a_node_with_two_slots_is_one_notice(job_etcd: EtcdServer, qu
     assert drained(setting, Terminate(node="node1", when=When(step=8)), job_etcd, quiet, tmp_path) == "node1"
 
 
-def test_a_spot_notice_drains_a_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
-    """The cloud announces it over HTTP, half a minute ahead."""
-    assert drained(LONG, Announce(node="node1", when=When(step=8)), job_etcd, quiet, tmp_path) == "node1"
+@pytest.mark.parametrize(
+    "cloud", [Provider.GCP, *(pytest.param(one, marks=pytest.mark.slow) for one in (Provider.AWS, Provider.AZURE))]
+)
+def test_a_spot_notice_drains_a_node(cloud: Provider, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """The cloud announces it over HTTP, half a minute ahead or two."""
+    notice = Announce(node="node1", when=When(step=8), cloud=cloud)
+    assert drained(LONG, notice, job_etcd, quiet, tmp_path) == "node1"
 
 
 def test_two_neighbours_can_be_drained_at_once(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from chaos.servers.metadata import Aws, Reply
 from elastic3d.notices import CloudNotice, NoticeKind, aws
 from elastic3d.notices.metadata import Unheard
 from tests.clocks import HandClock
-from tests.notices.clouds import Aws, Reply
 
 NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z
 

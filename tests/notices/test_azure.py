@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from chaos.servers.metadata import Azure, Reply
 from elastic3d.notices import NoticeKind, azure
 from elastic3d.notices.metadata import Unheard
 from tests.clocks import HandClock
-from tests.notices.clouds import Azure, Reply
 from tests.notices.ear import listening
 
 NOW = 1_474_309_757.0  # Mon, 19 Sep 2016 18:29:17 GMT

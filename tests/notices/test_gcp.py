@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from chaos.servers.metadata import Gcp, Reply
 from elastic3d.clock import SYSTEM
 from elastic3d.notices import CloudNotice, NoticeKind, gcp
 from elastic3d.notices.metadata import Unheard
-from tests.notices.clouds import Gcp, Reply
 from tests.notices.ear import listening
 
 

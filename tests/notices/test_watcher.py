@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from chaos.machine.processes import wait_until
+from chaos.servers.metadata import Aws, Azure, Gcp, Reply
 from elastic3d.clock import SYSTEM
 from elastic3d.notices import CloudNotice, Watcher, aws, azure, gcp
 from elastic3d.notices.metadata import Metadata, Unheard
 from tests.logs import recorded
-from tests.notices.clouds import Aws, Azure, Gcp, Reply
 from tests.notices.ear import listening
 
 FAR = "2017-09-18T08:22:00Z"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from chaos.servers.metadata import Aws, Azure, Cloud, Gcp, Reply, Request
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import ConfigurationError
 from elastic3d.notices import Choice, NoticeKind, NoticeOptions, watch
 from elastic3d.notices.detect import by_firmware, detect
 from elastic3d.notices.options import from_conf
 from tests.logs import recorded
-from tests.notices.clouds import Aws, Azure, Cloud, Gcp, Reply, Request
 from tests.notices.ear import Ear
 
 AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
@@ -82,7 +82,7 @@ def test_an_unknown_or_slow_server_is_no_cloud() -> None:
             SYSTEM.sleep(1.0)
             return super().reply(request)
 
-    class Other(Cloud):
+    class Other(Aws):
         def reply(self, request: Request) -> Reply:
             return Reply(200, b"hello")
 

@@ -1,23 +1,33 @@
-"""The runtime's own watcher understands the metadata server of the chaos tool."""
+"""The runtime's own watcher understands the metadata servers of the chaos tool."""
 
 from __future__ import annotations
 
 import queue
 
-from chaos.servers.metadata import MetadataServer
-from elastic3d.notices import CloudNotice, NoticeKind, watch
+import pytest
+
+from chaos.servers.metadata import Provider, cloud_of
+from elastic3d.notices import CloudNotice, watch
 from elastic3d.notices.options import Choice, NoticeOptions
 
+NOTICES = {Provider.GCP: (30.0, "preempt"), Provider.AWS: (120.0, "terminate"), Provider.AZURE: (30.0, "preempt")}
 
-def test_a_preemption_is_noticed_at_once() -> None:
-    """The watcher waits on the value and sees it change."""
+
+@pytest.mark.parametrize("provider", Provider)
+@pytest.mark.parametrize("asked", [True, False], ids=["named", "auto"])
+def test_a_preemption_is_noticed(provider: Provider, asked: bool) -> None:
+    """By whoever was told which cloud it is, and by who finds out."""
     heard: queue.SimpleQueue[CloudNotice] = queue.SimpleQueue()
-    with MetadataServer() as server:
-        watcher = watch(NoticeOptions(choice=Choice.AUTO, url=server.url), heard.put)
+    choice = Choice(str(provider)) if asked else Choice.AUTO
+    with cloud_of(provider) as server:
+        watcher = watch(NoticeOptions(choice=choice, url=server.url), heard.put)
         assert watcher is not None
         try:
             server.preempt()
-            notice = heard.get(timeout=10)
+            notice = heard.get(timeout=30)
         finally:
             watcher.close()
-    assert (notice.kind, notice.seconds, notice.action) == (NoticeKind.GCP, 30.0, "preempt")
+    seconds, action = NOTICES[provider]
+    assert (str(notice.kind), notice.action) == (str(provider), action)
+    assert notice.seconds is not None
+    assert 0 < notice.seconds <= seconds
