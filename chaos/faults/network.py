@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaos.faults.code import NAMED, STUCK
+from chaos.faults.data import SLOW
 from chaos.faults.fault import About, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.script import InScript, about
@@ -15,10 +16,6 @@ from chaos.machine.network import Network
 from elastic3d.errors import UsageError
 
 _APART = "two nodes cannot reach each other, or only in one direction, and all others reach both"
-_SLOW = (
-    "a node takes 1.15 times as long as others for the same work (`Health(slow=)`), or its data loader, updates, "
-    "snapshots or connections lengthen every step as much"
-)
 _HOSTS = frozenset({Need.HOSTS})
 
 
@@ -200,7 +197,7 @@ def _of_cable(promised: str) -> About:
         place=Place.NETWORK,
         enters="a thread that passes frames between its cable and the bridge",
         promised=promised,
-        row=_SLOW,
+        row=SLOW,
         needs=_HOSTS,
         replay=Replay.TIMED,
         spreads=True,

@@ -372,32 +372,16 @@ class Generations:
                     world.returned_at = self._clock.monotonic()
             case w.ExitKind.LEFT:
                 world.leaving_since = self._clock.monotonic()
-            case w.ExitKind.STOPPED:
+            case w.ExitKind.STOPPED if world.convicted is None:
                 pass
             case w.ExitKind.PEER_LOST:
                 exception = event.exception
                 said = exception.message.strip().partition("\n")[0][:LINE] if exception is not None else event.detail
                 self._tell(m.TrainerLostPeer(key=key, detail=f"rank {rank}: {said}" if said else ""))
                 self.stop(key)
-            case w.ExitKind.CONVICTED:
-                report = world.convicted
-                assert report is not None
-                lying = report.kind is Audited.LYING
-                detail = report.detail
-                if lying:
-                    detail = f"rank {', '.join(map(str, report.ranks))} computes wrongly: {report.detail}"
-                ours = range(world.first_rank, world.first_rank + len(self._slots))
-                if any(culprit in ours for culprit in report.ranks):
-                    again = self._slipped()
-                    detail += "; so did something on this node within the last hour" if again and not lying else ""
-                    self._tell(m.TrainerFailed(key=key, detail=detail, lying=lying or again, clean=report.clean))
-                else:
-                    ranks = report.ranks if lying else ()
-                    accused = tuple(dict.fromkeys(world.generation.node_of_rank[culprit].id for culprit in ranks))
-                    lost = m.TrainerLostPeer(
-                        key=key, detail=detail, clean=report.clean, rollback=report.rollback, accused=accused
-                    )
-                    self._tell(lost)
+            case w.ExitKind.CONVICTED | w.ExitKind.STOPPED:
+                # What was heard counts, too, if a death had them stopped before they could end by it.
+                self._convicted(key, world)
                 self.stop(key)
             case w.ExitKind.ERROR | w.ExitKind.OUT_OF_MEMORY:
                 said = self.raised = words(event, self._settings.node, rank)
@@ -427,6 +411,29 @@ class Generations:
                 self.stop(key)
         if world.over and world.leaving_since is None and world.returned_at is None:
             self.worlds.pop(key, None)
+
+    def _convicted(self, key: str, world: TrainerGroup) -> None:
+        """Say once, of all slots, what ended a generation's trainers."""
+        report = world.convicted
+        assert report is not None
+        if world.said:
+            return
+        world.said = True
+        lying = report.kind is Audited.LYING
+        detail = report.detail
+        if lying:
+            detail = f"rank {', '.join(map(str, report.ranks))} computes wrongly: {report.detail}"
+        ours = range(world.first_rank, world.first_rank + len(self._slots))
+        if any(culprit in ours for culprit in report.ranks):
+            again = self._slipped()
+            detail += "; so did something on this node within the last hour" if again and not lying else ""
+            self._tell(m.TrainerFailed(key=key, detail=detail, lying=lying or again, clean=report.clean))
+            return
+        ranks = report.ranks if lying else ()
+        accused = tuple(dict.fromkeys(world.generation.node_of_rank[culprit].id for culprit in ranks))
+        self._tell(
+            m.TrainerLostPeer(key=key, detail=detail, clean=report.clean, rollback=report.rollback, accused=accused)
+        )
 
 
 def _ends_audits(report: AuditReport) -> bool:

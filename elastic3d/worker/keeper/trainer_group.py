@@ -21,7 +21,7 @@ class TrainerGroup:
     unsaved: where `main` returned, the step that goes to the store before other nodes learn of it, -1 for none. failed:
     a trainer ended otherwise than by returning or leaving. last: no node takes over from memory, so that its last state
     goes to the store; `flushed`: slots that have written theirs. convicted: what an audit, or another check of what a
-    rank made, found for which its trainers ended, None otherwise.
+    rank made, found for which its trainers ended, None otherwise; said: the membership knows.
     """
 
     generation: Generation
@@ -40,6 +40,7 @@ class TrainerGroup:
     flushing: bool = False
     flushed: set[int] = field(default_factory=set)
     convicted: AuditReport | None = None
+    said: bool = False
 
     @property
     def over(self) -> bool:

@@ -24,20 +24,51 @@ NODES = tuple(Node(name=f"n{i}", incarnation="i", address="h", slots=(Slot(tile_
 FORMED = Generation(number=1, cause=Cause.START, nodes=NODES)
 
 
+class Slots(Memory):
+    """A slot whose trainers are stopped at once."""
+
+    def stop(self, trainer: int) -> None:
+        pass
+
+
+class Scene:
+    """A node whose first rank is `rank`, in a generation of three; `told` is what the membership received."""
+
+    def __init__(self, rank: int, slots: int = 1) -> None:
+        self.told: list[m.Event] = []
+        self.generations = Generations(
+            cast(Settings, None),
+            RunOptions(),
+            [cast(SlotPort, Slots()) for _ in range(slots)],
+            self.told.append,
+            journal=Journal(None, "run", "n"),
+            figures=Figures(),
+        )
+        trainers = {slot: slot + 1 for slot in range(slots)}
+        self.generations.worlds[FORMED.key] = TrainerGroup(generation=FORMED, first_rank=rank, trainers=trainers)
+
+    def hears(self, kind: Audited) -> None:
+        """Let its trainers say what was found."""
+        report = AuditReport(kind=kind, detail="two against one", ranks=(CULPRIT,), nodes=("n2",), clean=8)
+        self.generations.heard(w.AuditHeard(slot=0, trainer=1, report=report))
+
+    def ends(self, kind: w.ExitKind, slot: int = 0) -> None:
+        """Let a trainer end."""
+        self.generations.heard(w.TrainerExited(slot=slot, trainer=slot + 1, kind=kind, step=9, code=86))
+
+
+@pytest.mark.parametrize("how", [w.ExitKind.CONVICTED, w.ExitKind.STOPPED], ids=str)
 @pytest.mark.parametrize("kind", [Audited.LYING, Audited.SPLIT], ids=str)
 @pytest.mark.parametrize("rank", [0, CULPRIT], ids=["witness", "culprit"])
-def test_witnesses_name_the_node_that_computes_wrongly(kind: Audited, rank: int) -> None:
-    """It says so itself; the others say whom they heard convicted, and name nobody for an accident."""
-    told: list[m.Event] = []
-    slots = [cast(SlotPort, Memory())]
-    generations = Generations(
-        cast(Settings, None), RunOptions(), slots, told.append, journal=Journal(None, "run", "n"), figures=Figures()
-    )
-    generations.worlds[FORMED.key] = TrainerGroup(generation=FORMED, first_rank=rank, trainers={0: 1})
-    report = AuditReport(kind=kind, detail="two against one", ranks=(CULPRIT,), nodes=("n2",), clean=8)
-    generations.heard(w.AuditHeard(slot=0, trainer=1, report=report))
-    generations.heard(w.TrainerExited(slot=0, trainer=1, kind=w.ExitKind.CONVICTED, step=9, code=86))
-    (event,) = told
+def test_witnesses_name_the_node_that_computes_wrongly(kind: Audited, rank: int, how: w.ExitKind) -> None:
+    """It says so itself; the others say whom they heard convicted, and name nobody for an accident.
+
+    Also where a death has them stopped before they could end by themselves.
+    """
+    scene = Scene(rank)
+    scene.hears(kind)
+    scene.ends(how)
+    (event,) = scene.told
     lying = kind is Audited.LYING
     if rank == CULPRIT:
         assert isinstance(event, m.TrainerFailed)
@@ -45,3 +76,14 @@ def test_witnesses_name_the_node_that_computes_wrongly(kind: Audited, rank: int)
     else:
         assert isinstance(event, m.TrainerLostPeer)
         assert (event.accused, event.clean) == ((NODES[CULPRIT].id,) if lying else (), 8)
+
+
+def test_an_accident_of_a_node_with_two_slots_is_one() -> None:
+    """Both trainers end by it. A second one within the hour would have the machine set aside."""
+    scene = Scene(CULPRIT, slots=2)
+    scene.hears(Audited.SPLIT)
+    scene.ends(w.ExitKind.CONVICTED)
+    scene.ends(w.ExitKind.CONVICTED, slot=1)
+    (event,) = scene.told
+    assert isinstance(event, m.TrainerFailed)
+    assert not event.lying
