@@ -21,7 +21,7 @@ from typing import Any
 import typer
 import typer.main
 
-from chaos.commands import listing as list_cli
+from chaos.commands import listing
 from chaos.report.random_documents import RandomDocument, ShrunkDocument
 from chaos.simulation import bugs
 from elastic3d import log
@@ -232,7 +232,7 @@ def _named(hint: Any) -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": command_line,
     "events.md": events,
-    "faults.md": list_cli.page,
+    "faults.md": listing.page,
     "bugs-found.md": bugs.page,
     "json.md": documents,
 }

@@ -102,11 +102,13 @@ class Network:
         _ip("link", "set", cable, "nomaster")
         self._impaired[host] = ImpairedCable((cable, middle), impairment)
 
-    def repair(self, host: str) -> None:
-        """Let it pass as before."""
-        self._impaired.pop(host).close()
+    def repair(self, host: str) -> int:
+        """Let it pass as before, and return how many frames were lost."""
+        impaired = self._impaired.pop(host)
+        impaired.close()
         _ip("link", "delete", f"{self._cable(host)}m")
         _ip("link", "set", self._cable(host), "master", self._bridge)
+        return impaired.lost
 
     def reset(self, host: str, other: str) -> int:
         """Reset all TCP connections between two hosts, and return how many there were; new ones can be made."""

@@ -17,7 +17,7 @@ from chaos.score.playing import TRAIN_FAULTY
 from chaos.score.trials import WITNESSES, pass_of
 from chaos.storms.storm import Job, play_storm
 
-pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.long, pytest.mark.timeout(420)]
 
 STEP = 8
 

@@ -88,22 +88,22 @@ def call(network: Network) -> Iterator[Call]:
 
 
 def test_a_cable_that_is_late(network: Network, call: Call) -> None:
-    """Both ways, for as long as it is impaired; what was on its way to a cable that is repaired arrives as well."""
-    network.impair("a", Impairment(late=0.1))
+    """Both ways, for as long as it is impaired. Nothing is lost by it."""
+    network.impair("a", Impairment(late=0.5))
     assert not network.plugged("a")
-    assert call.seconds(1) >= 0.2
-    network.repair("a")
+    assert call.seconds(1) >= 1.0
+    assert network.repair("a") == 0
     assert network.plugged("a")
-    assert min(call.seconds(1) for _ in range(5)) < 0.2
+    assert min(call.seconds(1) for _ in range(5)) < 1.0
     assert call.close() == ""
 
 
 def test_a_cable_that_loses_packets(network: Network, call: Call) -> None:
-    """What is lost is sent again: everything arrives."""
+    """It does lose some, and what is lost is sent again: everything arrives."""
     network.impair("b", Impairment(loss=0.1))
     for _ in range(40):
         call.seconds(20_000)
-    network.repair("b")
+    assert network.repair("b") > 0
     assert call.close() == ""
 
 
