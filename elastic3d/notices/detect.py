@@ -1,8 +1,9 @@
 """Find out which cloud this machine is in.
 
 Its firmware says so: the strings of the DMI tables, which the kernel shows to everybody. A machine whose strings name
-no cloud sends no request. If they leave it open (EC2's old Xen machines, a Hyper-V machine that may be Azure's), or if
-the user named a server but not its kind, the three ways of asking are tried side by side for half a second.
+no cloud sends no request. If they leave it open (EC2's old Xen machines, a Hyper-V machine that may be Azure's), the
+three ways of asking are tried side by side for half a second. If the user named a server but not its kind, they are for
+five: it is there, and a node that has just started may be too busy to ask and be answered sooner.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from elastic3d.notices.metadata import ADDRESS, Metadata, Unheard
 from elastic3d.notices.notice import NoticeKind
 
 DMI = Path("/sys/class/dmi/id")
-PROBE_SECONDS = 0.5
+PROBE_SECONDS, GIVEN_SECONDS = 0.5, 5.0
+"""How long an answer may take: of an address at which there may be nobody, and of a server that the user named."""
 
 _STRINGS = ("sys_vendor", "product_name", "board_vendor", "bios_vendor", "bios_version", "chassis_asset_tag")
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
@@ -33,12 +35,12 @@ _PROBES: Mapping[NoticeKind, Callable[[Metadata], bool]] = {
 def detect(url: str = "", *, dmi: Path = DMI, clock: Clock = SYSTEM) -> NoticeKind | None:
     """Return the cloud this machine is in, or whose server answers at `url` if given; None if it is none of the three.
 
-    Takes no more than half a second.
+    Takes no more than half a second, or five where `url` is given.
     """
     if url:
-        return probe(url, clock=clock)
+        return probe(url, GIVEN_SECONDS, clock=clock)
     cloud, doubtful = by_firmware(dmi)
-    return probe(ADDRESS, clock=clock) if doubtful else cloud
+    return probe(ADDRESS, PROBE_SECONDS, clock=clock) if doubtful else cloud
 
 
 def by_firmware(dmi: Path) -> tuple[NoticeKind | None, bool]:
@@ -54,8 +56,8 @@ def by_firmware(dmi: Path) -> tuple[NoticeKind | None, bool]:
     return None, hyper_v or strings["sys_vendor"] == "Xen"
 
 
-def probe(base: str, *, clock: Clock = SYSTEM) -> NoticeKind | None:
-    """Return the cloud whose metadata server answers at `base` within half a second."""
+def probe(base: str, seconds: float, *, clock: Clock = SYSTEM) -> NoticeKind | None:
+    """Return the cloud whose metadata server answers at `base` within so many seconds, None if none does."""
     answering: set[NoticeKind] = set()
     metadata = Metadata(base)
 
@@ -66,7 +68,7 @@ def probe(base: str, *, clock: Clock = SYSTEM) -> NoticeKind | None:
         except Unheard:
             pass
 
-    until = clock.monotonic() + PROBE_SECONDS
+    until = clock.monotonic() + seconds
     probes = [
         threads.start(ask, kind, name=f"elastic3d-probe-{kind.value}", edge=threads.Edge.ALONE) for kind in _PROBES
     ]

@@ -24,7 +24,8 @@ def watch(
 ) -> Watcher | None:
     """Listen as `options` say, and return the watcher, to be closed in the end; None if there is nothing to listen to.
 
-    `tell` and `withdrawn` are called as Watcher says. Blocks for at most half a second, to learn which cloud this is.
+    `tell` and `withdrawn` are called as Watcher says. Blocks while `detect` learns which cloud this is, if that is not
+    said.
     """
     if options.choice is Choice.NONE:
         return None
