@@ -482,6 +482,8 @@ class _Lines:
             self._failing = False
 
     def _rotate(self) -> None:
+        # Until that works no line is short enough for the old file, of which nobody may know any more.
+        self._size = self._limit
         # It may be gone: removed by somebody, or renamed already when no other could be made in its place.
         with contextlib.suppress(FileNotFoundError):
             os.rename(self._path, self._path + ".1")

@@ -110,6 +110,25 @@ def test_the_event_file_stays_within_its_limit(tmp_path: Path) -> None:
     assert 2000 < older.stat().st_size + path.stat().st_size <= 4000
 
 
+def test_no_short_line_goes_into_a_file_that_is_due_for_renaming(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It would be lost, and the next long one said to be lost anew."""
+    path = tmp_path / "events" / "n0-0.jsonl"
+    with EventLog(path, limit=4000, node="n0") as log:
+        log.emit("fault.refused", fault="x" * 1500)
+        assert log.flush(30)
+        path.unlink()
+        path.parent.rename(tmp_path / "away")
+        for length in (900, 1, 900):
+            log.emit("fault.refused", fault="x" * length)
+        assert log.flush(30)
+        (tmp_path / "away").rename(path.parent)
+        log.emit("fault.refused", fault="last")
+    assert [line["fault"] for line in lines(path)] == ["last"]
+    assert capfd.readouterr().err.count("events are lost") == 1
+
+
 def test_an_event_file_that_somebody_removed_is_made_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """When it is due for renaming; the same where it was renamed, and no other could be made at that time."""
     path = tmp_path / "events" / "n0-0.jsonl"
