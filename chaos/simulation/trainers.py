@@ -344,17 +344,12 @@ class Trainers:
             if len(members) < 3 or group.running < len(members) or not self._together(members):
                 return None
             group.broken = group.told = True
+            accused = {member.id: member.record.node.place}
             for other in members:
                 self._free(other.id, group)
                 group.phase[other.id] = Phase.OVER
-                if other is member:
-                    other.tell(e.TrainerFailed(key=key, detail="it computes wrongly", lying=True, clean=self.clean))
-                else:
-                    other.tell(
-                        e.TrainerLostPeer(
-                            key=key, detail="a device computes wrongly", clean=self.clean, accused=(member.id,)
-                        )
-                    )
+                ended = e.TrainerFailed if other is member else e.TrainerLostPeer
+                other.tell(ended(key=key, detail="a device computes wrongly", clean=self.clean, accused=accused))
             return group.generation
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic3d.membership.actions import Write
 from elastic3d.membership.key_events import (
@@ -197,8 +197,9 @@ class TrainerFailed:
     """A trainer of this node failed: the script raised (`error=True`), or it ended and nobody had asked it to.
 
     final: trying again cannot mend it. out_of_memory: what was raised says that memory ran out, or the kernel killed it
-    for that; short: what was missing. lying: it ended because its device computes wrongly, by the word of ranks on
-    other nodes. clean: then the newest step that audits vouch for, -1 otherwise.
+    for that; short: what was missing. clean: it ended because this node was found to have computed wrongly, and audits
+    vouch for steps up to this one; -1 otherwise. accused: this node's id with its machine, if it was convicted of that
+    by the word of ranks on other nodes, and it was no accident.
     """
 
     key: str
@@ -207,8 +208,8 @@ class TrainerFailed:
     final: bool = False
     out_of_memory: bool = False
     short: Shortfall | None = None
-    lying: bool = False
     clean: int = -1
+    accused: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,14 +218,15 @@ class TrainerLostPeer:
 
     detail: the collective's error. clean: the newest step that audits vouch for, if a device of another node was
     convicted and that is why; -1 otherwise. rollback: or the loss jumped up, and the run goes back for it; `clean` is
-    the newest step then whose state it may go back to. accused: ids of the nodes whose devices were convicted.
+    the newest step then whose state it may go back to. accused: machines of the nodes whose devices were convicted, by
+    id.
     """
 
     key: str
     detail: str = ""
     clean: int = -1
     rollback: Rollback | None = None
-    accused: tuple[str, ...] = ()
+    accused: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import json
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -113,11 +113,10 @@ class Report:
 
     prepared: its trainers are built and wait. left: its trainers left at the boundary after `step`. finished: `main`
     returned on all its slots. failed: a trainer failed, and not by an error of the script. error: the script raised.
-    lying: it failed because a device of this node computes wrongly, by the word of ranks on other nodes.
-    clean: its trainers ended because a device of any node was convicted, and audits vouch for steps up to this one; -1
-    for no conviction; accused: ids of the other nodes whose device was, as witnesses for when those do not say so
-    themselves. rollback: they ended because the loss jumped up, and what is left out for it; `clean` says then from
-    which state the run goes on.
+    goes_back: its trainers ended because a device of any node was convicted, or the loss jumped up. clean: then the
+    newest step whose state the run may go on from, -1 otherwise. accused: machines of the nodes whose devices were
+    convicted by the word of ranks on others, by id: its own, or that of another node, to which it is a witness.
+    rollback: what is left out because the loss jumped up.
     final: trying again cannot mend that error. out_of_memory: that error was that memory ran out; short: what was
     missing, None where nobody knows. peer_lost: a trainer lost a peer and stopped, which is no failure of its own.
     detail: what failed, raised or was lost, in words. silent: ids of the neighbours on the ring it does not hear.
@@ -140,10 +139,10 @@ class Report:
     final: bool = False
     out_of_memory: bool = False
     short: Shortfall | None = None
-    lying: str = ""
+    goes_back: str = ""
     clean: int = -1
+    accused: dict[str, str] = field(default_factory=dict)
     rollback: Rollback | None = None
-    accused: tuple[str, ...] = ()
     step: int = 0
     silent: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()

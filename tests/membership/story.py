@@ -206,9 +206,10 @@ class Story:
                     failed = e.TrainerFailed(
                         key=key, detail="the trainer's own words", error=verb not in ("fail", "lies")
                     )
-                    more = {"final": verb == "final", "out_of_memory": verb == "memory", "lying": verb == "lies"}
-                    more["clean"] = clean
-                    self.to(name, replace(failed, **more))
+                    own = self.cores[name].record.node
+                    accused = {own.id: own.place} if verb == "lies" else {}
+                    more = {"final": verb == "final", "out_of_memory": verb == "memory"}
+                    self.to(name, replace(failed, **more, clean=clean, accused=accused))
             case "short":
                 name, missing = words[0], int(words[1]) * MIB if len(words) > 1 else 0
                 core = self.cores[name]
@@ -228,7 +229,7 @@ class Story:
                     running = self.cores[name].running
                     self.trainers[name][running.key] = "dead"
                     back = Rollback(before=running.number + 1, step=clean, spike=self.steps, first=10 * clean, stop=400)
-                    accused = tuple(node.id for node in running.nodes if node.name in convicted)
+                    accused = {node.id: node.place for node in running.nodes if node.name in convicted}
                     lost = e.TrainerLostPeer(key=running.key, clean=clean, accused=accused)
                     if verb == "spikes":
                         lost = replace(lost, detail="the loss jumped up", rollback=back)

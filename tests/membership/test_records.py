@@ -46,7 +46,7 @@ RECORDS = [
     Proposal(generation=GENERATION, switch=True),
     GENERATION,
     replace(GENERATION, distrusted=(Distrust(before=2, step=30), Distrust(before=3, step=60))),
-    Report(incarnation="a1", failed="3.9", lying="3.9", clean=30),
+    Report(incarnation="a1", failed="3.9", goes_back="3.9", clean=30, accused={"a@a1": "a"}),
     End(failed=True, detail="why"),
 ]
 

@@ -5,12 +5,18 @@ rule does not wait for the next generation: if too few nodes are left to form on
 started after it has to know. Every node whose trainers ended for it says how far back, so that the rule does not depend
 on the word of a node that was convicted, which may be gone by then, nor on that of any other. They name that node, too,
 for the same reason: all ranks hear the same of a hearing, and two nodes are believed against a third, never one alone.
+
+A death in the same second may have the next generation sealed before anybody spoke. What is said of the generation
+before is therefore heard, too, unless a rule has it: the rule then refuses what the sealed one makes as well, since its
+trainers may have gone on from such a state, and it ends. A jump of the loss need not be heard late: the same step has
+it again.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from elastic3d.distrust import Distrust, with_rule
 from elastic3d.membership import actions as acts
@@ -23,43 +29,89 @@ WITNESSES = 2
 """Nodes that have to name another one before it is taken for convicted without its own word."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conviction:
+    """A node of which a device computes wrongly. place: its machine. key: of the generation in which it was convicted.
+
+    detail: in whose words, and what of.
+    """
+
+    place: str
+    key: str
+    detail: str
+
+
 def vouched(situation: Situation) -> int | None:
-    """Return the newest step to go on from, if the sealed generation ended in order to go back; None if it did not."""
-    view, reports = situation.view, situation.roster.reports
-    current, index = view.generation, view.index
+    """Return the newest step to go on from, if trainers ended in order to go back; None if none did."""
+    current = situation.view.generation
     assert current is not None
-    assert index is not None
-    said = {**reports.who("failed", current.key), **reports.who("peer_lost", current.key)}
-    return min((reports[id].clean for id in said if id in index.node_ranks and reports[id].clean >= 0), default=None)
+    late = {id: said for id, said in _late(situation).items() if not _has(current, said.clean)}
+    return min((said.clean for said in (*_now(situation).values(), *late.values())), default=None)
 
 
 def rollback(situation: Situation) -> Rollback | None:
     """Return for what the sealed generation goes back because its loss jumped up, None if it does not."""
-    view, reports = situation.view, situation.roster.reports
-    current, index = view.generation, view.index
+    current = situation.view.generation
     assert current is not None
-    assert index is not None
-    said = (reports[id].rollback for id in reports.who("peer_lost", current.key) if id in index.node_ranks)
+    said = (one.rollback for one in _now(situation).values())
     return next((one for one in said if one is not None and one.before == current.number + 1), None)
 
 
-def liars(situation: Situation) -> dict[str, str]:
-    """Return the nodes of the sealed generation of which a device computes wrongly, with what is said of them.
+def refused_itself(generation: Generation) -> bool:
+    """Return whether the record refuses what its own generation makes: it has to end."""
+    return any(rule.before > generation.number for rule in generation.distrusted)
 
-    They say so of themselves, or, where one is gone before it could, `WITNESSES` others of the generation do.
+
+def liars(situation: Situation) -> dict[str, Conviction]:
+    """Return the nodes of which a device computes wrongly, by id.
+
+    They say so of themselves, or, where one is gone before it could, `WITNESSES` others of its generation do.
     """
-    current, index, reports = situation.view.generation, situation.view.index, situation.roster.reports
+    current, index = situation.view.generation, situation.view.index
     if current is None or index is None:
         return {}
-    failed, lost = reports.who("failed", current.key), reports.who("peer_lost", current.key)
-    wrong = {id: reports[id].detail for id in failed if reports[id].lying == current.key and id in index.node_ranks}
-    witnesses: dict[str, list[str]] = defaultdict(list)
-    for id in lost:
-        for accused in dict.fromkeys(reports[id].accused if id in index.node_ranks else ()):
-            if accused != id and accused in index.node_ranks:
-                witnesses[accused].append(id)
-    named = {id: reports[by[0]].detail for id, by in sorted(witnesses.items()) if len(by) >= WITNESSES}
-    return named | wrong
+    known = {id: one for id, one in _named(_now(situation)).items() if id in index.node_ranks}
+    heard = any(rule.before == current.number for rule in current.distrusted)
+    for id, one in _named(_late(situation)).items():
+        # Whoever was kept out before this one was sealed may have been admitted again since, and is not in it.
+        if id in index.node_ranks or not heard:
+            known.setdefault(id, one)
+    return known
+
+
+def _now(situation: Situation) -> dict[str, Report]:
+    """Return what is said of the sealed generation, by those who are in it."""
+    reports, current, index = situation.roster.reports, situation.view.generation, situation.view.index
+    assert current is not None
+    assert index is not None
+    return {id: reports[id] for id in reports.who("goes_back", current.key) if id in index.node_ranks}
+
+
+def _late(situation: Situation) -> dict[str, Report]:
+    """Return what is said of the generation before by those who were in it: nobody else has trainers that ended."""
+    reports, current = situation.roster.reports, situation.view.generation
+    assert current is not None
+    said = {id: reports[id] for id in reports.returning if reports[id].rollback is None}
+    return {id: one for id, one in said.items() if int(one.goes_back.partition(".")[0]) == current.number - 1}
+
+
+def _named(said: Mapping[str, Report]) -> dict[str, Conviction]:
+    """Return the nodes that these reports convict, by id."""
+    by: dict[str, list[str]] = defaultdict(list)
+    for id, report in said.items():
+        for accused in report.accused:
+            by[accused].append(id)
+    convicted: dict[str, Conviction] = {}
+    for accused, witnesses in sorted(by.items()):
+        if accused in witnesses or len(witnesses) >= WITNESSES:
+            report = said[accused if accused in witnesses else witnesses[0]]
+            convicted[accused] = Conviction(place=report.accused[accused], key=report.goes_back, detail=report.detail)
+    return convicted
+
+
+def _has(generation: Generation, clean: int) -> bool:
+    """Return whether a rule of the record has what is said of the generation before."""
+    return any(rule.before >= generation.number and rule.step <= clean for rule in generation.distrusted)
 
 
 def distrust(situation: Situation) -> acts.Fenced | None:

@@ -200,6 +200,9 @@ class Core:
     def _hear(self, event: e.Event, actions: list[acts.Action], now: float) -> None:
         """Take in what concerns this member alone."""
         trainers = self._trainers
+        if isinstance(event, e.TrainerFailed | e.TrainerLostPeer) and event.clean >= 0:
+            # Whether or not another generation has been sealed since.
+            self._go_back(event)
         match event:
             case e.Registered():
                 self._registered, self._registered_at = True, event.revision
@@ -259,27 +262,13 @@ class Core:
                         short=event.short,
                     )
                 else:
-                    self.report = replace(
-                        self.report,
-                        failed=event.key,
-                        detail=event.detail,
-                        lying=event.key if event.lying else "",
-                        clean=event.clean,
-                    )
+                    self.report = replace(self.report, failed=event.key, detail=event.detail)
             case e.TrainerLostPeer() if trainers.phase(event.key) is not None:
                 trainers.over(event.key)
                 # A report that a trainer failed, or that the script raised, says more than this.
                 worse = event.key in (self.report.error, self.report.failed)
                 detail = self.report.detail if worse else event.detail
-                clean = self.report.clean if worse else event.clean
-                self.report = replace(
-                    self.report,
-                    peer_lost=event.key,
-                    detail=detail,
-                    clean=clean,
-                    rollback=event.rollback,
-                    accused=event.accused,
-                )
+                self.report = replace(self.report, peer_lost=event.key, detail=detail)
             case e.StepReported():
                 if self.running is not None:
                     self._reach.stepped(self.running, now)
@@ -312,6 +301,18 @@ class Core:
                 self._exit(actions, "this node cannot go on", acts.Exit(failed=True, detail=event.detail))
             case _:
                 pass
+
+    def _go_back(self, event: e.TrainerFailed | e.TrainerLostPeer) -> None:
+        """Report for what the run goes back: its trainers ended because of it."""
+        worse = event.key in (self.report.error, self.report.failed)
+        self.report = replace(
+            self.report,
+            goes_back=event.key,
+            clean=event.clean,
+            accused=event.accused,
+            rollback=event.rollback if isinstance(event, e.TrainerLostPeer) else None,
+            detail=self.report.detail if worse else event.detail,
+        )
 
     def _exit(self, actions: list[acts.Action], why: str, how: acts.Exit, tomb: Tomb | None = None) -> None:
         self._trainers.stop_all(actions, why)

@@ -43,7 +43,7 @@ def blame(situation: Situation, why: Interruption) -> None:
     view, policy, leader_state = situation.view, situation.policy, situation.leader_state
     if why.verdict is not None and not why.verdict.program:
         for id in why.verdict.culprits:
-            _blame(situation, id, stuck=True)
+            _blame(situation, id)
     current, place = view.generation, view.place(why.culprit)
     if why.cause is Cause.FAILURE and current is not None and place is not None and policy.beside:
         failure = f"{why.culprit}/{current.key}"
@@ -70,14 +70,14 @@ def condemned(situation: Situation) -> set[str]:
     return places
 
 
-def _blame(situation: Situation, culprit: str, *, stuck: bool = False, lying: bool = False) -> None:
-    """Count the standstill of this generation, or its wrong numbers, against a node."""
+def _blame(situation: Situation, culprit: str) -> None:
+    """Count the standstill of this generation against a node."""
     view, leader_state = situation.view, situation.leader_state
     current, place = view.generation, view.place(culprit)
     failure = f"{culprit}/{current.key}" if current is not None else ""
     if failure and place is not None and failure not in leader_state.counted:
         leader_state.counted[failure] = None
-        leader_state.losses.append(CountedLoss(id=failure, place=place, stuck=stuck, lying=lying))
+        leader_state.losses.append(CountedLoss(id=failure, place=place, stuck=True))
 
 
 def _dispensable(situation: Situation, places: set[str]) -> bool:
@@ -95,9 +95,13 @@ def shut_out(situation: Situation) -> acts.Fenced | None:
     not tell.
     """
     view, roster = situation.view, situation.roster
-    for id in liars(situation):
-        _blame(situation, id, lying=True)
-    for loss in situation.leader_state.losses:
+    leader_state = situation.leader_state
+    for id, conviction in liars(situation).items():
+        failure = f"{id}/{conviction.key}"
+        if failure not in leader_state.counted:
+            leader_state.counted[failure] = None
+            leader_state.losses.append(CountedLoss(id=failure, place=conviction.place, lying=True))
+    for loss in leader_state.losses:
         if loss.lying and loss.place not in roster.quarantines:
             kept = Quarantine(seconds=LYING, reason=WRONG, by=view.me.node.name)
             return acts.PutQuarantine(place=loss.place, quarantine=kept, token=view.token)

@@ -8,20 +8,22 @@ from elastic3d.membership.records import Notice, Report, SavedStep
 
 K = TypeVar("K")
 
-FIELDS = ("prepared", "left", "finished", "failed", "error", "peer_lost", "unread")
+FIELDS = ("prepared", "left", "finished", "failed", "error", "peer_lost", "goes_back", "unread")
 """The fields of a report that name a generation's key, or the revision of its record."""
 
 
 class Reports:
     """The newest report of each member, by id.
 
-    accusing: members that do not hear a neighbour. apart: members that cannot connect to some node. saved: how many
-    report each saved step. notices: of members that have to leave soon, and since when each is known here.
+    accusing: members that do not hear a neighbour. apart: members that cannot connect to some node. returning: members
+    that say, of whatever generation, that the run has to go back. saved: how many report each saved step. notices: of
+    members that have to leave soon, and since when each is known here.
     """
 
     def __init__(self) -> None:
         self.accusing: dict[str, None] = {}
         self.apart: dict[str, None] = {}
+        self.returning: dict[str, None] = {}
         self.saved: dict[SavedStep, int] = {}
         self.notices: dict[str, tuple[Notice, float]] = {}
         self._reports: dict[str, Report] = {}
@@ -66,14 +68,9 @@ class Reports:
         if old.saved != report.saved:
             self._save(old.saved, -1)
             self._save(report.saved, 1)
-        if report.silent:
-            self.accusing[id] = None
-        else:
-            self.accusing.pop(id, None)
-        if report.unreachable:
-            self.apart[id] = None
-        else:
-            self.apart.pop(id, None)
+        _put(self.accusing, id, bool(report.silent))
+        _put(self.apart, id, bool(report.unreachable))
+        _put(self.returning, id, bool(report.goes_back))
         if old.notice == report.notice:
             return False
         if report.notice is None:
@@ -98,6 +95,13 @@ class Reports:
                 self.saved[saved] = left
             else:
                 del self.saved[saved]
+
+
+def _put(known: dict[str, None], id: str, belongs: bool) -> None:
+    if belongs:
+        known[id] = None
+    else:
+        known.pop(id, None)
 
 
 def discard(known: dict[K, dict[str, None]], key: K, id: str) -> None:

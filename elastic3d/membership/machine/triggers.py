@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic3d.membership.machine.convictions import liars, rollback
+from elastic3d.membership.machine.convictions import liars, refused_itself, rollback
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.records import Out
@@ -101,9 +101,10 @@ def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | N
             return None
         return Interruption(cause=Cause.QUARANTINE, detail=apart)
     leader_state.apart = None
-    if wrong := {id: why for id, why in liars(situation).items() if id in roster.members}:
-        names = ", ".join(id.partition("@")[0] for id in wrong)
-        return Interruption(cause=Cause.LYING, detail=f"{names}: {next(iter(wrong.values()))}")
+    wrong = {id: one for id, one in liars(situation).items() if id in index.node_ranks and id in roster.members}
+    if wrong:
+        names = ", ".join(map(_name, wrong))
+        return Interruption(cause=Cause.LYING, detail=f"{names}: {next(iter(wrong.values())).detail}")
     for field, cause in (("error", Cause.ERROR), ("failed", Cause.FAILURE)):
         # A member that reports before it has registered again is heard once it has.
         said = [id for id in roster.reports.who(field, key) if id in index.node_ranks and id in roster.members]
@@ -127,11 +128,14 @@ def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | N
         return Interruption(cause=Cause.STUCK, detail=stuck.detail, verdict=stuck)
     if roster.reports.who("left", key) and view.proposal is None:
         return Interruption(cause=Cause.DEATH, detail="the others had left for a membership that lost a node")
-    if not roster.reports.who("peer_lost", key):
+    refuses_itself = refused_itself(current)
+    if not roster.reports.who("peer_lost", key) and not refuses_itself:
         leader_state.peer_lost = None
         return None
     leader_state.peer_lost = alarm.now if leader_state.peer_lost is None else leader_state.peer_lost
     if alarm.due(leader_state.peer_lost + policy.peer_lost):
+        if refuses_itself and not roster.reports.who("peer_lost", key):
+            return Interruption(cause=Cause.LYING, detail="it may have gone on from a state that does not count")
         detail = f"trainers lost each other, and nobody died{_said(roster, key)}"
         return Interruption(cause=Cause.FAILURE, detail=detail)
     return None

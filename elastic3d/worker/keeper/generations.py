@@ -427,10 +427,12 @@ class Generations:
         if any(culprit in ours for culprit in report.ranks):
             again = self._slipped()
             detail += "; so did something on this node within the last hour" if again and not lying else ""
-            self._tell(m.TrainerFailed(key=key, detail=detail, lying=lying or again, clean=report.clean))
+            own = world.generation.node_of_rank[world.first_rank]
+            accused = {own.id: own.place} if lying or again else {}
+            self._tell(m.TrainerFailed(key=key, detail=detail, clean=report.clean, accused=accused))
             return
-        ranks = report.ranks if lying else ()
-        accused = tuple(dict.fromkeys(world.generation.node_of_rank[culprit].id for culprit in ranks))
+        culprits = [world.generation.node_of_rank[culprit] for culprit in report.ranks] if lying else []
+        accused = {node.id: node.place for node in culprits}
         self._tell(
             m.TrainerLostPeer(key=key, detail=detail, clean=report.clean, rollback=report.rollback, accused=accused)
         )

@@ -296,7 +296,9 @@ def set_all_aside(patch: pytest.MonkeyPatch) -> None:
     def confused(self: Core, events: Sequence[e.Event], now: float) -> list[acts.Action]:
         lost = (e.TrainerLostPeer,)
         heard = [
-            e.TrainerFailed(key=event.key, detail=event.detail, lying=True, clean=event.clean)
+            e.TrainerFailed(
+                key=event.key, detail=event.detail, clean=event.clean, accused={self._id: self.record.node.place}
+            )
             if isinstance(event, lost) and event.clean >= 0
             else event
             for event in events

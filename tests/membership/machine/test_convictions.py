@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from elastic3d.distrust import Distrust
 from elastic3d.etcd import Put
+from elastic3d.membership import events as e
 from elastic3d.membership.driver.ended import emptied
 from elastic3d.membership.records import decode, encode
 from elastic3d.rollback import Rollback
@@ -96,6 +97,41 @@ def test_who_says_so_itself_and_of_whom_others_say_so_counts_once() -> None:
     story.tell(START + "> accuse b a c 30\n> lies b 30\n> run 12")
     assert [generation.cause for generation in story.sealed] == [Cause.START, Cause.LYING]
     assert kept_out(story) == {"b"}
+
+
+def late(story: Story, culprit: str, clean: int) -> None:
+    """Let all who live say of generation 1 that a device of `culprit` was convicted in it."""
+    key = story.sealed[0].key
+    accused = {node.id: node.place for node in story.sealed[0].nodes if node.name == culprit}
+    for name in [name for name in story.cores if name != "d"]:
+        if name == culprit:
+            story.to(name, e.TrainerFailed(key=key, detail="wrong", clean=clean, accused=accused))
+        else:
+            story.to(name, e.TrainerLostPeer(key=key, clean=clean, accused=accused))
+
+
+def test_a_conviction_is_heard_though_a_death_came_first() -> None:
+    """The next generation was sealed before anybody spoke, and may train on a state that is not to be trusted."""
+    story = Story()
+    story.tell(START + "> kill a\n> run 0.2")
+    assert [(one.number, one.cause) for one in story.sealed] == [(1, Cause.START), (2, Cause.DEATH)]
+    late(story, "b", 30)
+    story.tell("> run 8\n> step 50\n> run 2")
+    assert kept_out(story) == {"b"}
+    assert [one.cause for one in story.sealed[2:]] == [Cause.LYING]
+    assert {node.name for node in story.sealed[2].nodes} == {"c", "d"}
+    assert story.sealed[2].distrusted == (Distrust(before=3, step=30),)
+    story.tell("> kill c\n> run 8")
+    assert [one.cause for one in story.sealed[3:]] == [Cause.DEATH]
+
+
+def test_a_machine_that_is_admitted_again_is_not_kept_out_for_what_is_over() -> None:
+    """What was said of a generation before is forgotten at the first step after it."""
+    story = Story()
+    story.tell(START + "> accuse b a c 30\n> lies b 30\n> run 8\n> step 50\n> run 1\n> release b\n> kill a\n> run 12")
+    assert kept_out(story) == {"b"}
+    assert sum(": quarantine b" in line for line in story.lines) == 1
+    assert "b" in {node.name for node in story.sealed[-1].nodes}
 
 
 BACK = Rollback(before=2, step=30, spike=40, first=300, stop=400)

@@ -72,10 +72,10 @@ def test_witnesses_name_the_node_that_computes_wrongly(kind: Audited, rank: int,
     lying = kind is Audited.LYING
     if rank == CULPRIT:
         assert isinstance(event, m.TrainerFailed)
-        assert (event.lying, event.clean) == (lying, 8)
+        assert (event.accused, event.clean) == ({NODES[CULPRIT].id: NODES[CULPRIT].place} if lying else {}, 8)
     else:
         assert isinstance(event, m.TrainerLostPeer)
-        assert (event.accused, event.clean) == ((NODES[CULPRIT].id,) if lying else (), 8)
+        assert (event.accused, event.clean) == ({NODES[CULPRIT].id: NODES[CULPRIT].place} if lying else {}, 8)
 
 
 def test_an_accident_of_a_node_with_two_slots_is_one() -> None:
@@ -86,4 +86,4 @@ def test_an_accident_of_a_node_with_two_slots_is_one() -> None:
     scene.ends(w.ExitKind.CONVICTED, slot=1)
     (event,) = scene.told
     assert isinstance(event, m.TrainerFailed)
-    assert not event.lying
+    assert event.accused == {}
