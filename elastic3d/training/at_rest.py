@@ -1,8 +1,9 @@
 """Bits of this rank's state that change though nobody writes to them: a part of it is looked at in each step.
 
 Parameters and the optimizer's state are written to by updates alone. So where the passes begin a part of them is copied
-beside, as large as its share of the time allows, and compared before the update (`health/custody`). What the script
-writes itself shows in torch's count of writes to a tensor, or in more words than memory loses at once.
+beside, as large as its share of the time allows, and compared before the vote (`health/custody`), so that where bits
+have changed nobody makes the step: others may have computed with them. What the script writes itself shows in torch's
+count of writes to a tensor, or in more words than memory loses at once.
 
 Costs at most `Assignment.at_rest` of the time, over all steps, and 64 MiB on the device.
 """

@@ -2,7 +2,7 @@
 
 | what | how | found by |
 |---|---|---|
-| state at rest | a rotating part is copied where the passes begin, and compared before the update | its own rank |
+| state at rest | a rotating part is copied where the passes begin, and compared before the vote | its own rank |
 | votes | a number for the last outcome goes with the next vote, and by itself where there is none | all ranks |
 | updates | every tenth step, a small piece is computed again by a rank of another node (`health/recheck`) | all ranks |
 
@@ -60,8 +60,15 @@ class Checks:
         self._split_told = False
 
     def passes_begin(self) -> None:
-        """Copy a part of the state beside; nothing is to write to it before `before_update`."""
+        """Copy a part of the state beside; nothing is to write to it before `before_vote`."""
         self._rest.copy()
+
+    def before_vote(self, step: int) -> None:
+        """Compare what was copied beside; Convicted where bits have changed: without this rank's vote, nobody's step.
+
+        step: the number of updates made so far.
+        """
+        self._rest.compare(step)
 
     @property
     def last(self) -> float:
@@ -108,11 +115,7 @@ class Checks:
             self._updates.agreed()
 
     def before_update(self, step: int, *, skipped: bool) -> None:
-        """Compare what was copied beside, and keep a piece of what is to be updated; Convicted where bits have changed.
-
-        step: the number of updates made so far. skipped: no update is made.
-        """
-        self._rest.compare(step)
+        """Keep a piece of what is to be updated. step: the number of updates made so far. skipped: no update is made."""
         if not skipped:
             self._updates.keep(step)
 

@@ -399,7 +399,8 @@ class Run:
                     skip=skip,
                 )
 
-            outcome = ballot()
+            with self._health.convicting():
+                outcome = ballot()
             with self._outside.inside(), self._health.convicting():
                 outcome, why = self._health.settle(outcome, loss, ballot, scale=self._scale, step=batches.step)
                 spiked = self._health.look_at_loss(outcome.loss, batches.step)

@@ -29,7 +29,7 @@ def vote(
     its update is what it is after any vote: one without the step that the others have made, and whose state is taken
     from an older one. With a norm the vote cannot begin before the sums are there.
 
-    checks: those of the generation, whose results are said with it. step: the one that is voted on. checkpoint: one is
+    checks: those of the generation, whose results are said with it; Convicted, on a rank whose state has changed. step: the one that is voted on. checkpoint: one is
     due here. clip: the norm is wanted. skip: no update is to be made where the gradient is not finite. Samples are
     counted by the first rank of each replica alone, and losses by the first of each tensor group.
     """
@@ -48,6 +48,8 @@ def vote(
     reading = early or device.begin_reading([*parts.values(), *finites, *(rows for _, rows in squares.values())])
     with assembly.mesh.device_awaited():
         read = iter(reading.wait())
+    if checks is not None:
+        checks.before_vote(step - 1)
     losses = {index: next(read).tolist() for index in parts}
     sound = [bool(next(read)) for _ in finites]
     ballot = Ballot(

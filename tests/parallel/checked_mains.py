@@ -37,9 +37,9 @@ def flip(tensor: torch.Tensor) -> None:
     local(tensor).data.view(-1)[:1].view(torch.int32)[0] ^= 1 << 12
 
 
-def train(run: Run, *, wrong: Wrong | None = None, steps: int = STEPS) -> str:
-    """Train the small model with an update checked at each step; return the digest."""
-    recheck.EVERY = 1
+def train(run: Run, *, wrong: Wrong | None = None, steps: int = STEPS, every: int = 1) -> str:
+    """Train the small model with an update checked in one of `every` steps; return the digest."""
+    recheck.EVERY = every
     model = run.shard(lambda: Model(), blocks="blocks", seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = run.batches(Sentences(), global_batch=16, micro_batch=2, seed=11)
