@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sysconfig
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ def main(run: elastic3d.Run) -> None:
     batches = run.batches(data, global_batch=options.global_batch, micro_batch=options.micro_batch, seed=options.seed)
     run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
     for batch in batches.until(step=options.steps):
+        time.sleep(options.pause)
         loss = run.backward(model, batch, cross_entropy)
         run.step(optimizer, schedule, loss=loss, clip=1.0)
     report(run, options.out)
@@ -130,6 +132,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         "--checkpoint-every", type=every, default=10, help="steps between checkpoints, 0 for none; 30s; continuous"
     )
     parser.add_argument("--keep", type=int, default=None, help="how many checkpoints to keep; default: all")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step, as if a device computed")
     parser.add_argument("--layout", type=elastic3d.Layout.parse, default=None, help="such as pp=2; the rest is planned")
     parser.add_argument("--calibration", default=None, help="file of elastic3d calibrate, to plan layouts by")
     parser.add_argument("--store", default=None, help="where checkpoints go: any fsspec URL")

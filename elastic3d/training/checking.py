@@ -115,7 +115,10 @@ class Checks:
             self._updates.agreed()
 
     def before_update(self, step: int, *, skipped: bool) -> None:
-        """Keep a piece of what is to be updated. step: the number of updates made so far. skipped: no update is made."""
+        """Keep a piece of what is to be updated.
+
+        step: the number of updates made so far. skipped: no update is made.
+        """
         if not skipped:
             self._updates.keep(step)
 

@@ -29,9 +29,10 @@ def vote(
     its update is what it is after any vote: one without the step that the others have made, and whose state is taken
     from an older one. With a norm the vote cannot begin before the sums are there.
 
-    checks: those of the generation, whose results are said with it; Convicted, on a rank whose state has changed. step: the one that is voted on. checkpoint: one is
-    due here. clip: the norm is wanted. skip: no update is to be made where the gradient is not finite. Samples are
-    counted by the first rank of each replica alone, and losses by the first of each tensor group.
+    checks: those of the generation, whose results are said with it; Convicted, on a rank whose state has changed. step:
+    the one that is voted on. checkpoint: one is due here. clip: the norm is wanted. skip: no update is to be made where
+    the gradient is not finite. Samples are counted by the first rank of each replica alone, and losses by the first of
+    each tensor group.
     """
     flags = port.flags()
     device, reads_gradient = assembly.mesh.computes_on, clip or skip

@@ -25,12 +25,12 @@ from elastic3d.membership.inspection.jobs import job as job_of
 from elastic3d.membership.inspection.jobs import jobs, read_status
 from elastic3d.membership.records import encode
 from tests.histories.conftest import Quiet
-from tests.histories.test_histories import SMALL, held
+from tests.histories.test_histories import LONG, held
 from tests.histories.test_saving import events
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 
-CLOSED = dataclasses.replace(SMALL, nodes=2, steps=40)
+CLOSED = dataclasses.replace(LONG, nodes=2, steps=30)
 OPEN = dataclasses.replace(CLOSED, conf={"chaos": "allow"})
 THREE = dataclasses.replace(OPEN, nodes=3)
 

@@ -22,7 +22,8 @@ TENSOR = Path(__file__).parent / "scripts" / "train_tensor.py"
 
 def test_tensor_parallel_layers_survive_the_loss_of_a_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Parts of layers, cut by tp and then by dp, come from memory into another dp of the same tp."""
-    setting = replace(SMALL, nodes=2, slots=2, steps=10, layout=Layout(tp=2), script=TENSOR)
+    small = replace(SMALL, steps=8, blocks=3, global_batch=6)
+    setting = replace(small, nodes=2, slots=2, layout=Layout(tp=2), script=TENSOR)
     outcome = held(play(setting, faults("1@4"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting))
     assert [view.cause for view in outcome.picture.generations] == ["start", "death"]
     assert outcome.picture.generations[1].restored_from == "memory"

@@ -29,6 +29,10 @@ from tests.chaos.pages import Page
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 
 SMALL = ("--width=32", "--blocks=5", "--context=32", "--global-batch=16", "--micro-batch=2", "--checkpoint-every=5")
+QUICK = (
+    *("--steps=40", "--width=16", "--blocks=3", "--context=16", "--global-batch=8", "--micro-batch=2"),
+    *("--checkpoint-every=5", "--pause=0.15", "--seed={seed}"),
+)
 EIGHT = When(step=8)
 
 
@@ -54,7 +58,7 @@ def test_a_storm_of_several_faults_and_its_replay(quiet_runs: Path, tmp_path: Pa
 
     The script is run as it is, and what is kept of the run is the same schedule and job.
     """
-    job = Job(script=str(TRAIN_GPT), arguments=("--steps=40", *SMALL, "--seed={seed}"), nodes=3, seed=7)
+    job = Job(script=str(TRAIN_GPT), arguments=QUICK, nodes=3, seed=7)
     faults = (
         Kill(node="node1", when=EIGHT),
         KillTrainer(node="stage0", when=When(generation=2, phase=Phase.STARTED)),
@@ -77,7 +81,7 @@ def test_a_node_whose_cable_is_pulled(quiet_runs: Path, tmp_path: Path) -> None:
     """Each node is a host of its own. The others go on without it, and it comes back: the same bits."""
     if why := lacking(Need.HOSTS):
         pytest.skip(why)
-    job = Job(script=str(TRAIN_GPT), arguments=("--steps=40", *SMALL, "--seed={seed}"), nodes=3, seed=7)
+    job = Job(script=str(TRAIN_GPT), arguments=QUICK, nodes=3, seed=7)
     schedule = Schedule(faults=(Cut(node="node1", when=EIGHT, seconds=6.0),))
     storm = played(job, schedule, quiet_runs, tmp_path)
     first, second = storm.outcome.picture.generations[:2]
@@ -91,7 +95,7 @@ def test_bad_cables_cost_time_and_no_step(quiet_runs: Path, tmp_path: Path) -> N
     """One is late, one loses packets, one is slow: no generation is formed for that. For a reset connection one is."""
     if why := lacking(Need.HOSTS):
         pytest.skip(why)
-    job = Job(script=str(TRAIN_GPT), arguments=("--steps=40", *SMALL, "--seed={seed}"), nodes=3, seed=7)
+    job = Job(script=str(TRAIN_GPT), arguments=QUICK, nodes=3, seed=7)
     faults = (
         Delay(node="node1", when=EIGHT, seconds=2.0, late=0.02),
         Loss(node="node2", when=When(step=12), seconds=2.0),

@@ -12,8 +12,8 @@ from elastic3d.errors import UsageError
 EACH = 250
 
 
-@pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.long) for n in range(1 + EACH, 2001, EACH))])
-def test_two_thousand_schedules_break_no_invariant(first: int) -> None:
+@pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.long) for n in range(1 + EACH, 1001, EACH))])
+def test_a_thousand_schedules_break_no_invariant(first: int) -> None:
     """Every invariant holds at every event; a failure is printed minimised, to be pasted below."""
     tally = play_many(first, EACH, most=1)
     assert not tally.failures, "\n\n".join(outcome.report() for outcome in tally.failures)
