@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from elastic3d.clock import SYSTEM
+from elastic3d.clock import SYSTEM, Clock
 
 
 @dataclass
@@ -79,15 +79,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = answer  # noqa: N815 - the names http.server calls
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(self.server.cloud.clock.wall() if timestamp is None else timestamp)
+
     def log_message(self, *args: Any) -> None:
         pass
 
 
 class Cloud(ABC):
-    """A metadata server that can be turned on and off. `faults`: replies for the next requests, in place of its own."""
+    """A metadata server that can be turned on and off. `faults`: replies for the next requests, in place of its own.
+
+    clock: the cloud's own.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
+        self.clock: Clock = SYSTEM
         self.requests: list[Request] = []
         self.refused: list[int] = []
         self.faults: list[Reply] = []
@@ -166,7 +173,7 @@ class Aws(Cloud):
 
     def preempt(self) -> None:
         """Announce it, 120 s before."""
-        at = datetime.fromtimestamp(SYSTEM.wall() + 120, tz=UTC)
+        at = datetime.fromtimestamp(self.clock.wall() + 120, tz=UTC)
         self.interrupt("terminate", at.strftime("%Y-%m-%dT%H:%M:%SZ"))
 
     def interrupt(self, action: str, time: str) -> None:
@@ -262,7 +269,7 @@ class Azure(Cloud):
 
     def preempt(self) -> None:
         """Announce it, 30 s before."""
-        self.schedule(secrets.token_hex(8), "Preempt", formatdate(SYSTEM.wall() + 30, usegmt=True))
+        self.schedule(secrets.token_hex(8), "Preempt", formatdate(self.clock.wall() + 30, usegmt=True))
 
     def schedule(self, identity: str, kind: str, not_before: str, resources: tuple[str, ...] = ("worker_3",)) -> None:
         """Announce an event of these machines."""

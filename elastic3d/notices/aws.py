@@ -4,8 +4,8 @@
 begins at once. `events/recommendations/rebalance` says only that an interruption has become likely. AWS recommends
 asking every 5 s. Each request carries a token, obtained by PUT, that lives for 6 h at most.
 
-The time of an interruption is by the cloud's clock, the time left by this machine's: the one place where two clocks are
-compared, because AWS gives nothing else. It is limited to [0, 120] s, so that a wrong clock does no harm beyond that.
+The time of an interruption is by the cloud's clock, and so is the `Date` of the answer that has it. The time left is
+limited to [0, 120] s.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Item:
             answer = self._ask()
         if answer.status == 404:
             return Look(notices={}, pause=self._pause)
-        key, notice = self._read(answer.ok(), self._clock.wall())
+        key, notice = self._read(answer.ok(), answer.now(self._clock.wall()))
         return Look(notices={key: notice}, pause=self._pause)
 
     def acknowledge(self, keys: Collection[str]) -> None:

@@ -74,7 +74,7 @@ class Events:
         answer = self._metadata.ask(EVENTS, headers=_HEADERS, timeout=timeout).ok()
         self._events = {event.identity: event for event in _read(answer, self._vm)}
         self._enabled = True
-        wall = self._clock.wall()
+        wall = answer.now(self._clock.wall())
         return Look(
             notices={
                 event.identity: CloudNotice(
@@ -129,10 +129,7 @@ def _read(answer: MetadataResponse, vm: str) -> list[_Event]:
 
 
 def _left(event: _Event, wall: float) -> float | None:
-    """Return the seconds until the event may begin; None if that cannot be read: it is still a notice.
-
-    This machine's clock is compared with the cloud's, as for AWS and for the same reason.
-    """
+    """Return the seconds until the event may begin; None if that cannot be read: it is still a notice."""
     if event.started:
         return 0.0
     try:

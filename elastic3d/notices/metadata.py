@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.message import Message
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,6 +43,17 @@ class MetadataResponse:
         if self.status != 200:
             raise Unheard(f"{self.asked} was answered {self.status}: {self.text()[:200]}")
         return self
+
+    def now(self, wall: float) -> float:
+        """Return the wall time at which it was given: `wall`, by this machine's clock, unless it says another second.
+
+        Its `Date` is by the clock of the cloud, by which all that it announces is as well.
+        """
+        try:
+            second = parsedate_to_datetime(self.headers.get("Date", "")).timestamp()
+        except ValueError:
+            return wall
+        return min(max(wall, second), second + 1.0)
 
     def text(self) -> str:
         """Return the body as text, without white space around it."""

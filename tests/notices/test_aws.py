@@ -13,12 +13,25 @@ NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z
 
 
 def item(cloud: Aws, clock: HandClock, number: int = 0) -> aws.Item:
-    """Return the source for interruptions, or with number 1 the one for recommendations."""
+    """Return the source for interruptions, or with number 1 the one for recommendations; the cloud has its clock."""
+    cloud.clock = clock
     return aws.sources(cloud.url, clock=clock)[number]
 
 
+@pytest.mark.parametrize("off", [-3600.0, 3600.0])
+def test_the_time_left_does_not_go_by_this_machines_clock(off: float) -> None:
+    """An hour ahead, a node would go at once with two minutes left to do it well."""
+    with Aws() as cloud:
+        source = item(cloud, HandClock(NOW + off))
+        cloud.clock = HandClock(NOW)
+        cloud.interrupt("terminate", "2017-09-18T08:21:15Z")
+        (notice,) = source.look().notices.values()
+        assert notice.seconds is not None
+        assert 74.0 <= notice.seconds <= 75.0
+
+
 def test_there_is_no_notice_until_one_is_published() -> None:
-    """404 is the usual answer; then a notice has its action and the time left by this machine's clock."""
+    """404 is the usual answer; then a notice has its action and the time left."""
     with Aws() as cloud:
         source = item(cloud, HandClock(NOW))
         assert source.look().notices == {}

@@ -18,7 +18,8 @@ SOON = "Mon, 19 Sep 2016 18:29:47 GMT"
 
 
 def events(cloud: Azure, vm: str = "") -> azure.Events:
-    """Return the source of events, with a clock that shows 30 s before SOON."""
+    """Return the source of events, with a clock that shows 30 s before SOON, as the cloud's does."""
+    cloud.clock = HandClock(NOW)
     return azure.sources(cloud.url, clock=HandClock(NOW), pause=0.02, vm=vm)[0]
 
 
@@ -42,6 +43,18 @@ def test_a_given_vm_name_is_not_requested() -> None:
         cloud.schedule("A", "Reboot", SOON, ("other",))
         assert set(events(cloud, vm="other").look().notices) == {"A"}
         assert [request.path for request in cloud.requests] == [Azure.EVENTS]
+
+
+@pytest.mark.parametrize("off", [-3600.0, 3600.0])
+def test_the_time_left_does_not_go_by_this_machines_clock(off: float) -> None:
+    """An hour behind, the 30 s before a Spot VM goes would be taken for an hour to spare."""
+    with Azure() as cloud:
+        cloud.clock = HandClock(NOW)
+        cloud.preempt()
+        (source,) = azure.sources(cloud.url, clock=HandClock(NOW + off), vm="worker_3")
+        ((_, notice),) = source.look().notices.items()
+        assert notice.seconds is not None
+        assert 29.0 <= notice.seconds <= 30.0
 
 
 @pytest.mark.parametrize(
