@@ -32,6 +32,11 @@ class Trouble:
         return int(self.fields.get("step", -1))
 
     @property
+    def moment(self) -> tuple[int, int, float]:
+        """Its place in the job's order; clocks, which may be far apart, tell only what one step has had twice."""
+        return self.generation, self.step, self.at
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """Names of the nodes at fault."""
         return tuple(str(node) for node in self.fields.get("nodes") or ())
@@ -54,7 +59,7 @@ KNOWN = "the run knew of it before"
 def newest(troubles: Sequence[Trouble], generation: int = 0) -> Trouble | None:
     """Return what is to be explained: of the newest generation, or of this one, the heaviest; None for nothing."""
     fitting = [one for one in troubles if generation in (0, one.generation)]
-    return max(fitting, key=lambda one: (one.generation, MEANINGS[one.event].weight, one.at, one.step), default=None)
+    return max(fitting, key=lambda one: (one.generation, MEANINGS[one.event].weight, one.moment), default=None)
 
 
 def explain_trouble(
@@ -117,7 +122,7 @@ def _more(trouble: Trouble, troubles: Sequence[Trouble]) -> list[str]:
     others = [one for one in troubles if (one.generation, one.step) != this]
     again = [one for one in others if set(one.nodes) & set(trouble.nodes)]
     if again:
-        first = min(again, key=lambda one: one.at)
+        first = min(again, key=lambda one: one.moment)
         events = "1 more event is" if len(again) == 1 else f"{len(again)} more events are"
         more.append(f"{events} about {', '.join(trouble.nodes)}: the first is {first.event} in step {first.step}")
     return more
@@ -127,7 +132,7 @@ def _left_out(troubles: Sequence[Trouble]) -> list[str]:
     """Return which positions are left out in all, and since when."""
     ranges = {
         (int(first), int(stop)): one
-        for one in sorted(troubles, key=lambda one: one.at)
+        for one in sorted(troubles, key=lambda one: one.moment)
         if one.event in ("batch.excluded", "run.rolled_back")
         for first, stop in one.fields.get("samples") or ()
     }
@@ -136,7 +141,7 @@ def _left_out(troubles: Sequence[Trouble]) -> list[str]:
     shown = ", ".join(f"{first} to {stop - 1}" for first, stop in sorted(ranges)[:SHOWN])
     more = f" and {len(ranges) - SHOWN} more ranges" if len(ranges) > SHOWN else ""
     number = sum(stop - first for first, stop in ranges)
-    since = min(ranges.values(), key=lambda one: one.at)
+    since = min(ranges.values(), key=lambda one: one.moment)
     return [
         f"left out in all: {number} samples, at positions {shown}{more}; since step {since.step} in generation "
         f"{since.generation}"

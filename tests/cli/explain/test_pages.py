@@ -194,6 +194,18 @@ def test_what_ends_a_generation_is_explained_before_what_does_not() -> None:
     assert newest(given, 7) is None
 
 
+def test_what_came_first_does_not_go_by_clocks() -> None:
+    """A node whose clock is an hour ahead has told of step 5, and one whose clock is right of step 9 after it."""
+    given = [
+        Trouble(event="batch.excluded", generation=2, at=3605.0, fields={"step": 5, "samples": [[40, 42]]}),
+        Trouble(event="batch.excluded", generation=2, at=9.0, fields={"step": 9, "samples": [[72, 74]]}),
+    ]
+    chosen = newest(given)
+    assert chosen is not None
+    assert chosen.step == 9
+    assert "; since step 5 in generation 2" in " ".join(explain_trouble(chosen, given).reasons)
+
+
 @pytest.mark.parametrize("rest", ["", "{", "[]", "null", '{"stalls": 3}', "\0" * 40])
 def test_a_bundle_of_which_a_crash_left_part_hides_no_other(tmp_path: Path, rest: str) -> None:
     """What can be read is explained; what cannot is named."""
