@@ -51,7 +51,7 @@ class MetadataResponse:
         """
         try:
             second = parsedate_to_datetime(self.headers.get("Date", "")).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError):
             return wall
         return min(max(wall, second), second + 1.0)
 

@@ -118,6 +118,7 @@ class AtRest:
             return
         at = int(torch.nonzero(one.live != one.copy)[0])
         bits = sum(changed[0].values())
+        self._port.finish_copy()
         third = self._port.copied(step, one.name, one.stretch.start + at)
         agrees = third is not None and third == int(one.copy[at])
         witness = (

@@ -85,7 +85,7 @@ def test_a_bit_that_changes_at_rest_is_found_before_the_vote(what: str, layout: 
     assert ("exp_avg_sq" in report.where) == (what == "state")
     assert "1 bit of" in report.detail
     assert [[record.step for record in one.records] for one in reports] == [[1, 2]] * layout.world
-    assert {reports[0].ended, reports[-1].ended} - {"convicted"} <= {"peer lost", "crashed"}
+    assert {one.ended for one in reports if one is not reports[1]} <= {"peer lost", "crashed"}
     assert not said(reports[0])
 
 

@@ -119,7 +119,7 @@ def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | N
                 return Interruption(cause=cause, detail=detail, culprit=culprit, final=final)
             return Interruption(cause=cause, detail=f"{name}: {detail}", culprit=culprit)
     if back := rollback(situation):
-        ended = roster.reports.who("peer_lost", key)
+        ended = roster.reports.who("goes_back", key)
         detail = next(roster.reports[id].detail for id in ended if roster.reports[id].rollback == back)
         return Interruption(cause=Cause.SPIKE, detail=detail)
     # Trainers that lost a peer may have recorded why, and their nodes say it while others wait for a death.

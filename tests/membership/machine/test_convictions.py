@@ -126,7 +126,7 @@ def test_a_conviction_is_heard_though_a_death_came_first() -> None:
 
 
 def test_a_machine_that_is_admitted_again_is_not_kept_out_for_what_is_over() -> None:
-    """What was said of a generation before is forgotten at the first step after it."""
+    """What was said of the generation before is over: the record had it before this one was sealed without the node."""
     story = Story()
     story.tell(START + "> accuse b a c 30\n> lies b 30\n> run 8\n> step 50\n> run 1\n> release b\n> kill a\n> run 12")
     assert kept_out(story) == {"b"}
