@@ -29,7 +29,7 @@ def played(
     every: int = 1,
 ) -> list[Report]:
     leaving = dict.fromkeys(range(layout.world), leave) if leave >= 0 else {}
-    orders = Orders(layout=layout, at_rest=at_rest, leave_at=leaving)
+    orders = Orders(layout=layout, at_rest=at_rest, leave_at=leaving, snapshot_every=1)
     return run_world(partial(mains.train, wrong=wrong, steps=steps, every=every), orders)
 
 

@@ -101,6 +101,7 @@ class Host(StandalonePort):
         self.orders = orders
         self.report = Report(rank=rank)
         self.records = self.report.records
+        self.copying = False
         self.assignment = replace(
             self.assignment,
             # Its snapshots are of generations before it: files are named step.generation.rank.
@@ -142,10 +143,18 @@ class Host(StandalonePort):
 
     def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:
         self.report.snapshots.append((state.step, checkpoint, wait))
+        self.copying = True
         if self.orders.keep:
             content = [(spec, box, bytes(buffer_of(tensor.contiguous()))) for spec, box, tensor in state.tiles]
             file = self.orders.keep / f"{state.step}.{self.assignment.generation}.{self.assignment.rank}"
             file.write_bytes(pickle.dumps((state.facts, content)))
+
+    def finish_copy(self) -> None:
+        self.copying = False
+
+    def copied(self, step: int, key: str, at: int) -> int | None:
+        assert not self.copying, "no copy may be running"
+        return None
 
     def restored(self, state: StateRestored) -> None:
         self.report.restored = (state.source, state.step, state.generation)
