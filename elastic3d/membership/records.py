@@ -114,8 +114,8 @@ class Report:
     prepared: its trainers are built and wait. left: its trainers left at the boundary after `step`. finished: `main`
     returned on all its slots. failed: a trainer failed, and not by an error of the script. error: the script raised.
     goes_back: its trainers ended because a device of any node was convicted, or the loss jumped up. clean: then the
-    newest step whose state the run may go on from, -1 otherwise. accused: machines of the nodes whose devices were
-    convicted by the word of ranks on others, by id: its own, or that of another node, to which it is a witness.
+    newest step whose state the run may go on from, -1 if it may from any. accused: machines of the nodes whose devices
+    were convicted by the word of ranks on others, by id: its own, or that of another node, to which it is a witness.
     rollback: what is left out because the loss jumped up.
     final: trying again cannot mend that error. out_of_memory: that error was that memory ran out; short: what was
     missing, None where nobody knows. peer_lost: a trainer lost a peer and stopped, which is no failure of its own.

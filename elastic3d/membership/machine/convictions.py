@@ -23,7 +23,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.records import Report
 from elastic3d.rollback import Rollback
-from elastic3d.values import Generation
+from elastic3d.values import Cause, Generation
 
 WITNESSES = 2
 """Nodes that have to name another one before it is taken for convicted without its own word."""
@@ -42,11 +42,14 @@ class Conviction:
 
 
 def vouched(situation: Situation) -> int | None:
-    """Return the newest step to go on from, if trainers ended in order to go back; None if none did."""
+    """Return the newest step to go on from, if trainers ended in order to go back; None if none did.
+
+    No state has to be refused for a device that was convicted before any step was made with what it computed.
+    """
     current = situation.view.generation
     assert current is not None
     late = {id: said for id, said in _late(situation).items() if not _has(current, said.clean)}
-    return min((said.clean for said in (*_now(situation).values(), *late.values())), default=None)
+    return min((said.clean for said in (*_now(situation).values(), *late.values()) if said.clean >= 0), default=None)
 
 
 def rollback(situation: Situation) -> Rollback | None:
@@ -71,7 +74,7 @@ def liars(situation: Situation) -> dict[str, Conviction]:
     if current is None or index is None:
         return {}
     known = {id: one for id, one in _named(_now(situation)).items() if id in index.node_ranks}
-    heard = any(rule.before == current.number for rule in current.distrusted)
+    heard = current.cause is Cause.LYING or any(rule.before == current.number for rule in current.distrusted)
     for id, one in _named(_late(situation)).items():
         # Whoever was kept out before this one was sealed may have been admitted again since, and is not in it.
         if id in index.node_ranks or not heard:

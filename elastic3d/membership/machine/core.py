@@ -200,7 +200,7 @@ class Core:
     def _hear(self, event: e.Event, actions: list[acts.Action], now: float) -> None:
         """Take in what concerns this member alone."""
         trainers = self._trainers
-        if isinstance(event, e.TrainerFailed | e.TrainerLostPeer) and event.clean >= 0:
+        if isinstance(event, e.TrainerFailed | e.TrainerLostPeer) and (event.clean >= 0 or event.accused):
             # Whether or not another generation has been sealed since.
             self._go_back(event)
         match event:
@@ -303,7 +303,7 @@ class Core:
                 pass
 
     def _go_back(self, event: e.TrainerFailed | e.TrainerLostPeer) -> None:
-        """Report for what the run goes back: its trainers ended because of it."""
+        """Report for what the run goes back, or whom it goes on without: its trainers ended because of it."""
         worse = event.key in (self.report.error, self.report.failed)
         self.report = replace(
             self.report,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from elastic3d.distrust import Distrust
 from elastic3d.etcd import Put
 from elastic3d.membership import events as e
@@ -99,6 +101,18 @@ def test_who_says_so_itself_and_of_whom_others_say_so_counts_once() -> None:
     assert kept_out(story) == {"b"}
 
 
+@pytest.mark.parametrize("words", ["> lies b", "> accuse b a c\n> lies b", "> accuse b a c\n> lost b"])
+def test_who_is_convicted_before_it_made_a_step_is_kept_out_and_no_state_is_refused(words: str) -> None:
+    """In the exam of a generation, or of memory that changed before the vote: nobody has to go back."""
+    story = Story()
+    story.tell(f"{START}{words}\n> run 8")
+    assert kept_out(story) == {"b"}
+    assert [(one.cause, one.distrusted) for one in story.sealed] == [(Cause.START, ()), (Cause.LYING, ())]
+    assert {node.name for node in story.sealed[1].nodes} == {"a", "c", "d"}
+    story.tell("> release b\n> kill a\n> run 12")
+    assert sum(": quarantine b" in line for line in story.lines) == 1
+
+
 def late(story: Story, culprit: str, clean: int) -> None:
     """Let all who live say of generation 1 that a device of `culprit` was convicted in it."""
     key = story.sealed[0].key
@@ -123,6 +137,17 @@ def test_a_conviction_is_heard_though_a_death_came_first() -> None:
     assert story.sealed[2].distrusted == (Distrust(before=3, step=30),)
     story.tell("> kill c\n> run 8")
     assert [one.cause for one in story.sealed[3:]] == [Cause.DEATH]
+
+
+def test_a_conviction_without_a_state_to_refuse_is_heard_late_too() -> None:
+    """The liar goes, and what the others made since stays."""
+    story = Story()
+    story.tell(START + "> kill a\n> run 0.2")
+    late(story, "b", -1)
+    story.tell("> run 8\n> step 50\n> run 2")
+    assert kept_out(story) == {"b"}
+    assert [(one.cause, one.distrusted) for one in story.sealed[2:]] == [(Cause.LYING, ())]
+    assert {node.name for node in story.sealed[2].nodes} == {"c", "d"}
 
 
 def test_a_machine_that_is_admitted_again_is_not_kept_out_for_what_is_over() -> None:
