@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -18,6 +19,11 @@ BUILT = datetime(2026, 1, 1, tzinfo=UTC)
 
 STEP = 0.05
 """Seconds by which the wall clock may drift from the monotonic one while it is checked."""
+
+AWAY = 10.0
+"""Seconds for which a store's folder may be away before it is taken to be missing on this machine."""
+
+_FOR_GOOD = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 _STATE_BYTES = 3 * 4
 """A parameter and two moments of its optimizer, fp32."""
@@ -151,3 +157,19 @@ def disk(folder: str) -> str:
     if back != data:
         raise Unfit(f"{folder} does not keep what is written: other bytes come back; take this disk out of service")
     return ""
+
+
+def store_folder(folder: str, clock: Clock, *, patience: float = AWAY) -> str:
+    """Check the folder that the store is as `disk` does, again for `patience` seconds while it is away.
+
+    A job that trains goes on without its store for a while; a node that joins it just then has no fault of its own.
+    """
+    until = clock.monotonic() + patience
+    while True:
+        try:
+            return disk(folder)
+        except Unfit as error:
+            why = error.__cause__
+            if not isinstance(why, OSError) or why.errno in _FOR_GOOD or clock.monotonic() >= until:
+                raise
+        clock.sleep(min(0.2, patience))

@@ -18,7 +18,7 @@ import torch
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.admission.check import Check, CheckResult, Unfit, run_checks
 from elastic3d.admission.devices import ROWS, check_devices, present, product
-from elastic3d.admission.host import BUILT, available_memory, clock_goes, disk, room
+from elastic3d.admission.host import AWAY, BUILT, available_memory, clock_goes, disk, room, store_folder
 from elastic3d.admission.reach import ReachTarget, neighbours, reach
 from elastic3d.clock import SYSTEM
 from elastic3d.snapshots.arena import Arena
@@ -26,6 +26,7 @@ from elastic3d.snapshots.holdings import Mark, most_copies
 from elastic3d.snapshots.memory import SnapshotMemory
 from elastic3d.snapshots.table import SnapshotTable, lay_out
 from elastic3d.values import Cause, Generation, ModelProfile, Node
+from tests.clocks import HandClock
 from tests.paths import ROOT
 
 GIB = 2**30
@@ -297,6 +298,42 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
     for folder, why in (("/no/such", "No such file"), (str(tmp_path / "file"), "Not a directory"), ("/proc", "")):
         with pytest.raises(Unfit, match=rf"{folder} cannot be written \({why}"):
             disk(folder)
+
+
+class _Slept(HandClock):
+    """Goes on only by being slept through; after half of `AWAY` something happens."""
+
+    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self.then, self.begun = then, self.now
+
+    @property
+    def slept(self) -> float:
+        return self.now - self.begun
+
+    def sleep(self, seconds: float) -> None:
+        before, half = self.slept, AWAY / 2
+        self.now += seconds
+        if before < half <= self.slept:
+            self.then()
+
+
+def test_a_store_that_is_away_for_a_moment_keeps_no_node_out(tmp_path: Path) -> None:
+    """A share that is mounted again within seconds passes; one that stays away, or gives no permission, does not."""
+    store = tmp_path / "store"
+    assert store_folder(str(store), _Slept(store.mkdir)) == ""
+    clock = _Slept()
+    with pytest.raises(Unfit, match=r"away cannot be written \(No such file"):
+        store_folder(str(tmp_path / "away"), clock)
+    assert AWAY <= clock.slept < AWAY + 1
+
+
+def test_a_store_that_nobody_may_write_is_refused_at_once() -> None:
+    """Time does not mend it: a folder of the kernel, where not even root creates files."""
+    clock = _Slept()
+    with pytest.raises(Unfit, match=r"Permission denied|Operation not permitted|Read-only file system"):
+        store_folder("/sys", clock)
+    assert clock.slept == 0
 
 
 WRITE = "import sys; from elastic3d.admission.host import disk; disk(sys.argv[1])"

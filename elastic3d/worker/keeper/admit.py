@@ -38,7 +38,8 @@ def admit(
     computed: the results of the measuring trainer, since a keeper must not use devices itself. The reasons of a refusal
     go to stderr, to the event log, and to `refused/<node>` in etcd for an hour.
     """
-    checks = (*computed, *run_checks(_works(settings, options, profile)))
+    fit = all(check.ok for check in computed)
+    checks = (*computed, *run_checks(_works(settings, options, profile, away=host.AWAY if fit else 0.0)))
     failed = [check for check in checks if not check.ok]
     try:
         # An unfit node says so without waiting for etcd.
@@ -66,7 +67,8 @@ def admit(
         raise error
 
 
-def _works(settings: Settings, options: RunOptions, profile: ModelProfile) -> list[Check]:
+def _works(settings: Settings, options: RunOptions, profile: ModelProfile, away: float) -> list[Check]:
+    """Return the checks of this host. away: seconds for which the store's folder may be away meanwhile."""
     works = [Check(name="clock", run=lambda: host.clock_goes(SYSTEM), limit=LIMIT)]
     if options.snapshot_every != 0:
         works.append(Check(name="memory", run=lambda: _memory(settings, options, profile), limit=LIMIT))
@@ -76,7 +78,9 @@ def _works(settings: Settings, options: RunOptions, profile: ModelProfile) -> li
     )
     store = _folder(options.store.url if options.store is not None else None)
     if store is not None:
-        works.append(Check(name="store", run=lambda: host.disk(store), limit=LIMIT))
+        works.append(
+            Check(name="store", run=lambda: host.store_folder(store, SYSTEM, patience=away), limit=LIMIT + away)
+        )
     return works
 
 
