@@ -52,7 +52,8 @@ def test_a_calibrated_run_is_planned_by_its_calibration(job_etcd: EtcdServer, qu
     file = tmp_path / "profile.json"
     fast = replace(LINK, latency=1e-6, bandwidth=1e12)
     save(replace(CALIBRATION, cores=0, flops=1e9, inside=fast, between=fast, block=None), file)
-    setting = replace(SMALL, options=(*SMALL.options, f"--calibration={file}"))
-    outcome = held(play(setting, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+    small = replace(SMALL, global_batch=8)  # a micro-batch for each of four nodes
+    setting = replace(small, options=(*small.options, f"--calibration={file}"))
+    outcome = held(play(setting, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(small))
     layouts = [view.layout for view in outcome.picture.generations]
     assert [(layout["pp"], layout["dp"]) for layout in layouts] == [(1, 4), (1, 3)]
