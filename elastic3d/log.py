@@ -240,7 +240,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "buddy.changed": _warning("buddy", "former", "detail"),
         # A slot's tiles are in the store: `bytes` in all, of which `new` were written and the rest was there already.
         "checkpoint.written": _debug("step", "bytes", "new"),
-        "checkpoint.committed": _debug("step"),
+        # A step is the newest checkpoint. `moved`: by this node; otherwise another one had committed the same save.
+        "checkpoint.committed": _debug("step", "moved"),
         # Training goes on. `age` is that of the newest checkpoint this node has committed, in seconds.
         "checkpoint.failed": _warning("step", "error", "age"),
         # The store is busy or away: an operation was tried `tries` times in `seconds`, and is tried on for the time

@@ -63,14 +63,17 @@ def accusations(events: Sequence[Event]) -> tuple[Accusation, ...]:
 
 
 def commits(events: Sequence[Event]) -> tuple[Commit, ...]:
-    """Return which checkpoints were committed by whom in `events`, which are in order."""
+    """Return which checkpoints were committed by whom in `events`, which are in order.
+
+    Whoever found one committed has not done it: two leaders may follow each other while ranks still write.
+    """
     made, generation, rollbacks = [], 0, 0
     for event in events:
         if event.name == "generation.sealed":
             generation = max(generation, int(event.fields["number"]))
         elif event.name == "etcd.rolled_back":
             rollbacks += 1
-        elif event.name == "checkpoint.committed":
+        elif event.name == "checkpoint.committed" and event.fields["moved"]:
             step = int(event.fields["step"])
             made.append(Commit(node=event.node, step=step, at=event.at, generation=generation, rollbacks=rollbacks))
     return tuple(made)

@@ -188,7 +188,7 @@ class Checkpoints:
             self._settled(event.saved, event.error)
 
     def _done(self, event: CommitDone, now: float) -> None:
-        self._journal.emit("checkpoint.committed", step=event.saved.step)
+        self._journal.emit("checkpoint.committed", step=event.saved.step, moved=event.committed.moved)
         if self._figures.committed(event.saved.step, now):
             self._journal.emit("checkpoint.mended", step=event.saved.step)
         for uploader in self._uploaders:

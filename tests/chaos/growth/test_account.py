@@ -30,7 +30,7 @@ def long_job(generations: int, steps: int) -> list[Event]:
         for _ in range(steps):
             number, at = number + 1, at + 1.0
             events.append(step(number, at, generation))
-        events.append(event("checkpoint.committed", at, generation=generation, step=number))
+        events.append(event("checkpoint.committed", at, generation=generation, step=number, moved=True))
     return events
 
 

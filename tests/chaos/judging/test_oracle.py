@@ -63,7 +63,7 @@ def test_a_last_step_without_a_checkpoint_is_a_broken_promise() -> None:
     """With a store, the last step is always a checkpoint."""
     seen = replace(outcome(a_death_and_a_join()), store="file:///store")
     assert "last step, 6, is no checkpoint" in " ".join(judge(seen).broken)
-    saved = replace(step(6, 20.0, 3), name="checkpoint.committed", fields={"step": 6})
+    saved = replace(step(6, 20.0, 3), name="checkpoint.committed", fields={"step": 6, "moved": True})
     events = replace(outcome([*a_death_and_a_join(), saved]), store="file:///store")
     assert judge(events).kept
 
@@ -170,7 +170,7 @@ def test_who_was_followed_by_another_committer_commits_no_more() -> None:
 def test_commits_are_told_with_their_generation() -> None:
     """The newest one that was sealed by then, in whatever file; a second leader that comes back is named."""
     saved = [
-        event("checkpoint.committed", at, node=node, step=step)
+        event("checkpoint.committed", at, node=node, step=step, moved=True)
         for at, node, step in ((11.9, "node3", 2), (13.1, "node0", 3), (13.2, "node2", 3), (13.3, "node0", 3))
     ]
     events = sorted([*a_death_and_a_join(), *saved], key=lambda one: one.at)
@@ -182,12 +182,15 @@ def test_commits_are_told_with_their_generation() -> None:
     ]
     (wrong,) = judge(outcome(events), quiet()).broken
     assert wrong == "node0 committed step 3 in generation 2 after another node had taken over"
+    there = [replace(one, fields={**one.fields, "moved": one.node != "node0"}) for one in saved]
+    events = sorted([*a_death_and_a_join(), *there], key=lambda one: one.at)
+    assert judge(outcome(events), quiet()).kept, "who found a save committed has not committed it"
 
 
 def test_a_backup_of_etcd_may_bring_back_the_former_leader() -> None:
     """The election of the second one is among what etcd has lost."""
     saved = [
-        event("checkpoint.committed", at, node=node, step=step)
+        event("checkpoint.committed", at, node=node, step=step, moved=True)
         for at, node, step in ((13.1, "node0", 3), (13.2, "node2", 3), (13.3, "node0", 3))
     ]
     back = event("etcd.rolled_back", 13.25, node="node1", revision=7)

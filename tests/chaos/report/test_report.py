@@ -42,7 +42,7 @@ def told(*, digest: str = "abc", script: str = "train.py", logs: dict[str, str] 
         [
             *a_death_and_a_join(),
             *(event("etcd.lost", 13.2 + number / 10, node=f"node{number}", error="no answer") for number in (0, 2)),
-            event("checkpoint.committed", 13.45, node="node3", step=4),
+            event("checkpoint.committed", 13.45, node="node3", step=4, moved=True),
             event("rank.stuck", 13.1, nodes=["node1"], ranks=[1], fault="stopped", act=True, detail="it stands still"),
             event("job.ended", 15.0, node="node0", kind="done", error=None),
         ],
