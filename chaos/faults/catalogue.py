@@ -13,8 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from chaos.faults import code, data, device, disk, etcd, memory, network, orders, process, store
+from chaos.faults import clock, code, data, device, disk, etcd, memory, network, orders, process, store
 from chaos.faults.fault import Fault, Need
+from chaos.machine.clocks import Clocks
 from chaos.machine.hung_files import HungFiles
 from chaos.machine.network import Network
 from elastic3d.errors import UsageError
@@ -23,7 +24,7 @@ from elastic3d.nearest import nearest
 KINDS: Mapping[str, type[Fault]] = MappingProxyType(
     {
         kind.WORD: kind
-        for place in (process, orders, network, etcd, store, disk, memory, device, data, code)
+        for place in (process, orders, network, etcd, store, disk, memory, device, clock, data, code)
         for kind in place.KINDS
     }
 )
@@ -70,6 +71,8 @@ def lacking(need: Need) -> str:
             return _no_fuse()
         case Need.HOSTS:
             return _no_hosts()
+        case Need.COMPILER:
+            return _no_clocks()
         case _:
             return ""
 
@@ -90,6 +93,14 @@ def _no_hosts() -> str:
     except OSError as error:
         return f"no network namespaces can be made here: {error}"
     return ""
+
+
+def _no_clocks() -> str:
+    try:
+        with Clocks():
+            return ""
+    except OSError as error:
+        return f"no node can have a wall clock of its own here: {error}"
 
 
 def _installed(package: str) -> bool:

@@ -30,6 +30,7 @@ class Place(StrEnum):
     DISK = "disk"
     MEMORY = "memory"
     DEVICE = "device"
+    CLOCK = "clock"
     DATA = "data"
     CODE = "code"
 
@@ -43,6 +44,7 @@ class Need(StrEnum):
     FUSE = "FUSE"
     SCRIPT = "chaos/scripts/train_faulty.py"
     HOSTS = "root and iproute2"
+    COMPILER = "gcc"
 
 
 class Replay(StrEnum):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from chaos.history.follow import Picture
 
 if TYPE_CHECKING:
+    from chaos.machine.clocks import Clocks
     from chaos.machine.cluster import Cluster
     from chaos.machine.network import Network
     from chaos.servers.etcd import EtcdCluster, EtcdServer
@@ -40,6 +41,11 @@ class LiveJob(Protocol):
     @property
     def network(self) -> Network:
         """What connects its nodes, where each is a host of its own."""
+        ...
+
+    @property
+    def clocks(self) -> Clocks:
+        """The wall clocks of its nodes, where each has one of its own."""
         ...
 
     @property

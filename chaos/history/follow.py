@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -174,9 +174,13 @@ def parse(line: str) -> Event | None:
 
 @dataclass(slots=True)
 class Follower:
-    """Read the event files `*.jsonl` under a folder, each new whole line once; files may appear at any time."""
+    """Read the event files `*.jsonl` under a folder, each new whole line once; files may appear at any time.
+
+    righted: returns this machine's time of what a node has written just now, where nodes have clocks of their own.
+    """
 
     folder: Path
+    righted: Callable[[str, float], float] | None = None
     _offsets: dict[Path, int] = field(default_factory=dict)
 
     def poll(self) -> list[Event]:
@@ -193,6 +197,8 @@ class Follower:
             self._offsets[path] = offset + whole
             for line in data[:whole].decode(errors="replace").splitlines():
                 event = parse(line)
+                if event is not None and self.righted is not None:
+                    event = replace(event, at=self.righted(event.node, event.at))
                 if event is not None:
                     events.append(event)
         return sorted(events, key=lambda event: event.at)

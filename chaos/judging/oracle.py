@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chaos.faults.clock import ClockJump
 from chaos.history.claims import deposed
 from chaos.history.follow import Ledger, ledger
 from chaos.playing.play import Outcome
 
 BEFORE = 5.0
 """Seconds by which what the script does to itself may be noted after somebody has noticed it."""
+HARMLESS = (ClockJump.WORD,)
+"""What nobody to whom it is done may be named for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +186,8 @@ def _alarms(outcome: Outcome, quiet: Outcome | None, all_known: bool) -> Promise
     wrong: dict[tuple[str, tuple[str, ...]], str] = {}
     accused = [one for one in outcome.picture.accused if one.event not in usual]
     for one in accused if not why else ():
-        hit = {done.node for done in outcome.injections if done.node and done.at <= one.at + BEFORE}
+        harmful = [done for done in outcome.injections if done.node and done.kind not in HARMLESS]
+        hit = {done.node for done in harmful if done.at <= one.at + BEFORE}
         if not hit & {*one.nodes}:
             what = f"{one.event} named {_names(one.nodes)}, to which nothing had been done"
             wrong.setdefault((one.event, one.nodes), f"{what}: {one.detail}" if one.detail else what)

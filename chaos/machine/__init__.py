@@ -6,4 +6,5 @@ leftovers     what a job may leave behind besides processes
 network       hosts of their own, in network namespaces; impairments: cables that are late, lossy or slow
 throttle      less of a processor than they would use; memory_group: a bound on their memory
 hogs          processes that compute beside them; hung_files: files that never answer
+clocks        a wall clock of each node's own
 """

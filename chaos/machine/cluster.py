@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from chaos.machine.clocks import Clocks
 from chaos.machine.network import Network
 from chaos.machine.processes import MARK, Found, Part, children, descendants, end_all, leashed, marked, send, wait_until
 from elastic3d.environment import DEVICE
@@ -198,12 +199,16 @@ class Cluster:
     """Agents of one job. Start nodes on the thread that will outlive them: they die with it.
 
     network: where each node is a host of its own; by default all of them share this machine's loopback.
+    clocks: where each node has a wall clock of its own, which may be set.
     """
 
-    def __init__(self, launch: Launch, workdir: Path, network: Network | None = None) -> None:
+    def __init__(
+        self, launch: Launch, workdir: Path, network: Network | None = None, clocks: Clocks | None = None
+    ) -> None:
         self.launch = launch
         self.workdir = workdir
         self.network = network
+        self.clocks = clocks
         self.mark = f"{launch.run_id}-{uuid.uuid4().hex}"
         self._temp = Path()
         self._nodes: dict[str, AgentNode] = {}
@@ -239,7 +244,8 @@ class Cluster:
         log = folder / "agent.log"
         with log.open("wb") as output:
             # All nodes share this machine's devices, if it has any: they train on its CPU, unless told.
-            own = {MARK: self.mark, "TMPDIR": str(temp)}
+            clock = {} if self.clocks is None else self.clocks.environment(name)
+            own = {MARK: self.mark, "TMPDIR": str(temp), **clock}
             environment = {DEVICE.name: "cpu", **os.environ, **self.launch.environment, **own}
             process = self._start(name, conf, folder / "torchrun", environment, output)
         node = AgentNode(name=name, process=process, log=log, gate=gate, temp=temp, life=life)
@@ -250,7 +256,9 @@ class Cluster:
         self, name: str, conf: Mapping[str, str], logs: Path, environment: Mapping[str, str], output: io.BufferedWriter
     ) -> AgentProcess:
         if self.network is None:
-            return _starter.get()(self.launch.command(conf, logs), environment, output)
+            # Nothing is preloaded into a process that is there already.
+            start = _starter.get() if self.clocks is None else start_fresh
+            return start(self.launch.command(conf, logs), environment, output)
         if name not in self.network.hosts:
             self.network.add(name)
         command = self.launch.command(conf, logs, self.network.address_of(name))

@@ -18,6 +18,7 @@ from chaos.faults.fault import Fault, node_name
 from chaos.faults.orders import Announce, Join
 from chaos.faults.process import Continue
 from chaos.history.follow import Event, Follower, Injection, Picture, picture
+from chaos.machine.clocks import Clocks
 from chaos.machine.cluster import Cluster, Launch
 from chaos.machine.leftovers import leases_left, shared_memory, shared_memory_left
 from chaos.machine.network import Network
@@ -54,7 +55,8 @@ class Setting:
     """A job: how many nodes, for how long, and on what model. store: None for a folder of the history's own.
 
     labels: where the first nodes stand, in order, "" for nowhere in particular. proxy: what stands before the store.
-    network: where each node is a host of its own; etcd has to serve at its address, too.
+    network: where each node is a host of its own; etcd has to serve at its address, too. clocks: where each node has a
+    wall clock of its own.
     """
 
     nodes: int = 4
@@ -76,6 +78,7 @@ class Setting:
     patience: float = 180.0
     proxy: S3Proxy | None = field(default=None, compare=False, repr=False)
     network: Network | None = field(default=None, compare=False, repr=False)
+    clocks: Clocks | None = field(default=None, compare=False, repr=False)
 
     def arguments(self, *, store: str, events: Path, out: Path) -> tuple[str, ...]:
         """Return the training script's arguments."""
@@ -103,7 +106,7 @@ class Outcome:
     killed, dismissed: nodes ended by SIGKILL and by SIGTERM. undone: faults whose moment never came. failure: why it
     was given up, or "". logs: by node, the end of what an agent printed that ended as it should not have.
     store: the URL of its checkpoints. injections: what was done, and when. made: the faults that were made, and when.
-    hit: the node that each of `made` happened to, "" for none.
+    hit: the node that each of `made` happened to, "" for none. events: of all nodes, by this machine's clock.
     """
 
     setting: Setting
@@ -121,6 +124,7 @@ class Outcome:
     injections: tuple[Injection, ...] = ()
     made: tuple[tuple[Fault, float], ...] = ()
     hit: tuple[str, ...] = ()
+    events: tuple[Event, ...] = ()
 
 
 Watcher = Callable[[Picture], None]
@@ -167,7 +171,7 @@ class Player:
         self.out, events = workdir / "out", workdir / "events"
         self.out.mkdir(parents=True)
         events.mkdir()
-        self.follower = Follower(events)
+        self.follower = Follower(events, None if setting.clocks is None else setting.clocks.righted)
         self._events: list[Event] = []
         self.injections: list[Injection] = []
         self.made: list[tuple[Fault, float]] = []
@@ -199,6 +203,7 @@ class Player:
             ),
             workdir / "nodes",
             setting.network,
+            setting.clocks,
         )
 
     def _endpoint(self) -> str:
@@ -257,6 +262,7 @@ class Player:
             injections=tuple(self.injections),
             made=tuple(self.made),
             hit=tuple(self.hit),
+            events=tuple(self._events),
         )
 
     def undo(self) -> None:
@@ -353,6 +359,11 @@ class Player:
     def network(self) -> Network:
         assert self.setting.network is not None, "the nodes share one host"
         return self.setting.network
+
+    @property
+    def clocks(self) -> Clocks:
+        assert self.setting.clocks is not None, "the nodes share one clock"
+        return self.setting.clocks
 
     @property
     def proxy(self) -> S3Proxy:

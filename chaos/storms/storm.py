@@ -18,10 +18,11 @@ from rich.console import Console
 
 from chaos.faults.catalogue import feasible
 from chaos.faults.fault import Fault, Need
-from chaos.history.follow import Event, Follower, Picture
+from chaos.history.follow import Event, Picture
 from chaos.judging.notices import Notice, notices
 from chaos.judging.oracle import Verdict, judge
 from chaos.judging.oracle import document as history_document
+from chaos.machine.clocks import Clocks
 from chaos.machine.hung_files import HungFiles
 from chaos.machine.network import Network
 from chaos.playing.own_script import ScriptSetting, known_steps, quiet_run
@@ -134,6 +135,8 @@ def play_storm(
         also = "" if network is None else network.address
         etcd = stack.enter_context(EtcdCluster(3, also=also) if Need.MEMBERS in needs else EtcdServer(also=also))
         setting = replace(setting, network=network)
+        if Need.COMPILER in needs:
+            setting = replace(setting, clocks=stack.enter_context(Clocks()))
         if Need.FUSE in needs:
             hung = stack.enter_context(HungFiles(workdir / "hung"))
             setting = replace(setting, given=(*setting.given, f"--hung={hung.folder}"))
@@ -145,14 +148,13 @@ def play_storm(
     if quiet is None:
         setting = known_steps(setting, outcome)
         outcome = replace(outcome, setting=setting)
-    events = tuple(Follower(workdir / "job" / "events").poll())
     return Storm(
         schedule=schedule,
         outcome=outcome,
         verdict=judge(outcome, quiet, all_known=not any(one.startswith("--fault") for one in job.arguments)),
         skipped=skipped,
-        notices=tuple(notices(outcome, events)),
-        events=events,
+        notices=tuple(notices(outcome, outcome.events)),
+        events=outcome.events,
         quiet=None if quiet is None else quiet.picture,
     )
 

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from chaos.faults.catalogue import KINDS, feasible, lacking
+from chaos.faults.clock import ClockJump
 from chaos.faults.etcd import EtcdMemberRestart
 from chaos.faults.fault import Fault, Need, OfNode, Place
 from chaos.faults.moment import Phase, When
@@ -23,6 +24,7 @@ from chaos.score.kinds import KINDS as SCORED
 from chaos.score.playing import TRAIN_FAULTY
 from chaos.score.trials import WITNESSES, pass_of
 from chaos.storms.storm import Job, Storm, keep, kept_storm, play_storm
+from checkpointing import open_checkpoint, open_store, verify
 from elastic3d.errors import UsageError
 from tests.chaos.pages import Page
 
@@ -104,6 +106,35 @@ def test_bad_cables_cost_time_and_no_step(quiet_runs: Path, tmp_path: Path) -> N
     )
     storm = played(job, Schedule(faults=faults), quiet_runs, tmp_path)
     assert [view.cause for view in storm.outcome.picture.generations] == ["start", "failure"]
+
+
+@pytest.mark.long
+def test_clocks_that_jump(quiet_runs: Path, tmp_path: Path) -> None:
+    """The leader's by an hour forwards, others' back: no generation for that, nobody is named, all is saved.
+
+    So many steps later a trainer dies, and with the clocks two hours apart all go on from memory.
+    """
+    if why := lacking(Need.COMPILER):
+        pytest.skip(why)
+    job = Job(script=str(TRAIN_GPT), arguments=("--steps=40", *SMALL, "--seed={seed}"), nodes=3, seed=7)
+    faults = (
+        ClockJump(node="leader", when=EIGHT, seconds=3600.0),
+        *(ClockJump(node=f"node{number}", when=When(step=10), seconds=-3600.0) for number in range(2)),
+        KillTrainer(node="rank0", when=When(step=28)),
+    )
+    storm = played(job, Schedule(faults=faults), quiet_runs, tmp_path)
+    picture = storm.outcome.picture
+    assert [(view.cause, view.restored_from) for view in picture.generations] == [
+        ("start", "none"),
+        ("failure", "memory"),
+    ]
+    assert picture.accused == ()
+    assert {round((event.fields["at"] - event.at) / 3600) for event in storm.events} >= {0, -1}
+    # What was written by wrong clocks is told in the right order.
+    assert [step.number for step in sorted(picture.steps, key=lambda step: step.at)] == [*range(1, 41)]
+    store = open_store(storm.outcome.store, write=False)
+    assert open_checkpoint(store).step == 40
+    assert [finding for finding in verify(store) if finding.checkpoints] == []
 
 
 def one_of(kind: type[Fault]) -> tuple[Fault, ...]:

@@ -152,6 +152,15 @@ def test_naming_a_node_to_which_nothing_was_done_is_a_broken_promise() -> None:
     assert judge(naming("node2"), usual, all_known=True).kept
 
 
+def test_nobody_may_be_named_for_a_clock() -> None:
+    """A node is to blame for what was done to it, but a wrong clock is no reason to blame it."""
+    named = naming("node1")
+    assert judge(named, quiet(), all_known=True).kept
+    clock = replace(named, injections=(Injection(kind="clock", node="node1", at=12.0),))
+    (broken,) = judge(clock, quiet(), all_known=True).broken
+    assert broken.startswith("rank.stuck named node1")
+
+
 def committed(*commits: tuple[int, str]) -> list[Commit]:
     return [
         Commit(node=node, step=step, at=float(step), generation=number) for step, (number, node) in enumerate(commits)
