@@ -16,6 +16,7 @@ from typing import Any
 from chaos.faults import clock, code, data, device, disk, etcd, memory, network, orders, process, store
 from chaos.faults.fault import Fault, Need
 from chaos.machine.clocks import Clocks
+from chaos.machine.groups import NodeGroup, parents
 from chaos.machine.hung_files import HungFiles
 from chaos.machine.network import Network
 from elastic3d.errors import UsageError
@@ -73,6 +74,8 @@ def lacking(need: Need) -> str:
             return _no_hosts()
         case Need.COMPILER:
             return _no_clocks()
+        case Need.GROUP:
+            return _no_group()
         case _:
             return ""
 
@@ -101,6 +104,12 @@ def _no_clocks() -> str:
             return ""
     except OSError as error:
         return f"no node can have a wall clock of its own here: {error}"
+
+
+def _no_group() -> str:
+    group = NodeGroup.made(parents())
+    group.remove()
+    return "" if group.memory is not None else "no control group can bound memory here"
 
 
 def _installed(package: str) -> bool:

@@ -45,6 +45,7 @@ class Need(StrEnum):
     SCRIPT = "chaos/scripts/train_faulty.py"
     HOSTS = "root and iproute2"
     COMPILER = "gcc"
+    GROUP = "root and control groups"
 
 
 class Replay(StrEnum):

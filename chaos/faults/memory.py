@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chaos.faults.fault import Place
+from chaos.faults.fault import About, Need, OfNode, Place, Replay
+from chaos.faults.live import LiveJob
 from chaos.faults.script import InScript, about
+from elastic3d.errors import UsageError
+
+_SHORT = "memory runs out on a rank, on a device or on the host, also where the kernel kills it for that"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +36,44 @@ class Short(InScript):
         Place.MEMORY,
         "the limit `RLIMIT_DATA` of the process",
         "the next generation needs less, with the same bits",
-        "memory runs out on a rank, on a device or on the host, also where the kernel kills it for that",
+        _SHORT,
         "memory.short",
         5.0,
     )
 
 
-KINDS = (Rest, Short)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Squeeze(OfNode):
+    """A node gets `room` MiB of memory beside what its processes hold: from then on, or for `seconds` if not 0."""
+
+    WORD = "squeeze"
+    room: float = 16.0
+    seconds: float = 0.0
+    ABOUT = About(
+        place=Place.MEMORY,
+        enters="the limit of its control group, so that the kernel kills a trainer once more is needed",
+        promised="the next generation needs less, with the same bits, as long as the script leaves one that does",
+        row=_SHORT,
+        detector="memory.short",
+        needs=frozenset({Need.GROUP}),
+        replay=Replay.TIMED,
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Set the limit; not yet while the kernel cannot take back the rest of what the node holds."""
+        group = job.cluster.node(name).group
+        if not group.limit(group.held() + int(self.room * (1 << 20))):
+            return False
+        job.note("squeeze", name)
+        if self.seconds:
+            job.later(self.seconds, lambda: group.limit(None))
+        return True
+
+    def check(self) -> None:
+        """Refuse less than nothing."""
+        OfNode.check(self)
+        if not (self.room >= 0 and self.seconds >= 0):
+            raise UsageError(f"{self}: the room and the seconds must be 0 or more")
+
+
+KINDS = (Rest, Short, Squeeze)

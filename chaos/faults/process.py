@@ -15,7 +15,7 @@ from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.machine.hogs import hogs
 from chaos.machine.processes import Part, send
-from chaos.machine.throttle import Throttle
+from chaos.machine.turns import Turns
 from elastic3d.errors import UsageError
 
 _DEATH = "the survivors form a generation without it at once; at most the steps since the newest snapshot again"
@@ -272,13 +272,13 @@ class Flap(OfNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow(OfNode):
-    """A node's trainers have `share` of one processor from then on."""
+    """A node has `share` of one processor from then on."""
 
     WORD = "throttle"
     share: float = 0.4
     ABOUT = About(
         place=Place.PROCESS,
-        enters="the quota of a cgroup; without root, SIGSTOP and SIGCONT by turns",
+        enters="the quota of its control group; without root, SIGSTOP and SIGCONT to its trainers by turns",
         promised="it is named with what it costs; what is done about it changes no bit",
         row=SLOW,
         detector="node.slow",
@@ -289,9 +289,12 @@ class Slow(OfNode):
         """Slow it down."""
         job.note("throttle", name)
         node = job.cluster.node(name)
-        throttle = Throttle(lambda: node.processes(Part.TRAINERS), self.share)
-        throttle.start()
-        job.at_end(throttle.close)
+        if node.group.quota(self.share):
+            job.at_end(lambda: node.group.quota(None))
+            return True
+        turns = Turns(lambda: node.processes(Part.TRAINERS), self.share)
+        turns.start()
+        job.at_end(turns.close)
         return True
 
     def check(self) -> None:

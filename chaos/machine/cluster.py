@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from chaos.machine.clocks import Clocks
+from chaos.machine.groups import NodeGroup, groups_left, parents
 from chaos.machine.network import Network
 from chaos.machine.processes import MARK, Found, Part, children, descendants, end_all, leashed, marked, send, wait_until
 from elastic3d.environment import DEVICE
@@ -78,7 +79,7 @@ class Launch:
 
 @dataclass(slots=True, kw_only=True)
 class AgentNode:
-    """One node: its agent's process, its log, the gate it waits at, if any, and what was done to it.
+    """One node: its agent's process, its log, the gate it waits at, if any, its group, and what was done to it.
 
     dismissed: it was sent SIGTERM, after which torchrun exits with 1 whatever its workers did. life: counts its starts.
     """
@@ -88,6 +89,7 @@ class AgentNode:
     log: Path
     gate: Path | None
     temp: Path
+    group: NodeGroup
     life: int = 1
     killed: bool = False
     dismissed: bool = False
@@ -161,18 +163,26 @@ class Starter(Protocol):
     """How an agent is started."""
 
     def __call__(
-        self, command: Sequence[str], environment: Mapping[str, str], output: io.BufferedWriter, /
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: io.BufferedWriter,
+        entries: Sequence[Path],
+        /,
     ) -> AgentProcess:
-        """Start `command`, a torchrun's, in a session of its own, to die with the calling thread."""
+        """Start `command`, a torchrun's, in a session of its own, to die with the calling thread.
+
+        entries: of the control group that it is in before it starts anything.
+        """
         ...
 
 
 def start_fresh(
-    command: Sequence[str], environment: Mapping[str, str], output: io.BufferedWriter
+    command: Sequence[str], environment: Mapping[str, str], output: io.BufferedWriter, entries: Sequence[Path]
 ) -> subprocess.Popen[bytes]:
     """Start an agent as a person would: an interpreter that imports everything."""
     return subprocess.Popen(
-        leashed(command),
+        leashed(command, entries),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -212,6 +222,7 @@ class Cluster:
         self.mark = f"{launch.run_id}-{uuid.uuid4().hex}"
         self._temp = Path()
         self._nodes: dict[str, AgentNode] = {}
+        self._groups: list[NodeGroup] = []
 
     @property
     def nodes(self) -> tuple[AgentNode, ...]:
@@ -242,28 +253,36 @@ class Cluster:
         if gate is not None:
             conf["gate"] = str(gate)
         log = folder / "agent.log"
+        group = NodeGroup.made(parents())
+        self._groups.append(group)
         with log.open("wb") as output:
             # All nodes share this machine's devices, if it has any: they train on its CPU, unless told.
             clock = {} if self.clocks is None else self.clocks.environment(name)
             own = {MARK: self.mark, "TMPDIR": str(temp), **clock}
             environment = {DEVICE.name: "cpu", **os.environ, **self.launch.environment, **own}
-            process = self._start(name, conf, folder / "torchrun", environment, output)
-        node = AgentNode(name=name, process=process, log=log, gate=gate, temp=temp, life=life)
+            process = self._start(name, conf, folder / "torchrun", environment, output, group.entries)
+        node = AgentNode(name=name, process=process, log=log, gate=gate, temp=temp, group=group, life=life)
         self._nodes[name] = node
         return node
 
     def _start(
-        self, name: str, conf: Mapping[str, str], logs: Path, environment: Mapping[str, str], output: io.BufferedWriter
+        self,
+        name: str,
+        conf: Mapping[str, str],
+        logs: Path,
+        environment: Mapping[str, str],
+        output: io.BufferedWriter,
+        entries: Sequence[Path],
     ) -> AgentProcess:
         if self.network is None:
             # Nothing is preloaded into a process that is there already.
             start = _starter.get() if self.clocks is None else start_fresh
-            return start(self.launch.command(conf, logs), environment, output)
+            return start(self.launch.command(conf, logs), environment, output, entries)
         if name not in self.network.hosts:
             self.network.add(name)
         command = self.launch.command(conf, logs, self.network.address_of(name))
         # A process that is there already is on a host already.
-        return start_fresh([*self.network.within(name), *command], environment, output)
+        return start_fresh([*self.network.within(name), *command], environment, output, entries)
 
     def release_node(self, name: str) -> None:
         """Open the gate of a held node."""
@@ -324,6 +343,11 @@ class Cluster:
         wait_until(lambda: not strays(), grace)
         return strays()
 
+    def groups_left(self, grace: float = 5.0) -> list[str]:
+        """Remove the control groups of nodes that have ended; return those that still have processes after `grace`."""
+        running = [node.group for node in self.nodes if node.alive]
+        return groups_left([group for group in self._groups if group not in running], parents(), grace)
+
     def files_left(self) -> list[Path]:
         """Return the files that nodes that were not killed left in their temp folders, except torch's own."""
         return [
@@ -335,13 +359,19 @@ class Cluster:
         ]
 
     def close(self) -> None:
-        """End every process by pid, agents first, then whatever carries the mark; remove the temp folders."""
+        """End every process by pid, agents first, then whatever carries the mark or is in a node's control group.
+
+        Remove these groups, and the temp folders.
+        """
         for node in self.nodes:
             if node.alive:
                 node.process.send_signal(signal.SIGKILL)
         for node in self.nodes:
             node.process.wait()
         end_all(self.mark)
+        for group in self._groups:
+            send(group.pids(), signal.SIGKILL)
+        self.groups_left()
         shutil.rmtree(self._temp, ignore_errors=True)
 
     def tail(self, name: str, lines: int = 60) -> str:

@@ -36,6 +36,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from chaos.machine.groups import enter
 from chaos.machine.processes import leashed
 
 _ROOM = "ELASTIC3D_ENVIRONMENT_ROOM"
@@ -112,12 +113,21 @@ class PreloadedServer(AbstractContextManager["PreloadedServer"]):
         self._process.wait()
 
     def __call__(
-        self, command: Sequence[str], environment: Mapping[str, str], output: io.BufferedWriter
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        output: io.BufferedWriter,
+        entries: Sequence[Path],
     ) -> PreloadedAgent:
         """Start `python -m torch.distributed.run ...`."""
         _, flag, module, *arguments = command
         assert (flag, module) == ("-m", "torch.distributed.run"), command
-        request = {"arguments": arguments, "environment": dict(environment), "directory": os.getcwd()}
+        request = {
+            "arguments": arguments,
+            "environment": dict(environment),
+            "directory": os.getcwd(),
+            "entries": [*map(str, entries)],
+        }
         return PreloadedAgent(self, int(self.ask(request, [output.fileno()])["pid"]))
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
@@ -157,6 +167,7 @@ def serve(end: socket.socket) -> None:
 
 
 def _be_agent(request: Mapping[str, Any], output: int) -> None:
+    enter(request["entries"])
     os.chdir(request["directory"])
     _take_output(output, output)
     os.close(output)

@@ -22,7 +22,10 @@ _LEASH = (
     "import ctypes, os, sys\n"
     "ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)\n"
     "os.getppid() == int(sys.argv[1]) or os._exit(1)\n"
-    "os.execvp(sys.argv[2], sys.argv[2:])\n"
+    "for entry in filter(None, sys.argv[2].split(os.pathsep)):\n"
+    "    with open(entry, 'w') as file:\n"
+    "        file.write('0')\n"
+    "os.execvp(sys.argv[3], sys.argv[3:])\n"
 )
 
 
@@ -46,13 +49,14 @@ class Found:
         return f"process {self.pid}: {self.command}"
 
 
-def leashed(command: Sequence[str]) -> list[str]:
+def leashed(command: Sequence[str], entries: Iterable[Path] = ()) -> list[str]:
     """Return `command` so wrapped that it dies with the thread that starts it.
 
     A small interpreter sets the parent-death signal and becomes the command by exec, which keeps the signal: no code
-    of ours runs between fork and exec of a process that has threads.
+    of ours runs between fork and exec of a process that has threads. entries: of control groups, which it enters first.
     """
-    return [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), *command]
+    within = os.pathsep.join(map(str, entries))
+    return [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), within, *command]
 
 
 def marked(mark: str, variable: str = MARK) -> list[Found]:

@@ -286,6 +286,7 @@ class Player:
         """Return what the job left behind, as text; waits a while for what ends by itself."""
         return (
             *map(str, self.cluster.leftovers()),
+            *self.cluster.groups_left(),
             *(f"temporary file {path}" for path in self.cluster.files_left()),
             *shared_memory_left(self._shared_memory),
             *leases_left(self.etcd.client, self.root, alone=isinstance(self.etcd, EtcdCluster)),

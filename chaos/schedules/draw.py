@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from chaos.faults.catalogue import KINDS, kind_of
 from chaos.faults.fault import Fault, Need, OfNode, node_name
+from chaos.faults.memory import Squeeze
 from chaos.faults.moment import When
 from chaos.faults.network import CutFromEtcd, OneWay, Refuse
 from chaos.faults.orders import Join
@@ -52,8 +53,8 @@ def draw(seed: int, steps: int) -> History:
     return History(nodes=nodes, slots=slots, faults=tuple(faults))
 
 
-LASTING = (CutFromEtcd, OneWay, Refuse)
-"""Faults that last as long as a small job, since what is promised needs that."""
+LASTING = (CutFromEtcd, OneWay, Refuse, Squeeze)
+"""Faults that last as long as a small job, since what is promised needs that, or longer."""
 
 ORDINARY: tuple[str, ...] = tuple(
     word
@@ -62,7 +63,7 @@ ORDINARY: tuple[str, ...] = tuple(
 )
 """The words of what can happen to any script, and of which the same bits are promised.
 
-Nobody is woken by chance, and no connection is lost for longer than many a job lasts.
+Nobody is woken by chance, and nothing is lost for longer than many a job lasts.
 """
 
 

@@ -8,13 +8,14 @@ may stand at the mount's root while its path names what is outside: the nearest 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-SCORE = "500"
-"""Half of all memory more than it has: what a trainer adds to what the kernel goes by when it looks for a process to
-kill. A keeper that dies takes its node's snapshots with it."""
+SCORE = "1000"
+"""All memory that there is more than it has: what a trainer adds to what the kernel goes by when it looks for a process
+to kill. A keeper holds more than its trainers, and takes its node's snapshots with it."""
 
 V1, V2 = ("memory.oom_control", "memory.limit_in_bytes"), ("memory.events", "memory.max")
 
@@ -60,11 +61,8 @@ class KillCount:
 
 def be_killed_first(path: Path = Path("/proc/self/oom_score_adj")) -> None:
     """Have the kernel kill this process, and those it starts, rather than their keeper. Silently nothing elsewhere."""
-    try:
-        if int(path.read_text()) < int(SCORE):
-            path.write_text(SCORE)
-    except (OSError, ValueError):
-        return
+    with contextlib.suppress(OSError):
+        path.write_text(SCORE)
 
 
 def _files(groups: list[str], mounts: list[str]) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from chaos.faults.catalogue import lacking
+from chaos.faults.fault import Need
 from chaos.machine.cluster import Cluster, Launch
-from chaos.machine.memory_group import MemoryGroup
 from chaos.servers.etcd import EtcdServer
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(400)]
@@ -34,10 +34,8 @@ def lines_of(events: Path) -> list[Event]:
     return [json.loads(line) for file in sorted(events.glob("*.jsonl")) for line in file.read_text().splitlines()]
 
 
-def played(
-    etcd: EtcdServer, folder: Path, environment: dict[str, str], group: MemoryGroup | None = None
-) -> list[Event]:
-    """Return the events of the job that ended well and with the quiet run's bits. group: that of its node0, if any."""
+def played(etcd: EtcdServer, folder: Path, room: str, *, group: bool = False) -> list[Event]:
+    """Return the events of the job that ended well and with the quiet run's bits. group: the room is its node0's."""
     events = folder / "events"
     launch = Launch(
         run_id=folder.name,
@@ -47,13 +45,13 @@ def played(
         min_nodes=2,
         max_nodes=2,
         conf={"mode": "resident", "last_call": "20"},
-        environment={"EVENTS": str(events), **environment},
+        environment={"EVENTS": str(events), "ROOM": room},
     )
     with Cluster(launch, folder / "nodes") as cluster:
         for number in range(2):
             node = cluster.start_node(f"node{number}")
-            if group is not None and not number:
-                group.add(node.pid)
+            if group and not number:
+                (folder / "group").write_text(str(node.group.memory))
         codes = cluster.wait(300)
         logs = "\n".join(cluster.tail(f"node{number}") for number in range(2))
     assert set(codes.values()) == {0}, logs
@@ -74,7 +72,7 @@ def played(
 @pytest.mark.long
 def test_a_job_whose_first_layout_does_not_fit_ends_with_the_same_bits(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """One rung after the other, since less does not help here, and nobody says that the script raised."""
-    all_short = played(job_etcd, tmp_path, {"ROOM": ROOM})
+    all_short = played(job_etcd, tmp_path, ROOM)
     raised = [line["error"] for line in lines_of(tmp_path / "events") if line["event"] == "memory.exhausted"]
     asked = {f"{int(nbytes) / 2**20:.1f} MiB asked" for error in raised for nbytes in re.findall(r"(\d+) bytes", error)}
     for short in all_short:
@@ -86,12 +84,8 @@ def test_a_trainer_that_the_kernel_kills_for_its_memory_is_no_kill_by_a_person(
     job_etcd: EtcdServer, tmp_path: Path
 ) -> None:
     """Its control group counts such kills; its keeper, which has the snapshots, lives on."""
-    name = f"elastic3d-{tmp_path.name}-{os.getpid()}"
-    try:
-        with MemoryGroup(name) as group:
-            all_short = played(job_etcd, tmp_path, {"ROOM": GROUP_ROOM, "GROUP": name}, group)
-    except PermissionError as error:
-        pytest.skip(f"no control group can bound memory here: {error}")
-    for short in all_short:
+    if why := lacking(Need.GROUP):
+        pytest.skip(why)
+    for short in played(job_etcd, tmp_path, GROUP_ROOM, group=True):
         assert short["nodes"] == ["node0"]
         assert "the kernel killed it" in short["detail"]

@@ -13,6 +13,7 @@ from chaos.faults.catalogue import KINDS, feasible, lacking
 from chaos.faults.clock import ClockJump
 from chaos.faults.etcd import EtcdMemberRestart
 from chaos.faults.fault import Fault, Need, OfNode, Place
+from chaos.faults.memory import Squeeze
 from chaos.faults.moment import Phase, When
 from chaos.faults.network import Cut, Delay, Loss, Narrow, Reset
 from chaos.faults.orders import Join
@@ -135,6 +136,25 @@ def test_clocks_that_jump(quiet_runs: Path, tmp_path: Path) -> None:
     store = open_store(storm.outcome.store, write=False)
     assert open_checkpoint(store).step == 40
     assert [finding for finding in verify(store) if finding.checkpoints] == []
+
+
+@pytest.mark.long
+def test_a_node_whose_memory_is_squeezed(quiet_runs: Path, tmp_path: Path) -> None:
+    """One of three has too little for what blocks keep: its trainer is killed until they are computed again.
+
+    Its keeper lives on, with its snapshots.
+    """
+    if why := lacking(Need.GROUP):
+        pytest.skip(why)
+    job = Job(script=str(Path(__file__).parent / "scripts" / "squeezed.py"), arguments=("5", "0.3"), nodes=3, seed=7)
+    squeeze = Squeeze(node="node1", when=When(step=2), room=150.0)
+    storm = played(job, Schedule(faults=(squeeze,)), quiet_runs, tmp_path)
+    generations = storm.outcome.picture.generations
+    assert [view.cause for view in generations] == ["start", "out_of_memory", "out_of_memory"]
+    assert [view.restored_from for view in generations] == ["none", "memory", "memory"]
+    assert all({*view.nodes} == {"node0", "node1", "node2"} for view in generations)
+    (notice,) = storm.notices
+    assert (notice.detector, notice.after is not None) == ("memory.short", True)
 
 
 def one_of(kind: type[Fault]) -> tuple[Fault, ...]:

@@ -69,10 +69,14 @@ def test_a_cluster_starts_waits_and_returns_the_exit_codes(script: Path, tmp_pat
         node = cluster.start_node("node0")
         assert wait_until((tmp_path / "started-1").exists, 60), cluster.tail("node0")
         assert len(node.keepers()) == 2
-        assert {process.pid for process in marked(cluster.mark)} > set(node.keepers())
+        everybody = {process.pid for process in marked(cluster.mark)}
+        assert everybody > set(node.keepers())
+        assert not node.group.folders or {*node.group.pids()} >= everybody
         (tmp_path / "end").touch()
         assert cluster.wait(60) == {"node0": 0}, cluster.tail("node0")
         assert cluster.leftovers() == []
+        assert cluster.groups_left() == []
+        assert not [folder for folder in node.group.folders if folder.exists()]
 
 
 @pytest.mark.gloo
@@ -84,7 +88,10 @@ def test_leaving_the_block_ends_the_orphans_of_a_killed_agent(script: Path, tmp_
         cluster.kill_node("node0")
         assert cluster.wait(10) == {"node0": -9}
         assert len(cluster.leftovers(grace=0.2)) >= 2
+        group = cluster.node("node0").group
+        assert cluster.groups_left(grace=0.2) == [f"control group {folder}" for folder in sorted(group.folders)]
     assert marked(cluster.mark) == []
+    assert not [folder for folder in group.folders if folder.exists()]
 
 
 def test_a_leashed_process_dies_with_its_starter() -> None:

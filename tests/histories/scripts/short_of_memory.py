@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 import elastic3d
-from chaos.machine.memory_group import MemoryGroup
+from chaos.machine.groups import NodeGroup
 
 STEPS, OUT = int(sys.argv[1]), Path(sys.argv[2])
 ROOM = int(os.environ.get("ROOM", "0")) << 20
 """Bytes beside what a trainer has when it got its state, 0 for as many as there are."""
 
-GROUP = os.environ.get("GROUP", "")
-"""The control group of this node, whose memory is bounded in place of its trainers'; "" for none."""
+GROUP = OUT / "group"
+"""Names the control group of a node, whose memory is bounded in place of its trainers'; not there for none."""
 
 TOKENS, WIDTH = 8192, 64
 
@@ -73,9 +73,11 @@ def main(run: elastic3d.Run) -> None:
     data = [(torch.randn(TOKENS, 8, generator=torch.Generator().manual_seed(i)), torch.zeros(4)) for i in range(16)]
     batches = run.batches(data, global_batch=8, micro_batch=2, seed=5)
     run.restore(model=model, optimizer=optimizer, batches=batches)
-    if GROUP and run.generation == 1 and GROUP in Path("/proc/self/cgroup").read_text():
-        MemoryGroup(GROUP).limit(ROOM)
-    elif ROOM and not GROUP:
+    if GROUP.exists():
+        group = NodeGroup(memory=Path(GROUP.read_text()))
+        if run.generation == 1 and os.getpid() in group.pids():
+            assert group.limit(group.held() + ROOM)
+    elif ROOM:
         resource.setrlimit(resource.RLIMIT_DATA, (held() + ROOM, resource.RLIM_INFINITY))
     for batch in batches.until(step=STEPS):
         run.step(optimizer, loss=run.backward(model, batch, lambda y, t: (y.mean(1) - t).square().mean()), clip=0.5)
