@@ -179,15 +179,15 @@ class OfCable(OfConnection):
     seconds: float = 10.0
 
     @abstractmethod
-    def impairment(self) -> Impairment:
-        """Return what it does."""
+    def impairment(self, network: Network, name: str) -> Impairment:
+        """Return what it does to a node."""
 
     def make_to(self, job: LiveJob, name: str) -> bool:
         """Do it; not while another one does something, or the cable is pulled."""
         if not job.network.plugged(name):
             return False
         job.note(self.WORD, name)
-        job.network.impair(name, self.impairment())
+        job.network.impair(name, self.impairment(job.network, name))
         job.later(self.seconds, lambda: job.network.repair(name))
         return True
 
@@ -218,7 +218,7 @@ class Delay(OfCable):
         if not 0 < self.late <= 1:
             raise UsageError(f"{self}: late by more than 0 s, and by 1 s at most")
 
-    def impairment(self) -> Impairment:
+    def impairment(self, network: Network, name: str) -> Impairment:
         """Return it."""
         return Impairment(late=self.late)
 
@@ -237,7 +237,7 @@ class Loss(OfCable):
         if not 0 < self.share < 1:
             raise UsageError(f"{self}: share= is above 0 and below 1")
 
-    def impairment(self) -> Impairment:
+    def impairment(self, network: Network, name: str) -> Impairment:
         """Return it."""
         return Impairment(loss=self.share)
 
@@ -256,9 +256,32 @@ class Narrow(OfCable):
         if not self.megabits > 0:
             raise UsageError(f"{self}: megabits= is more than 0")
 
-    def impairment(self) -> Impairment:
+    def impairment(self, network: Network, name: str) -> Impairment:
         """Return it."""
         return Impairment(rate=self.megabits * 1e6 / 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfOpen(OfCable):
+    """What is on the connections that a node has is lost for `seconds`, both ways; new ones are well."""
+
+    WORD = "half-open"
+    seconds: float = 40.0
+    ABOUT = About(
+        place=Place.NETWORK,
+        enters="a thread that passes frames between its cable and the bridge, except those of these connections",
+        promised="no death: the same nodes form the next generation with fresh trainers",
+        row="the connections of a node carry nothing any more, and new ones are well",
+        detector="generation.sealed",
+        bar=10.0,
+        needs=_HOSTS,
+        replay=Replay.TIMED,
+        spreads=True,
+    )
+
+    def impairment(self, network: Network, name: str) -> Impairment:
+        """Return it."""
+        return Impairment(forgotten=network.connections(name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,4 +307,4 @@ class Reset(OfNode):
         return True
 
 
-KINDS = (Cut, CutFromEtcd, OneWay, Refuse, Reset, Delay, Loss, Narrow, Blackhole)
+KINDS = (Cut, CutFromEtcd, OneWay, Refuse, Reset, HalfOpen, Delay, Loss, Narrow, Blackhole)

@@ -14,7 +14,7 @@ import subprocess
 from types import TracebackType
 from typing import Self
 
-from chaos.machine.impairments import ImpairedCable, Impairment
+from chaos.machine.impairments import Connection, End, ImpairedCable, Impairment
 
 TRIES = 20
 
@@ -115,6 +115,13 @@ class Network:
         said = _ip("netns", "exec", self._space(host), "ss", "-K", "-H", "-t", "dst", self._hosts[other])
         return len(said.splitlines())
 
+    def connections(self, host: str) -> frozenset[Connection]:
+        """Return the TCP connections that a host has with others now."""
+        lines = _ip(
+            "netns", "exec", self._space(host), "ss", "-H", "-n", "-t", "-4", "state", "established"
+        ).splitlines()
+        return frozenset(frozenset(map(_end, line.split()[2:4])) for line in lines)
+
     def unlink(self, sender: str, receiver: str = "") -> None:
         """Silently lose what one host sends to another, or to this machine; all else passes."""
         self._neighbour(sender, receiver, "replace", "lladdr", "02:00:00:00:00:01", "nud", "permanent")
@@ -161,6 +168,11 @@ class Network:
             if f"{subnet}." not in taken:
                 return subnet
         raise OSError(f"no free subnet in 198.18.0.0/15 among {TRIES} tried")
+
+
+def _end(text: str) -> End:
+    address, _, port = text.rpartition(":")
+    return address, int(port)
 
 
 def _ip(*arguments: str, check: bool = True) -> str:

@@ -15,7 +15,7 @@ from chaos.faults.etcd import EtcdMemberRestart
 from chaos.faults.fault import Fault, Need, OfNode, Place
 from chaos.faults.memory import Squeeze
 from chaos.faults.moment import Phase, When
-from chaos.faults.network import Cut, Delay, Loss, Narrow, Reset
+from chaos.faults.network import Cut, Delay, HalfOpen, Loss, Narrow, Reset
 from chaos.faults.orders import Join
 from chaos.faults.process import Continue, Kill, KillTrainer, Stop
 from chaos.faults.script import InScript
@@ -95,7 +95,10 @@ def test_a_node_whose_cable_is_pulled(quiet_runs: Path, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.netns
 def test_bad_cables_cost_time_and_no_step(quiet_runs: Path, tmp_path: Path) -> None:
-    """One is late, one loses packets, one is slow: no generation is formed for that. For a reset connection one is."""
+    """One is late, one loses packets, one is slow: no generation is formed for that.
+
+    One is where connections are reset, and where they carry nothing any more; of the same nodes.
+    """
     if why := lacking(Need.HOSTS):
         pytest.skip(why)
     job = Job(script=str(TRAIN_GPT), arguments=QUICK, nodes=3, seed=7)
@@ -103,10 +106,13 @@ def test_bad_cables_cost_time_and_no_step(quiet_runs: Path, tmp_path: Path) -> N
         Delay(node="node1", when=EIGHT, seconds=2.0, late=0.02),
         Loss(node="node2", when=When(step=12), seconds=2.0),
         Narrow(node="node0", when=When(step=16), seconds=2.0),
-        Reset(node="stage0", when=When(step=30)),
+        Reset(node="stage0", when=When(step=24)),
+        HalfOpen(node="node1", when=When(step=32)),
     )
     storm = played(job, Schedule(faults=faults), quiet_runs, tmp_path)
-    assert [view.cause for view in storm.outcome.picture.generations] == ["start", "failure"]
+    generations = storm.outcome.picture.generations
+    assert [view.cause for view in generations] == ["start", "failure", "stuck"]
+    assert all(len(view.nodes) == 3 for view in generations)
 
 
 @pytest.mark.long

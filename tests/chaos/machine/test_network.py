@@ -1,7 +1,8 @@
-"""Hosts on this machine whose cables are late, lossy or slow, and whose connections are reset: over real TCP."""
+"""Hosts on this machine whose cables are late, lossy or slow, whose connections are reset or forgotten: real TCP."""
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 import time
@@ -126,6 +127,25 @@ def test_connections_are_reset(network: Network, call: Call) -> None:
     again = Call(network)
     again.seconds(1)
     assert again.close() == ""
+
+
+def test_connections_are_forgotten(network: Network, call: Call) -> None:
+    """What is on them vanishes, without an end; a new one is well, and what was sent meanwhile arrives at last."""
+    call.seconds(1)
+    known = network.connections("a")
+    assert known == network.connections("b")
+    network.impair("a", Impairment(forgotten=known))
+    assert call.call.stdin is not None
+    assert call.call.stdout is not None
+    call.call.stdin.write("1\n")
+    call.call.stdin.flush()
+    again = Call(network)
+    again.seconds(100_000)
+    assert again.close() == ""
+    assert not select.select([call.call.stdout], (), (), 1.0)[0]
+    assert network.repair("a") > 0
+    assert call.call.stdout.readline() == "1\n"
+    assert call.close() == ""
 
 
 def test_nothing_is_left(network: Network) -> None:
