@@ -12,7 +12,7 @@ from chaos.playing.play import Setting, play
 from chaos.servers.etcd import EtcdServer
 from elastic3d.values import Layout
 from tests.histories.conftest import Quiet
-from tests.histories.test_histories import FIRST, MORE, MOST, SMALL, faults, held
+from tests.histories.test_histories import FIRST, FIVE, MORE, MOST, SMALL, faults, held
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 
@@ -20,12 +20,13 @@ SCRIPT = Path(__file__).parent / "scripts" / "train_on_emulated_device.py"
 
 
 @pytest.fixture
-def emulated(quiet: Quiet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
-    """The small job, on devices that are accounted for below the test's folder."""
-    quiet(SMALL)  # on the CPU, before there is another device
+def emulated(quiet: Quiet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Setting:
+    """The small job, or the one that is asked for, on devices that are accounted for below the test's folder."""
+    setting: Setting = getattr(request, "param", SMALL)
+    quiet(setting)  # on the CPU, before there is another device
     monkeypatch.setenv("ELASTIC3D_DEVICE", emulated_device.KIND)
     monkeypatch.setenv(emulated_device.FOLDER, str(tmp_path / "devices"))
-    return dataclasses.replace(SMALL, script=SCRIPT)
+    return dataclasses.replace(setting, script=SCRIPT)
 
 
 def test_a_kill_and_a_join_find_the_device_free(
@@ -43,13 +44,10 @@ def test_a_kill_and_a_join_find_the_device_free(
 
 
 HISTORIES = {**FIRST, **MORE, **MOST}
-SAMPLE = "a second kill during the first recovery"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.long if name == SAMPLE else pytest.mark.slow) for name in HISTORIES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HISTORIES)
 def test_any_history_ends_with_the_bits_of_the_cpu(
     name: str, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path, emulated: Setting
 ) -> None:
@@ -60,6 +58,7 @@ def test_any_history_ends_with_the_bits_of_the_cpu(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("emulated", [FIVE], indirect=True, ids=["five blocks"])
 @pytest.mark.parametrize("layout", [Layout(pp=1), Layout(pp=2, zero=2), Layout(pp=4)], ids=str)
 def test_any_layout_ends_with_the_bits_of_the_cpu(
     layout: Layout, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path, emulated: Setting
@@ -67,7 +66,7 @@ def test_any_layout_ends_with_the_bits_of_the_cpu(
     """With a death, where the other nodes can go on without it."""
     setting = dataclasses.replace(emulated, layout=layout)
     asked = faults() if layout.pp == 4 else faults("2@8")
-    held(play(setting, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+    held(play(setting, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(FIVE))
 
 
 @pytest.mark.slow

@@ -33,7 +33,8 @@ def drained(setting: Setting, fault: Fault, etcd: EtcdServer, quiet: Quiet, work
     return gone
 
 
-@pytest.mark.parametrize("node", ["leader", *(pytest.param(n, marks=pytest.mark.slow) for n in ("node1", "stage0"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("node", ["leader", "node1", "stage0"])
 def test_an_operators_drain_repeats_no_step(node: str, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Any node leaves at a step boundary; its torchrun ends with 0, and the others go on from memory."""
     gone = drained(LONG, Drain(node=node, when=When(step=8)), job_etcd, quiet, tmp_path)

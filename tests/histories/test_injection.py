@@ -121,9 +121,9 @@ def test_a_job_that_does_not_allow_it_is_left_alone(job_etcd: EtcdServer, quiet:
 @pytest.mark.parametrize(
     ("arguments", "causes"),
     [
-        pytest.param(["kill-template"], {"failure"}, id="kill-template"),
+        pytest.param(["kill-template"], {"failure"}, id="kill-template", marks=pytest.mark.slow),
         pytest.param(["freeze"], {"stuck"}, id="freeze"),
-        pytest.param(["pause", "--seconds", "1"], set(), id="pause"),
+        pytest.param(["pause", "--seconds", "1"], set(), id="pause", marks=pytest.mark.slow),
         pytest.param(["kill-keeper"], {"death"}, id="kill-keeper"),
         pytest.param(["kill"], {"death"}, id="kill", marks=pytest.mark.slow),
         pytest.param(["stop", "--seconds", "4"], {"death", "join"}, id="stop", marks=pytest.mark.slow),

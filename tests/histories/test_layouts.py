@@ -13,7 +13,7 @@ from elastic3d.calibration.record import save
 from elastic3d.values import Layout, Schedule
 from tests.calibration.test_record import CALIBRATION, LINK
 from tests.histories.conftest import Quiet
-from tests.histories.test_histories import SMALL, faults, held
+from tests.histories.test_histories import FIVE, SMALL, faults, held
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pytest.mark.long]
 
@@ -22,7 +22,7 @@ TENSOR = Path(__file__).parent / "scripts" / "train_tensor.py"
 
 def test_tensor_parallel_layers_survive_the_loss_of_a_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Parts of layers, cut by tp and then by dp, come from memory into another dp of the same tp."""
-    small = replace(SMALL, steps=8, blocks=3, global_batch=6)
+    small = replace(SMALL, steps=8, global_batch=6)
     setting = replace(small, nodes=2, slots=2, layout=Layout(tp=2), script=TENSOR)
     outcome = held(play(setting, faults("1@4"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting))
     assert [view.cause for view in outcome.picture.generations] == ["start", "death"]
@@ -42,8 +42,8 @@ def test_schedules_and_replicas_survive_the_loss_of_a_node(
     layout: Layout, job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
 ) -> None:
     """Two of the remaining three go on, one waits; the bits are those of the planner's own choice."""
-    setting = replace(SMALL, layout=layout)
-    outcome = held(play(setting, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+    setting = replace(FIVE, layout=layout)
+    outcome = held(play(setting, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(FIVE))
     assert outcome.picture.generations[1].restored_from == "memory"
 
 
