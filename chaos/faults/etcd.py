@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from random import Random
 from typing import Self
@@ -10,10 +11,11 @@ from chaos.faults.fault import About, Fault, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.servers.etcd import EtcdCluster, EtcdMember
-from chaos.servers.etcd_attacks import compact
+from chaos.servers.etcd_attacks import alarms, change_password, compact, fill, make_space, move_leader
 from elastic3d.errors import UsageError
 
 _AWAY, _ONE = "etcd is away for everybody", "one of three etcd members dies or stops"
+_REFUSES = "etcd is full, or no longer accepts the password"
 _TRAINS_ON = "training goes on in the same generation; none can change until it is back"
 _SERVES = "the others serve, training goes on; without two of them as without etcd"
 
@@ -31,14 +33,10 @@ def _outage(enters: str, promised: str, row: str, *, detector: str = "", needs: 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Outage(Fault):
-    """Members of etcd, as a rule all, are away for `seconds`."""
+class _Lasting(Fault):
+    """Something is wrong with etcd for `seconds`."""
 
     seconds: float = 5.0
-
-    def victims(self, etcd: EtcdCluster) -> list[EtcdMember]:
-        """Return the members that are to be away."""
-        return etcd.members
 
     def check(self) -> None:
         """Refuse a time that is none."""
@@ -49,6 +47,15 @@ class _Outage(Fault):
     def drawn(cls, chance: Random, *, nodes: int, steps: int) -> Self:
         """Return one that is shorter or longer than a lease."""
         return cls(when=When(step=chance.randrange(1, steps)), seconds=chance.choice((0.5, 2.0, 5.0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outage(_Lasting):
+    """Members of etcd, as a rule all, are away for `seconds`."""
+
+    def victims(self, etcd: EtcdCluster) -> list[EtcdMember]:
+        """Return the members that are to be away."""
+        return etcd.members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +255,98 @@ class EtcdCompact(Fault):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdFull(_Lasting):
+    """A neighbour fills etcd, which writes nothing any more; `seconds` later its operator makes space."""
+
+    WORD = "etcd-full"
+    ABOUT = _outage(
+        "data of somebody else, up to a quota that is set low; then they are deleted, and the alarm is disarmed",
+        _TRAINS_ON,
+        _REFUSES,
+        detector="etcd.impaired",
+        needs=frozenset({Need.QUOTA}),
+    )
+
+    def make(self, job: LiveJob) -> bool:
+        """Fill it; not while it is away."""
+        etcd = job.own_etcd
+        if not etcd.serving or alarms(etcd):
+            return False
+        job.note("etcd full")
+        fill(etcd)
+        job.later(self.seconds, lambda: make_space(etcd))
+        return True
+
+    def __str__(self) -> str:
+        return f"fill etcd for {self.seconds:g} s {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdPassword(_Lasting):
+    """The password of the job's user is changed, and the nodes' file has the new one `seconds` later."""
+
+    WORD = "etcd-password"
+    ABOUT = _outage(
+        "the change of a user's password, as an operator orders it, and later the file that `password_file=` names",
+        _TRAINS_ON,
+        _REFUSES,
+        detector="etcd.impaired",
+        needs=frozenset({Need.PASSWORD}),
+    )
+
+    def make(self, job: LiveJob) -> bool:
+        """Change it; not while etcd is away."""
+        etcd, password = job.own_etcd, secrets.token_hex(8)
+        if not etcd.serving:
+            return False
+        job.note("etcd password changed")
+        change_password(etcd, password)
+        job.later(self.seconds, lambda: job.password_file.write_text(password))
+        return True
+
+    def __str__(self) -> str:
+        return f"change etcd's password for {self.seconds:g} s {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdMoveLeader(Fault):
+    """The leader of an etcd of three hands over to another member."""
+
+    WORD = "etcd-move-leader"
+    ABOUT = About(
+        place=Place.ETCD,
+        enters="a transfer of leadership, as an operator orders it before maintenance",
+        promised="leases and watches go on; nothing changes",
+        page="guides/etcd.md",
+        needs=frozenset({Need.MEMBERS}),
+    )
+
+    def make(self, job: LiveJob) -> bool:
+        """Have it hand over; not while a member is away."""
+        if not job.own_etcd.serving:
+            return False
+        job.note("etcd leader moved")
+        return move_leader(job.own_etcd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdDeleted(Fault):
+    """Somebody deletes all keys of the job by hand."""
+
+    WORD = "etcd-deleted"
+    ABOUT = About(
+        place=Place.ETCD,
+        enters="one deletion of all keys below the job's prefix",
+        promised="members write their keys again, and the leader the generation, which it knows; nothing changes",
+        page="guides/etcd.md",
+    )
+
+    def make(self, job: LiveJob) -> bool:
+        """Delete them; not while etcd is away."""
+        return job.own_etcd.serving and job.delete_keys()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Revoke(OfNode):
     """Somebody ends the lease of a node that lives, by hand."""
 
@@ -272,6 +371,10 @@ KINDS = (
     EtcdEmpty,
     EtcdRestored,
     EtcdCompact,
+    EtcdFull,
+    EtcdPassword,
+    EtcdMoveLeader,
+    EtcdDeleted,
     Revoke,
 )
 OUTAGES = (EtcdPause, EtcdRestart, EtcdEmpty, EtcdRestored)

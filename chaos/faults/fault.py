@@ -41,6 +41,8 @@ class Need(StrEnum):
     S3 = "an S3 server"
     SLOTS = "two slots a node"
     MEMBERS = "an etcd of three members"
+    QUOTA = "an etcd with a quota"
+    PASSWORD = "an etcd with a password"
     FUSE = "FUSE"
     SCRIPT = "chaos/scripts/train_faulty.py"
     HOSTS = "root and iproute2"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from chaos.history.follow import Picture
@@ -88,6 +89,15 @@ class LiveJob(Protocol):
 
     def at_end(self, action: Callable[[], object]) -> None:
         """Do something at the end of the job."""
+        ...
+
+    def delete_keys(self) -> bool:
+        """Delete all its keys from etcd; return False where it has none now."""
+        ...
+
+    @property
+    def password_file(self) -> Path:
+        """The file from which its nodes read etcd's password, where it has one."""
         ...
 
     def order_drain(self, name: str, seconds: float) -> bool:

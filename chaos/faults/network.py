@@ -301,9 +301,11 @@ class Reset(OfNode):
     def make_to(self, job: LiveJob, name: str) -> bool:
         """Do it; not while no generation says which node comes next, or they have no connections."""
         peer = next_node(job, name)
-        if peer is None or not job.network.reset(name, peer):
+        if peer is None or not job.network.connections(name, peer):
             return False
+        # Before it is done: what follows from it may be noticed at once.
         job.note(self.WORD, f"{name} to {peer}")
+        job.network.reset(name, peer)
         return True
 
 

@@ -115,12 +115,11 @@ class Network:
         said = _ip("netns", "exec", self._space(host), "ss", "-K", "-H", "-t", "dst", self._hosts[other])
         return len(said.splitlines())
 
-    def connections(self, host: str) -> frozenset[Connection]:
-        """Return the TCP connections that a host has with others now."""
-        lines = _ip(
-            "netns", "exec", self._space(host), "ss", "-H", "-n", "-t", "-4", "state", "established"
-        ).splitlines()
-        return frozenset(frozenset(map(_end, line.split()[2:4])) for line in lines)
+    def connections(self, host: str, other: str = "") -> frozenset[Connection]:
+        """Return the TCP connections that a host has now, with all others or with one."""
+        only = ("dst", self._hosts[other]) if other else ()
+        said = _ip("netns", "exec", self._space(host), "ss", "-Hnt4", "state", "established", *only)
+        return frozenset(frozenset(map(_end, line.split()[2:4])) for line in said.splitlines())
 
     def unlink(self, sender: str, receiver: str = "") -> None:
         """Silently lose what one host sends to another, or to this machine; all else passes."""

@@ -346,6 +346,18 @@ class Player:
                 client.revoke(leases[0])
         return bool(leases)
 
+    def delete_keys(self) -> bool:
+        self.note("keys deleted")
+        with self.own_etcd.client() as client:
+            if client.delete(self.root, prefix=True):
+                return True
+        self.injections.pop()
+        return False
+
+    @property
+    def password_file(self) -> Path:
+        return Path(self.setting.conf["password_file"])
+
     @property
     def own_etcd(self) -> EtcdCluster:
         assert isinstance(self.etcd, EtcdCluster), "only an etcd of our own may be broken"

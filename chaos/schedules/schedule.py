@@ -59,10 +59,11 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
                     f"{one} and {other}: the second needs a server on this machine's loopback device, which nodes that "
                     "are hosts of their own do not reach"
                 )
-        if Need.MEMBERS in first.ABOUT.needs | second.ABOUT.needs and isinstance(first, _OF_ONE) | isinstance(
-            second, _OF_ONE
-        ):
+        of_one = isinstance(first, _OF_ONE) or isinstance(second, _OF_ONE)
+        if of_one and Need.MEMBERS in first.ABOUT.needs | second.ABOUT.needs:
             raise UsageError(f"{first} and {second}: one is of an etcd of one member, one of an etcd of three")
+        if of_one and Need.PASSWORD in first.ABOUT.needs | second.ABOUT.needs:
+            raise UsageError(f"{first} and {second}: an etcd whose data are replaced has another password")
         if same and first == second and not isinstance(first, Join):
             raise UsageError(f"{first}: it is there twice")
         if isinstance(first, InScript) and isinstance(second, InScript) and first.when.step == second.when.step:

@@ -380,6 +380,7 @@ class EtcdServer(EtcdCluster):
         password: str | None = None,
         tls: bool = False,
         client_certificates: bool = False,
+        quota: int | None = None,
         also: str = "",
         options: tuple[str, ...] = (),
     ) -> None:
@@ -389,6 +390,7 @@ class EtcdServer(EtcdCluster):
             password=password,
             tls=tls,
             client_certificates=client_certificates,
+            quota=quota,
             also=also,
             options=options,
         )

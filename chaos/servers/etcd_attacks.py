@@ -75,6 +75,18 @@ def revoke(client: EtcdClient, key: str) -> None:
     client.revoke(item.lease)
 
 
+def move_leader(cluster: EtcdCluster) -> bool:
+    """Have the leader hand over to the next member; return False where that is not done in time."""
+    leader = cluster.leader()
+    other = cluster.members[(cluster.members.index(leader) + 1) % len(cluster.members)]
+    target = cluster.ask("/v3/maintenance/status", {}, other)["header"]["member_id"]
+    try:
+        cluster.ask("/v3/maintenance/transfer-leadership", {"targetID": target}, leader)
+    except OSError:
+        return False
+    return True
+
+
 def change_password(cluster: EtcdCluster, password: str) -> None:
     """Give root another password."""
     cluster.ask("/v3/auth/user/changepw", {"name": "root", "password": password})

@@ -41,6 +41,8 @@ from elastic3d.errors import UsageError
 from elastic3d.values import from_json, to_json
 
 SCHEMA = 1
+PASSWORD, QUOTA = "first", 16 << 20
+"""Of an etcd that has them for a fault: what is changed, and bytes that are soon written."""
 SCHEDULE, JOB, VERDICT = "schedule.toml", "job.json", "verdict.json"
 
 
@@ -133,8 +135,17 @@ def play_storm(
         needs = {need for fault in makes for need in fault.ABOUT.needs}
         network = stack.enter_context(Network()) if Need.HOSTS in needs else None
         also = "" if network is None else network.address
-        etcd = stack.enter_context(EtcdCluster(3, also=also) if Need.MEMBERS in needs else EtcdServer(also=also))
+        password, quota = PASSWORD if Need.PASSWORD in needs else None, QUOTA if Need.QUOTA in needs else None
+        etcd = stack.enter_context(
+            EtcdCluster(3, also=also, password=password, quota=quota)
+            if Need.MEMBERS in needs
+            else EtcdServer(also=also, password=password, quota=quota)
+        )
         setting = replace(setting, network=network)
+        if password is not None:
+            file = workdir / "etcd-password"
+            file.write_text(password)
+            setting = replace(setting, conf={**setting.conf, "user": "root", "password_file": str(file)})
         if Need.COMPILER in needs:
             setting = replace(setting, clocks=stack.enter_context(Clocks()))
         if Need.FUSE in needs:

@@ -80,6 +80,26 @@ def test_a_full_database_refuses_writes_and_keeps_leases(binary: Path) -> None:
         keeper.close()
 
 
+def test_a_leader_that_hands_over_costs_nothing(cluster: EtcdCluster) -> None:
+    """Leases live on, and watches miss nothing."""
+    with cluster.client() as client:
+        keeper, lost = LeaseKeeper(client), list[LeaseLoss]()
+        lease = keeper.grant(2, lambda _, loss: lost.append(loss))
+        deliveries: list[Delivery] = []
+        watch = Watch(client, "k", deliveries.append)
+        wait_until(lambda: any(isinstance(news, Connected) for news in deliveries))
+        before = cluster.leader()
+        assert etcd_attacks.move_leader(cluster)
+        wait_until(lambda: cluster.leader() is not before)
+        client.put("k", b"1", lease.id)
+        wait_until(lambda: any(isinstance(news, Changes) for news in deliveries))
+        time.sleep(lease.ttl + 1)
+        assert lease.held(time.monotonic())
+        assert not lost
+        watch.close()
+        keeper.close()
+
+
 def test_a_changed_password_is_read_again(cluster: EtcdCluster, tmp_path: Path) -> None:
     """If the file is replaced together with the password nobody notices; streams and leases live on."""
     file = tmp_path / "password"

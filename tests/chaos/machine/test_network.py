@@ -119,10 +119,12 @@ def test_a_slow_cable(network: Network, call: Call) -> None:
 def test_connections_are_reset(network: Network, call: Call) -> None:
     """Those between the two hosts, at both ends; another one can be made at once."""
     call.seconds(1)
+    assert len(network.connections("a", "b")) == 1
     assert network.reset("a", "b") == 1
     assert call.call.stdin is not None
     call.call.stdin.write("1\n")
     assert "Connection" in call.close()
+    assert not network.connections("a", "b")
     assert network.reset("a", "b") == 0
     again = Call(network)
     again.seconds(1)
