@@ -58,9 +58,18 @@ class StoreNotFound(StoreError):
 
 
 class StoreDenied(StoreError):
-    """Credentials are missing, wrong, expired, or do not allow this; trying again helps once that has changed."""
+    """Credentials are missing, wrong, expired, or do not allow this; trying again helps once that has changed.
+
+    So does S3 where this machine's clock is more than 15 minutes off: what is signed has a time.
+    """
 
     transient = False
+
+
+SKEWED = "RequestTimeTooSkewed"
+"""The code of that answer, of Amazon S3's list of error codes."""
+
+SET_THE_CLOCK = "this machine's clock and the store's are too far apart. Set the clock, for instance by chrony or ntp."
 
 
 class StoreUnreachable(StoreError):

@@ -34,6 +34,7 @@ class Do(StrEnum):
     ERROR = "error"  # 500, and the server never hears of it
     BUSY = "busy"  # 503 SlowDown, and the server never hears of it
     DENY = "deny"  # 403 AccessDenied, and the server never hears of it
+    SKEWED = "skewed"  # 403 RequestTimeTooSkewed, as where the client's clock is far off
     STRIP = "strip"  # it passes without the conditions of its headers
     ERROR_AFTER = "error-after"  # the server executes it, the client gets a 500
     TRUNCATE = "truncate"  # the answer ends in the middle of its body
@@ -42,7 +43,12 @@ class Do(StrEnum):
     DELAY = "delay"  # it passes late
 
 
-_REFUSALS = {Do.ERROR: (500, "InternalError"), Do.BUSY: (503, "SlowDown"), Do.DENY: (403, "AccessDenied")}
+_REFUSALS = {
+    Do.ERROR: (500, "InternalError"),
+    Do.BUSY: (503, "SlowDown"),
+    Do.DENY: (403, "AccessDenied"),
+    Do.SKEWED: (403, "RequestTimeTooSkewed"),
+}
 
 
 @dataclass(slots=True, kw_only=True)

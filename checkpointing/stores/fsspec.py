@@ -16,7 +16,15 @@ from typing import Any, Protocol
 
 import fsspec
 
-from checkpointing.errors import StoreDenied, StoreError, StoreNotFound, StoreUnfit, StoreUnreachable
+from checkpointing.errors import (
+    SET_THE_CLOCK,
+    SKEWED,
+    StoreDenied,
+    StoreError,
+    StoreNotFound,
+    StoreUnfit,
+    StoreUnreachable,
+)
 from checkpointing.format.encoding import hexdigest
 from checkpointing.stores.address import redacted
 from checkpointing.stores.checking import Sent, miswritten
@@ -206,9 +214,9 @@ class FsspecStore:
                 ) from error
             raise StoreNotFound(f"store {self._url}: cannot {verb} {name}: it is not there") from error
         except PermissionError as error:
-            raise StoreDenied(
-                f"store {self._url}: cannot {verb} {name}: {error}. Check the credentials, and what they may do there."
-            ) from error
+            skewed = _said(error, "", SKEWED)
+            why = SET_THE_CLOCK if skewed else f"{error}. Check the credentials, and what they may do there."
+            raise StoreDenied(f"store {self._url}: cannot {verb} {name}: {why}") from error
         # The errors of network file systems are an open set (botocore, aiohttp, ...): this is the edge.
         except Exception as error:
             if "Checksum" in type(error).__name__:

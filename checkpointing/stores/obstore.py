@@ -24,7 +24,16 @@ from obstore.exceptions import (
     UnauthenticatedError,
 )
 
-from checkpointing.errors import StoreDenied, StoreError, StoreFull, StoreNotFound, StoreUnfit, StoreUnreachable
+from checkpointing.errors import (
+    SET_THE_CLOCK,
+    SKEWED,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreNotFound,
+    StoreUnfit,
+    StoreUnreachable,
+)
 from checkpointing.stores.checking import Sent
 from checkpointing.stores.cloud import connect, first_line
 from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, chunks
@@ -229,6 +238,8 @@ class ObstoreStore:
                     f"{where}no credentials were found: none are in the environment, in options or in shared files, "
                     "and this machine has no identity of its own"
                 ) from error
+            if _code(text) == SKEWED:
+                raise StoreDenied(f"{where}{SET_THE_CLOCK}") from error
             refused = (PermissionDeniedError, UnauthenticatedError, PermissionError)
             if isinstance(error, refused) or _code(text) in _DENIED:
                 raise StoreDenied(f"{where}{said}. Check the credentials, and what they may do there.") from error

@@ -155,6 +155,16 @@ def test_a_missing_permission_is_reported(wire: S3Proxy, client: Client) -> None
 
 
 @pytest.mark.parametrize("client", CLIENTS)
+def test_a_clock_that_is_far_off_is_named(wire: S3Proxy, client: Client) -> None:
+    """It is not the credentials, though the store answers as if they were wrong. (An answer to HEAD says no more.)"""
+    store = through(wire, client)
+    wire.harms.append(Harm(do=Do.SKEWED, times=ALWAYS))
+    with pytest.raises(StoreDenied, match="Set the clock") as denied:
+        store.put("x", b"1")
+    assert "credentials" not in str(denied.value)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
 def test_bytes_changed_in_transit_are_sent_again(wire: S3Proxy, client: Client) -> None:
     """A checked write compares what the server has."""
     store = through(wire, client)
