@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 
 from chaos.machine.preloaded import PreloadedServer
-from chaos.machine.processes import Found, marked, wait_until
+from chaos.machine.processes import Found, all_pids, descendants, marked, wait_until
 from chaos.servers.certificates import Certificates
 from elastic3d import log, threads
 from elastic3d.threads import ThreadFailure
@@ -122,7 +122,7 @@ def nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     tmp_path_factory.getbasetemp()
     mark = uuid.uuid4().hex
     temp = Path(tempfile.mkdtemp(prefix="e3d-"))
-    before = _Held.now()
+    before, others = _Held.now(), all_pids()
     outer = {name: os.environ.get(name) for name in (MARK, "TMPDIR")}
     outer_temp = tempfile.tempdir
     os.environ |= {MARK: mark, "TMPDIR": str(temp)}
@@ -137,14 +137,17 @@ def nothing_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             else:
                 os.environ[name] = value
 
-    def left() -> list[str]:
-        files = [f"temporary file {path}" for path in temp.iterdir() if not path.name.startswith(FOREIGN)]
-        return [*map(str, marked(mark, MARK)), *_Held.now().beyond(before), *files]
+    problems: list[str] = []
 
-    wait_until(lambda: not left(), GRACE)
-    problems = left()
-    for process in marked(mark, MARK):
-        psutil.Process(process.pid).kill()
+    def gone() -> bool:
+        files = [f"temporary file {path}" for path in temp.iterdir() if not path.name.startswith(FOREIGN)]
+        processes = marked(mark, MARK, besides=others)
+        problems[:] = [*map(str, processes), *_Held.now().beyond(before), *files]
+        return not problems
+
+    if not wait_until(gone, GRACE):
+        for process in marked(mark, MARK, besides=others):
+            psutil.Process(process.pid).kill()
     shutil.rmtree(temp, ignore_errors=True)
     assert not problems, "the test left behind:\n" + "\n".join(problems)
 
@@ -159,13 +162,14 @@ class _Held:
     def now(cls) -> _Held:
         me = psutil.Process()
         children = set()
-        for child in me.children(recursive=True):
+        for pid in descendants(me.pid):
             try:
-                children.add(Found(pid=child.pid, command=" ".join(child.cmdline())[:160] or child.name()))
+                child = psutil.Process(pid)
+                children.add(Found(pid=pid, command=" ".join(child.cmdline())[:160] or child.name()))
+            except psutil.ZombieProcess:
+                children.add(Found(pid=pid, command="zombie"))
             except psutil.NoSuchProcess:
                 continue
-            except psutil.ZombieProcess:
-                children.add(Found(pid=child.pid, command="zombie"))
         segments = []
         for descriptor in os.listdir("/proc/self/fd"):
             try:
