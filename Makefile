@@ -6,10 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 TO_RUN := $(VENV)/.ready-to-run
 TO_DEVELOP := $(VENV)/.ready-to-develop
-# Tests wait more than they compute: one more of them at a time than there are cores, of whole jobs two more. Those of a
-# file share what they set up, and run one after another; the files that take longest begin first.
-MORE := 1
-PYTEST = $(BIN)/python -m pytest --durations=20 --numprocesses=$(shell echo $$(($$(nproc) + $(MORE)))) --dist=loadfile \
+# Tests wait more than they compute: one more of them at a time than there are cores. Those of a file share what they
+# set up, and run one after another; the files that take longest begin first.
+PYTEST := $(BIN)/python -m pytest --durations=20 --numprocesses=$(shell echo $$(($$(nproc) + 1))) --dist=loadfile \
 	--no-loadscope-reorder
 
 # Where nothing may be written beside sources, every process would compile anew what it imports: seconds for torch alone.
@@ -26,7 +25,6 @@ test: $(TO_DEVELOP)
 	$(PYTEST) -m "not slow and not long"
 
 # What test leaves out: more layouts, more histories, more ways to fail.
-check: MORE := 2
 check: $(TO_DEVELOP)
 	$(PYTEST) -m "long and not slow"
 
