@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from chaos.faults.etcd import OUTAGES, EtcdEmpty, EtcdRestored
@@ -79,14 +80,28 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
 
 
 def bounds(faults: Sequence[Fault], nodes: int) -> tuple[int, int]:
-    """Return the smallest and the largest number of nodes for --nnodes, so that every fault finds its place."""
-    alive = lowest = highest = nodes
-    # At one step losses come before joins: a new node takes the place of a dead one.
-    for fault in sorted(faults, key=lambda fault: (fault.when.step, -1 not in fault.CHANGES)):
-        for change in fault.CHANGES:
-            alive += change
-            lowest, highest = min(lowest, alive), max(highest, alive)
+    """Return the smallest and the largest number of nodes for --nnodes, so that every fault finds its place.
+
+    What waits for a generation or an event may come before or after anything else.
+    """
+    lowest = min(_counts(faults, nodes, late=lambda fault: -1 not in fault.CHANGES))
+    highest = max(_counts(faults, nodes, late=lambda fault: -1 in fault.CHANGES))
     return max(1, min(2, lowest)), highest
+
+
+def _counts(faults: Sequence[Fault], nodes: int, *, late: Callable[[Fault], bool]) -> Iterator[int]:
+    """Yield how many nodes there are, one fault after the other. late: of which the moment is no step, come last."""
+
+    def moment(fault: Fault) -> tuple[float, bool]:
+        when = float(fault.when.step) or (math.inf if late(fault) else 0.0)
+        # At one step losses come before joins: a new node takes the place of a dead one.
+        return when, -1 not in fault.CHANGES
+
+    yield nodes
+    for fault in sorted(faults, key=moment):
+        for change in fault.CHANGES:
+            nodes += change
+            yield nodes
 
 
 _OF_ONE = (EtcdEmpty, EtcdRestored)

@@ -60,6 +60,11 @@ def test_a_returning_node_is_counted_as_missing_meanwhile() -> None:
     assert bounds([stop, wake, Join(when=When(step=7))], 3) == (2, 4)
     assert bounds([Flap(node="node1", when=When(step=5))], 2) == (1, 2)
     assert bounds([Terminate(node="node0", when=When(step=5))], 1) == (1, 1)
+    # A join that waits for the generation after a loss takes nobody's place before.
+    lost = Kill(node="node0", when=When(step=18))
+    assert bounds([lost, Join(when=When(generation=2))], 2) == (1, 3)
+    assert bounds([lost, Join(when=When(event="peer.lost"))], 2) == (1, 3)
+    assert bounds([Kill(node="node1", when=When(generation=2)), Join(when=When(step=4))], 2) == (1, 3)
 
 
 def test_a_join_names_a_moment() -> None:
