@@ -110,7 +110,7 @@ def test_what_was_made_since_the_last_clean_audit_is_made_again(job_etcd: EtcdSe
 
 def test_a_newcomer_that_computes_wrongly_makes_no_step(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """Its exam comes before the first step of the generation that it joined, and the job goes on without it."""
-    events, steps = tmp_path / "events", 300
+    events, steps = tmp_path / "events", 120
     launch = Launch(
         run_id="wrong-newcomer",
         endpoint=job_etcd.endpoint,
