@@ -166,9 +166,7 @@ class _Held:
             try:
                 child = psutil.Process(pid)
                 children.add(Found(pid=pid, command=" ".join(child.cmdline())[:160] or child.name()))
-            except psutil.ZombieProcess:
-                children.add(Found(pid=pid, command="zombie"))
-            except psutil.NoSuchProcess:
+            except psutil.NoSuchProcess:  # a zombie is one: it holds nothing, and is reaped with its handle
                 continue
         segments = []
         for descriptor in os.listdir("/proc/self/fd"):
