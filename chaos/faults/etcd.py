@@ -18,6 +18,7 @@ _AWAY, _ONE = "etcd is away for everybody", "one of three etcd members dies or s
 _REFUSES = "etcd is full, or no longer accepts the password"
 _TRAINS_ON = "training goes on in the same generation; none can change until it is back"
 _SERVES = "the others serve, training goes on; without two of them as without etcd"
+_AGAIN = 0.5  # seconds until what etcd did not take is tried again
 
 
 def _outage(enters: str, promised: str, row: str, *, detector: str = "", needs: frozenset[Need] = frozenset()) -> About:
@@ -254,6 +255,14 @@ class EtcdCompact(Fault):
         return True
 
 
+def _takes_writes(etcd: EtcdCluster) -> bool:
+    """Return whether etcd serves and is not full: an operator's orders fail otherwise."""
+    try:
+        return etcd.serving and not alarms(etcd)
+    except OSError:  # it has just come back
+        return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdFull(_Lasting):
     """A neighbour fills etcd, which writes nothing any more; `seconds` later its operator makes space."""
@@ -268,13 +277,20 @@ class EtcdFull(_Lasting):
     )
 
     def make(self, job: LiveJob) -> bool:
-        """Fill it; not while it is away."""
+        """Fill it; not while it is away, or full already. There is space again once it serves."""
         etcd = job.own_etcd
-        if not etcd.serving or alarms(etcd):
+        if not _takes_writes(etcd):
             return False
         job.note("etcd full")
         fill(etcd)
-        job.later(self.seconds, lambda: make_space(etcd))
+
+        def end() -> None:
+            if etcd.serving:
+                make_space(etcd)
+            else:
+                job.later(_AGAIN, end)
+
+        job.later(self.seconds, end)
         return True
 
     def __str__(self) -> str:
@@ -295,9 +311,9 @@ class EtcdPassword(_Lasting):
     )
 
     def make(self, job: LiveJob) -> bool:
-        """Change it; not while etcd is away."""
+        """Change it; not while etcd is away or full."""
         etcd, password = job.own_etcd, secrets.token_hex(8)
-        if not etcd.serving:
+        if not _takes_writes(etcd):
             return False
         job.note("etcd password changed")
         change_password(etcd, password)
@@ -323,10 +339,10 @@ class EtcdMoveLeader(Fault):
 
     def make(self, job: LiveJob) -> bool:
         """Have it hand over; not while a member is away."""
-        if not job.own_etcd.serving:
+        if not job.own_etcd.serving or not move_leader(job.own_etcd):
             return False
         job.note("etcd leader moved")
-        return move_leader(job.own_etcd)
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

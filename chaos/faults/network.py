@@ -179,15 +179,15 @@ class OfCable(OfConnection):
     seconds: float = 10.0
 
     @abstractmethod
-    def impairment(self, network: Network, name: str) -> Impairment:
-        """Return what it does to a node."""
+    def impairment(self) -> Impairment:
+        """Return what it does."""
 
     def make_to(self, job: LiveJob, name: str) -> bool:
         """Do it; not while another one does something, or the cable is pulled."""
         if not job.network.plugged(name):
             return False
         job.note(self.WORD, name)
-        job.network.impair(name, self.impairment(job.network, name))
+        job.network.impair(name, self.impairment())
         job.later(self.seconds, lambda: job.network.repair(name))
         return True
 
@@ -218,7 +218,7 @@ class Delay(OfCable):
         if not 0 < self.late <= 1:
             raise UsageError(f"{self}: late by more than 0 s, and by 1 s at most")
 
-    def impairment(self, network: Network, name: str) -> Impairment:
+    def impairment(self) -> Impairment:
         """Return it."""
         return Impairment(late=self.late)
 
@@ -237,7 +237,7 @@ class Loss(OfCable):
         if not 0 < self.share < 1:
             raise UsageError(f"{self}: share= is above 0 and below 1")
 
-    def impairment(self, network: Network, name: str) -> Impairment:
+    def impairment(self) -> Impairment:
         """Return it."""
         return Impairment(loss=self.share)
 
@@ -256,7 +256,7 @@ class Narrow(OfCable):
         if not self.megabits > 0:
             raise UsageError(f"{self}: megabits= is more than 0")
 
-    def impairment(self, network: Network, name: str) -> Impairment:
+    def impairment(self) -> Impairment:
         """Return it."""
         return Impairment(rate=self.megabits * 1e6 / 8)
 
@@ -279,9 +279,9 @@ class HalfOpen(OfCable):
         spreads=True,
     )
 
-    def impairment(self, network: Network, name: str) -> Impairment:
+    def impairment(self) -> Impairment:
         """Return it."""
-        return Impairment(forgotten=network.connections(name))
+        return Impairment(forgets=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.machine.hogs import hogs
 from chaos.machine.processes import Part, send
-from chaos.machine.turns import Turns
+from chaos.machine.throttle import Throttle
 from elastic3d.errors import UsageError
 
 _DEATH = "the survivors form a generation without it at once; at most the steps since the newest snapshot again"
@@ -292,9 +292,8 @@ class Slow(OfNode):
         if node.group.quota(self.share):
             job.at_end(lambda: node.group.quota(None))
             return True
-        turns = Turns(lambda: node.processes(Part.TRAINERS), self.share)
-        turns.start()
-        job.at_end(turns.close)
+        throttle = Throttle(lambda: node.processes(Part.TRAINERS), self.share)
+        job.at_end(throttle.close)
         return True
 
     def check(self) -> None:

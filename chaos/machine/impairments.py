@@ -43,23 +43,31 @@ Connection = frozenset[End]
 class Impairment:
     """What a cable does, in either direction: seconds by which it is late, a share that it loses, bytes a second.
 
-    rate: 0 for no limit. forgotten: connections on which it loses everything.
+    rate: 0 for no limit. forgets: it loses everything on the connections that there are when it begins.
     """
 
     late: float = 0.0
     loss: float = 0.0
     rate: float = 0.0
-    forgotten: frozenset[Connection] = frozenset()
+    forgets: bool = False
 
 
 class ImpairedCable:
     """Passes frames between two network devices of this machine until it is closed.
 
-    Needs root. OSError where a device is not there. seed: of which frames are lost; lost: how many it has lost.
+    Needs root. OSError where a device is not there. forgotten: connections on which it loses everything. seed: of which
+    other frames are lost; lost: how many it has lost.
     """
 
-    def __init__(self, ends: tuple[str, str], impairment: Impairment, *, seed: int = 0) -> None:
-        self._impairment, self._chance = impairment, random.Random(seed)
+    def __init__(
+        self,
+        ends: tuple[str, str],
+        impairment: Impairment,
+        *,
+        forgotten: frozenset[Connection] = frozenset(),
+        seed: int = 0,
+    ) -> None:
+        self._impairment, self._forgotten, self._chance = impairment, forgotten, random.Random(seed)
         self._over = threading.Event()
         self._ends = [_opened(end) for end in ends]
         self._free = [0.0, 0.0]
@@ -94,7 +102,7 @@ class ImpairedCable:
                 frame = self._ends[at].recv(_LARGEST)
                 now, harm = SYSTEM.monotonic(), self._impairment
                 free = max(now, self._free[at])
-                forgotten = harm.forgotten and connection_of(frame[_HEADER:]) in harm.forgotten
+                forgotten = self._forgotten and connection_of(frame[_HEADER:]) in self._forgotten
                 if forgotten or self._chance.random() < harm.loss or (harm.rate and free - now > QUEUE):
                     self.lost += 1
                     continue

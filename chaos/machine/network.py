@@ -95,12 +95,13 @@ class Network:
 
     def impair(self, host: str, impairment: Impairment) -> None:
         """Have what a host sends and gets pass late, in part or slowly until it is repaired; it has to be plugged."""
+        forgotten = self.connections(host) if impairment.forgets else frozenset[Connection]()
         cable, middle, far = self._cable(host), f"{self._cable(host)}m", f"{self._cable(host)}f"
         _ip("link", "add", middle, "type", "veth", "peer", "name", far)
         _ip("link", "set", far, "master", self._bridge, "up")
         _ip("link", "set", middle, "up")
         _ip("link", "set", cable, "nomaster")
-        self._impaired[host] = ImpairedCable((cable, middle), impairment)
+        self._impaired[host] = ImpairedCable((cable, middle), impairment, forgotten=forgotten)
 
     def repair(self, host: str) -> int:
         """Let it pass as before, and return how many frames were lost."""

@@ -29,7 +29,7 @@ from chaos.servers.metadata import cloud_of
 from chaos.servers.s3_proxy import S3Proxy
 from elastic3d import etcd_keys as keys
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.errors import UsageError
+from elastic3d.errors import EtcdError, UsageError
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.orders import order_drain
 from elastic3d.values import Layout
@@ -329,10 +329,10 @@ class Player:
         # An order is obeyed before it is written down here.
         self.note("drain", name)
         try:
-            with EtcdClient(self.etcd.endpoint) as client:
+            with self.etcd.client() as client:
                 order_drain(client, self.root, name, seconds=seconds, by="chaos")
-        except UsageError:
-            # It has come back empty, and the node has not registered again.
+        except (UsageError, EtcdError):
+            # It has come back empty, and the node has not registered again; or it is full.
             self.injections.pop()
             return False
         return True

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from chaos.faults.catalogue import KINDS, feasible, lacking
 from chaos.faults.clock import ClockJump
-from chaos.faults.etcd import EtcdMemberRestart
+from chaos.faults.etcd import EtcdFull, EtcdMemberRestart, EtcdPassword, EtcdPause
 from chaos.faults.fault import Fault, Need, OfNode, Place
 from chaos.faults.memory import Squeeze
 from chaos.faults.moment import Phase, When
 from chaos.faults.network import Cut, Delay, HalfOpen, Loss, Narrow, Reset
-from chaos.faults.orders import Join
+from chaos.faults.orders import Drain, Join
 from chaos.faults.process import Continue, Kill, KillTrainer, Stop
 from chaos.faults.script import InScript
 from chaos.playing.play import TRAIN_GPT
@@ -113,6 +113,20 @@ def test_bad_cables_cost_time_and_no_step(quiet_runs: Path, tmp_path: Path) -> N
     generations = storm.outcome.picture.generations
     assert [view.cause for view in generations] == ["start", "failure", "stuck"]
     assert all(len(view.nodes) == 3 for view in generations)
+
+
+@pytest.mark.slow
+def test_what_is_done_to_etcd_may_overlap(quiet_runs: Path, tmp_path: Path) -> None:
+    """It is filled and stopped, and gets another password, and back in order; then a node is drained."""
+    job = Job(script=str(TRAIN_GPT), arguments=QUICK, nodes=3, seed=7)
+    faults = (
+        EtcdFull(when=EIGHT, seconds=1.0),
+        EtcdPause(when=EIGHT, seconds=4.0),
+        EtcdPassword(when=EIGHT, seconds=1.0),
+        Drain(node="node1", when=When(step=12)),
+    )
+    storm = played(job, Schedule(faults=faults), quiet_runs, tmp_path)
+    assert [view.cause for view in storm.outcome.picture.generations] == ["start", "drain"]
 
 
 @pytest.mark.long

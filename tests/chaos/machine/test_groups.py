@@ -12,7 +12,7 @@ import pytest
 
 from chaos.machine.groups import NodeGroup, enter, groups_left, parents
 from chaos.machine.processes import leashed, wait_until
-from chaos.machine.turns import Turns
+from chaos.machine.throttle import Throttle
 
 SPIN = [sys.executable, "-c", "while True: pass"]
 MAKER = """
@@ -69,10 +69,9 @@ def test_by_turns_a_process_has_its_share_without_root() -> None:
     """And runs on afterwards."""
     with subprocess.Popen(leashed(SPIN)) as process:
         try:
-            turns = Turns(lambda: [process.pid], 0.2)
-            turns.start()
+            throttle = Throttle(lambda: [process.pid], 0.2)
             used = share_of(process.pid, 1.5)
-            turns.close()
+            throttle.close()
             assert fields(process.pid)[0] not in "Tt"
         finally:
             process.kill()

@@ -7,14 +7,15 @@ import threading
 from collections.abc import Callable, Sequence
 
 from chaos.machine.processes import send
+from elastic3d import threads
 from elastic3d.clock import SYSTEM
 
 PERIOD = 0.05
 """Seconds of one turn."""
 
 
-class Turns:
-    """From `start` to `close` the processes that `pids` returns have a share of the time.
+class Throttle:
+    """Until `close` the processes that `pids` returns have a share of the time.
 
     Called on one thread; `pids` is called on another one.
     """
@@ -23,11 +24,7 @@ class Turns:
         assert 0 < share < 1, share
         self._pids, self._share = pids, share
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="turns", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
+        self._thread = threads.start(self._run, name="throttle", edge=threads.Edge.ALONE)
 
     def close(self) -> None:
         """Let them have what they want again."""
