@@ -40,7 +40,7 @@ class Kind:
     with the bits of one that leaves them out from its beginning. lasts: it goes on in a job of `LONG` steps, so that
     what is slow can be found. factor: how many times as long a node's blocks take. share: of a processor that its
     trainers may use. starts_again: all trainers start again for it, with the same nodes. joins: it is of a node that
-    comes while steps are made, in a job of `LONG` steps. rechecked: it is in a step of which updates are computed again
+    comes while steps are made. rechecked: it is in a step of which updates are computed again
     elsewhere. audits: it is in a pass that a rank makes for an audit. injector: what the script calls it, its name by
     default. of: whom the script takes, the rank of the trial by default.
     """
@@ -69,8 +69,8 @@ class Kind:
     of: str = ""
 
     @property
-    def long(self) -> bool:
-        """Whether its job has `LONG` steps."""
+    def settles(self) -> bool:
+        """Whether it begins once `SETTLED` steps are made."""
         return self.lasts or self.joins
 
     @property
@@ -105,10 +105,13 @@ SELDOM = 19
 """Steps within which pieces of updates are computed again once, at least."""
 
 _AUDITED = ("--audit=100%",)
-SETTLED, LONG, WORK = 48, 240, 16
+SETTLED, LONG, WORK = 48, 480, 16
 """Steps after which what lasts begins, those of such a job, and products of matrices that each of its blocks computes.
 
-They make half a minute on two processors, of steps of a seventh of a second, where nothing is slow."""
+They make a minute on two processors, of steps of an eighth of a second, where nothing is slow: half of them were too
+few for nodes in a pipeline, which take from 9 to 22 s to be named."""
+EXAMINED = 180
+"""Steps within which a node that joins has come and was examined."""
 _LONG = (f"--work={WORK}",)
 _ASTRAY = (Fault.LEFT, Fault.MISMATCH)
 
@@ -163,7 +166,7 @@ KINDS: Mapping[str, Kind] = {
         faults=(UNFIT,),
         bar=_bar("sticky"),
         lies=True,
-        steps=LONG,
+        steps=EXAMINED,
         options=(*_AUDITED, *_LONG),
         joins=True,
         injector="sticky",

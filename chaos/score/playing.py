@@ -35,7 +35,7 @@ def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
     fault = trial.fault if trial is not None else ""
     kind = KINDS[trial.kind] if trial is not None else Kind()
     # What happens late in a job needs some steps more.
-    steps = steps if trial is None else max(steps, LONG if kind.long else trial.step + kind.steps + LATER)
+    steps = steps if trial is None else max(steps, LONG if kind.lasts else trial.step + kind.steps + LATER)
     return Setting(
         nodes=layout.world - kind.joins,
         steps=steps,
