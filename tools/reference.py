@@ -23,7 +23,7 @@ import typer.main
 
 from chaos.commands import listing
 from chaos.report.random_documents import RandomDocument, ShrunkDocument
-from chaos.simulation import bugs
+from chaos.storms import bugs
 from elastic3d import log
 from elastic3d.cli import application
 from elastic3d.cli.ckpt.documents import CheckpointDocument

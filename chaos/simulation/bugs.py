@@ -33,19 +33,13 @@ def _bug(when: str, wrong: str, text: str) -> Bug:
     return Bug(when=when, wrong=wrong, text=inspect.cleandoc(text))
 
 
-def page() -> str:
-    """Return the table as a page of the reference."""
-    lines = [
-        "# Bugs found",
-        "",
-        "Faults of elastic3d, and two of the simulation itself, that schedules have found; all are mended. This page",
-        "is written from the code by `make reference`. Each schedule is the smallest that found its bug, and all are",
-        "played again by `make test`; `elastic3d simulate membership --replay FILE` plays one from a file.",
-    ]
+def sections() -> list[str]:
+    """Return lines of Markdown: a section for each."""
+    lines = []
     for bug in FOUND:
         title = bug.when[0].upper() + bug.when[1:]
-        lines += ["", f"## {title}", "", bug.wrong, "", "```", *bug.text.splitlines(), "```"]
-    return "\n".join(lines) + "\n"
+        lines += ["", f"### {title}", "", bug.wrong, "", "```", *bug.text.splitlines(), "```"]
+    return lines
 
 
 FOUND: tuple[Bug, ...] = (

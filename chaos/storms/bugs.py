@@ -1,0 +1,121 @@
+"""The table of bugs that real jobs have shown: what happened, what went wrong, and the test that plays it again.
+
+Nothing is taken out of it. What the simulation has found is in `chaos.simulation.bugs`, with a schedule each; the page
+of the reference has both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chaos.simulation import bugs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealBug:
+    """A fault that was found and mended. met: what happened to the job. wrong: what came of it.
+
+    test: what fails without the mend, as `file::function`, or as the file of a story; below tests/.
+    """
+
+    met: str
+    wrong: str
+    test: str
+
+
+def page() -> str:
+    """Return both tables as a page of the reference."""
+    lines = [
+        "# Bugs found",
+        "",
+        "Faults of elastic3d that its own tests have found in real and in simulated jobs; all are mended. This page is",
+        "written from the code by `make reference`.",
+        "",
+        "## In real jobs",
+        "",
+        "| what happened to the job | what went wrong | played again by |",
+        "|---|---|---|",
+        *(f"| {bug.met} | {bug.wrong} | `tests/{bug.test}` |" for bug in FOUND),
+        "",
+        "## In simulated jobs",
+        "",
+        "Two of them are of the simulation itself. Each schedule is the smallest that found its bug, and all are",
+        "played again by `make test`; `elastic3d simulate membership --replay FILE` plays one from a file.",
+        *bugs.sections(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+FOUND: tuple[RealBug, ...] = (
+    RealBug(
+        met="etcd came back from a backup",
+        wrong="a watch waited for revisions that had begun anew, and the next death hung the job",
+        test="etcd/test_etcd_watch.py::test_a_watch_reports_an_etcd_that_comes_back_empty",
+    ),
+    RealBug(
+        met="etcd was full while a lease ran out",
+        wrong="the node could not register again, and was put out by whoever wrote first once there was space",
+        test="testdata/membership/etcd-full.txt",
+    ),
+    RealBug(
+        met="two of three etcd members died",
+        wrong="members notice that seconds apart; the first ones took votes of the others for news from etcd, and "
+        "stopped their trainers",
+        test="testdata/membership/lost-etcd-noticed-late.txt",
+    ),
+    RealBug(
+        met="a node joined while others came and went",
+        wrong="an order to its heartbeat links was lost between two others, and it watched nobody",
+        test="membership/driver/test_links.py::test_an_order_given_while_another_is_read_is_obeyed",
+    ),
+    RealBug(
+        met="a node of a plain torchrun script hung",
+        wrong="the others stood in torch's exit barrier for five minutes, and its timeout failed the job for all",
+        test="rendezvous/test_restart.py::test_an_agent_that_hangs_does_not_hold_up_the_others",
+    ),
+    RealBug(
+        met="the workers of an agent failed just after the next generation was prepared",
+        wrong="it knew the answer of neither generation and said nothing, and all other agents waited for ever",
+        test="rendezvous/test_closing.py::test_an_agent_that_gives_up_ends_the_job",
+    ),
+    RealBug(
+        met="a template was killed on a busy machine",
+        wrong="all nodes waited for up to 95 s until one of them had imported everything anew",
+        test="worker/processes/test_faults.py::test_two_killed_templates_are_replaced_by_a_new_interpreter",
+    ),
+    RealBug(
+        met="two asynchronous saves overlapped",
+        wrong="they shared one step: tensors of the first were committed as the second, or one was lost",
+        test="checkpointing/interchange/test_dcp_overlap.py::test_an_older_step_saved_after_a_newer_one_is_superseded",
+    ),
+    RealBug(
+        met="a rank sent a tensor of another shape",
+        wrong="gloo aborted whoever received it, and that node was blamed",
+        test="histories/test_stuck.py::test_whoever_holds_the_job_up_is_named_and_the_bits_stay",
+    ),
+    RealBug(
+        met="a device computed wrongly in the vote with which all ranks leave",
+        wrong="nobody compared that vote, and the next generation took its state from the rank that was wrong",
+        test="parallel/test_checking.py::test_what_goes_wrong_as_all_leave_is_not_handed_on",
+    ),
+    RealBug(
+        met="rank 0 evaluated alone when the others had ended",
+        wrong="a collective that nobody joined was taken for a lost peer: three tries, and no word of the reason",
+        test="parallel/test_all_ranks.py::test_a_rank_whose_main_has_returned_is_not_waited_for",
+    ),
+    RealBug(
+        met="the store's folder was away while a node came back",
+        wrong="the node was refused for it and ended, though jobs that train go on without their store",
+        test="admission/test_checks.py::test_a_store_that_is_away_for_a_moment_keeps_no_node_out",
+    ),
+    RealBug(
+        met="a node's wall clock was an hour off when its cloud announced that it takes the machine",
+        wrong="30 s of notice were taken for an hour, or for nothing",
+        test="notices/test_azure.py::test_the_time_left_does_not_go_by_this_machines_clock",
+    ),
+    RealBug(
+        met="the wall clocks of two nodes were hours apart",
+        wrong="`elastic3d explain` made an old finding the newest, and named a later step as the first left out",
+        test="cli/explain/test_pages.py::test_what_came_first_does_not_go_by_clocks",
+    ),
+)
