@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import shutil
 import tempfile
 import typing
 from collections.abc import Iterable, Mapping
@@ -76,6 +77,8 @@ def lacking(need: Need) -> str:
             return _no_clocks()
         case Need.GROUP:
             return _no_group()
+        case Need.CERTIFICATES if shutil.which("openssl") is None:
+            return "the openssl program is not on PATH, and makes etcd's certificates: install your system's package"
         case _:
             return ""
 

@@ -10,6 +10,7 @@ from typing import Self
 from chaos.faults.fault import About, Fault, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
+from chaos.machine.throttle import Throttle
 from chaos.servers.etcd import EtcdCluster, EtcdMember
 from chaos.servers.etcd_attacks import alarms, change_password, compact, fill, make_space, move_leader
 from elastic3d.errors import UsageError
@@ -19,6 +20,7 @@ _REFUSES = "etcd is full, or no longer accepts the password"
 _TRAINS_ON = "training goes on in the same generation; none can change until it is back"
 _SERVES = "the others serve, training goes on; without two of them as without etcd"
 _AGAIN = 0.5  # seconds until what etcd did not take is tried again
+_RUNS = 0.02  # seconds for which a slow etcd runs before it stands still again
 
 
 def _outage(enters: str, promised: str, row: str, *, detector: str = "", needs: frozenset[Need] = frozenset()) -> About:
@@ -222,6 +224,9 @@ class EtcdRestored(Fault):
         backup = server.back_up()
 
         def restore() -> None:
+            if server.expired:
+                job.later(_AGAIN, restore)
+                return
             job.note("etcd restored")
             server.restore(backup)
 
@@ -325,6 +330,79 @@ class EtcdPassword(_Lasting):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdCertificate(_Lasting):
+    """etcd's certificate is over when its members start anew; `seconds` later there are new ones, the nodes' too."""
+
+    WORD = "etcd-certificate"
+    ABOUT = _outage(
+        "SIGKILL to its processes, then new ones on their data whose certificate is over; then other files",
+        _TRAINS_ON,
+        "etcd's certificate is over, or replaced",
+        detector="etcd.lost",
+        needs=frozenset({Need.CERTIFICATES}),
+    )
+
+    def make(self, job: LiveJob) -> bool:
+        """Have it run out; not while etcd is away or full."""
+        etcd = job.own_etcd
+        if not _takes_writes(etcd):
+            return False
+        job.note("etcd certificate over")
+        etcd.expire()
+
+        def renew() -> None:
+            job.note("etcd certificate renewed")
+            etcd.renew()
+
+        job.later(self.seconds, renew)
+        return True
+
+    def __str__(self) -> str:
+        return f"let etcd's certificate be over for {self.seconds:g} s {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EtcdSlow(_Lasting):
+    """etcd answers only once in `answers` seconds, for `seconds`."""
+
+    WORD = "etcd-slow"
+    answers: float = 0.5
+    ABOUT = _outage(
+        "SIGSTOP and SIGCONT to its processes by turns, as a disk does that is slow to sync",
+        "training goes on in the same generation; changes of it take longer",
+        "etcd is slow",
+    )
+
+    def check(self) -> None:
+        """Refuse times that are none, and one that is an outage."""
+        _Lasting.check(self)
+        if not 0.05 <= self.answers <= 1.0:
+            raise UsageError(f"{self}: answers must be from 0.05 to 1 s; what is longer is an outage: etcd-pause")
+
+    def make(self, job: LiveJob) -> bool:
+        """Slow it down; not while it is away."""
+        etcd = job.own_etcd
+        if not etcd.serving:
+            return False
+        job.note("etcd slow")
+
+        def running() -> list[int]:
+            return [member.pid for member in etcd.members if member.alive and not member.stopped]
+
+        throttle = Throttle(running, _RUNS / self.answers, period=self.answers)
+
+        def end() -> None:
+            throttle.close()
+            job.note("etcd quick")
+
+        job.later(self.seconds, end)
+        return True
+
+    def __str__(self) -> str:
+        return f"slow etcd down to an answer in {self.answers:g} s for {self.seconds:g} s {self.when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdMoveLeader(Fault):
     """The leader of an etcd of three hands over to another member."""
 
@@ -389,6 +467,8 @@ KINDS = (
     EtcdCompact,
     EtcdFull,
     EtcdPassword,
+    EtcdCertificate,
+    EtcdSlow,
     EtcdMoveLeader,
     EtcdDeleted,
     Revoke,

@@ -43,6 +43,7 @@ class Need(StrEnum):
     MEMBERS = "an etcd of three members"
     QUOTA = "an etcd with a quota"
     PASSWORD = "an etcd with a password"
+    CERTIFICATES = "openssl"
     FUSE = "FUSE"
     SCRIPT = "chaos/scripts/train_faulty.py"
     HOSTS = "root and iproute2"

@@ -173,6 +173,15 @@ def _ending(outcome: Outcome) -> Iterator[Promise]:
         broken=(missing,) if whole and outcome.store and not saved else (),
         judged=saved or bool(whole and outcome.store),
     )
+    yield Promise(
+        says="every checkpoint that was committed can be restored",
+        page="guides/checkpoints.md",
+        seen=f"every byte of what is left of {len(picture.checkpoints)} checkpoints was read"
+        if picture.checkpoints
+        else "there is none",
+        broken=outcome.damage,
+        judged=bool(picture.checkpoints),
+    )
 
 
 def _alarms(outcome: Outcome, quiet: Outcome | None, all_known: bool) -> Promise:

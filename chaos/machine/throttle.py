@@ -15,14 +15,14 @@ PERIOD = 0.05
 
 
 class Throttle:
-    """Until `close` the processes that `pids` returns have a share of the time.
+    """Until `close` the processes that `pids` returns have a share of the time, in turns of `period` seconds.
 
-    Called on one thread; `pids` is called on another one.
+    Called on one thread; `pids` is called on another one. Who is no longer returned when a turn ends is not woken.
     """
 
-    def __init__(self, pids: Callable[[], Sequence[int]], share: float) -> None:
+    def __init__(self, pids: Callable[[], Sequence[int]], share: float, *, period: float = PERIOD) -> None:
         assert 0 < share < 1, share
-        self._pids, self._share = pids, share
+        self._pids, self._share, self._period = pids, share, period
         self._over = threading.Event()
         self._thread = threads.start(self._run, name="throttle", edge=threads.Edge.ALONE)
 
@@ -33,8 +33,9 @@ class Throttle:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            pids = self._pids()
-            send(pids, signal.SIGSTOP)
-            SYSTEM.sleep(PERIOD * (1 - self._share))
-            send(pids, signal.SIGCONT)
-            SYSTEM.sleep(PERIOD * self._share)
+            stopped = self._pids()
+            send(stopped, signal.SIGSTOP)
+            SYSTEM.sleep(self._period * (1 - self._share))
+            wanted = set(self._pids())
+            send([pid for pid in stopped if pid in wanted], signal.SIGCONT)
+            SYSTEM.sleep(self._period * self._share)

@@ -27,6 +27,8 @@ from chaos.scripts import mark_of
 from chaos.servers.etcd import EtcdCluster, EtcdServer
 from chaos.servers.metadata import cloud_of
 from chaos.servers.s3_proxy import S3Proxy
+from checkpointing import open_store, verify
+from checkpointing.errors import CheckpointError
 from elastic3d import etcd_keys as keys
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import EtcdError, UsageError
@@ -107,6 +109,7 @@ class Outcome:
     was given up, or "". logs: by node, the end of what an agent printed that ended as it should not have.
     store: the URL of its checkpoints. injections: what was done, and when. made: the faults that were made, and when.
     hit: the node that each of `made` happened to, "" for none. events: of all nodes, by this machine's clock.
+    damage: what was found wrong with committed checkpoints when every byte of the store was read at the end.
     """
 
     setting: Setting
@@ -125,6 +128,7 @@ class Outcome:
     made: tuple[tuple[Fault, float], ...] = ()
     hit: tuple[str, ...] = ()
     events: tuple[Event, ...] = ()
+    damage: tuple[str, ...] = ()
 
 
 Watcher = Callable[[Picture], None]
@@ -263,7 +267,20 @@ class Player:
             made=tuple(self.made),
             hit=tuple(self.hit),
             events=tuple(self._events),
+            damage=() if failure else self.damage(),
         )
+
+    def damage(self) -> tuple[str, ...]:
+        """Return what is wrong with the checkpoints that the job committed, from every byte of its store."""
+        if not self.picture.checkpoints:
+            return ()
+        if self.setting.proxy is not None:
+            self.setting.proxy.harms.clear()
+        try:
+            findings = verify(open_store(self.store, write=False))
+            return tuple(f"{finding.object}: {finding.fault}, {finding.detail}" for finding in findings if finding.checkpoints)
+        except CheckpointError as error:
+            return (f"{self.store} cannot be read: {error}",)
 
     def undo(self) -> None:
         """Carry out pending actions at once: no etcd stays stopped, no store away, and no node slow."""

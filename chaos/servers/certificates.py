@@ -20,14 +20,16 @@ class Certificates:
     directory: Path
 
     @classmethod
-    def make(cls, directory: Path) -> Certificates:
-        """Make them in `directory` with the openssl program; good for a day, for 127.0.0.1 and localhost."""
+    def make(cls, directory: Path, *, also: str = "") -> Certificates:
+        """Make them in `directory` with the openssl program; good for a day, for 127.0.0.1, localhost and `also`.
+
+        ConfigurationError where that program is missing.
+        """
         if shutil.which("openssl") is None:
             raise ConfigurationError("etcd: the openssl program is needed to make certificates, and is not on PATH")
         made = cls(directory=directory)
-        (directory / "extensions").write_text(
-            "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n"
-        )
+        names = ",".join(["IP:127.0.0.1", "DNS:localhost", *([f"IP:{also}"] if also else [])])
+        (directory / "extensions").write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n")
         made._openssl(
             *("req", "-x509", *_NEW_KEY, "-keyout", "ca.key", "-out", "ca.pem", "-days", "1", "-subj", "/CN=test ca")
         )

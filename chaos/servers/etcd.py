@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from chaos.servers.certificates import Certificates
+from chaos.servers.certificates import COMMON_NAMES, Certificates
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import ConfigurationError, EtcdUnavailable
 from elastic3d.etcd import EtcdClient
@@ -148,8 +148,10 @@ class EtcdMember:
         assert self.alive
         self.stopped = True
         os.kill(self.pid, signal.SIGSTOP)
+        # Again, for it may have been woken by whoever lets it have a share of the time.
         while any(_state(task) not in "Tt" for task in Path(f"/proc/{self.pid}/task").iterdir()):
             SYSTEM.sleep(0.001)
+            os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         """Resume it after `pause`."""
@@ -210,6 +212,7 @@ class EtcdCluster:
         self.password = password
         self.certificates: Certificates | None = None
         self.members: list[EtcdMember] = []
+        self.expired = False
         self._n = n
         self._tls = tls
         self._client_certificates = client_certificates
@@ -221,7 +224,7 @@ class EtcdCluster:
         self._directory = Path(tempfile.mkdtemp(prefix="elastic3d-etcd-"))
         try:
             if self._tls:
-                self.certificates = Certificates.make(self._directory)
+                self.certificates = Certificates.make(self._directory, also=self._also)
             self.members = [EtcdMember(f"m{index}", self._directory) for index in range(self._n)]
             self._start()
             if self.password is not None:
@@ -255,8 +258,25 @@ class EtcdCluster:
 
     @property
     def serving(self) -> bool:
-        """Whether all members run, and none is stopped."""
-        return all(member.alive and not member.stopped for member in self.members)
+        """Whether all members run, none is stopped, and their certificate is not over."""
+        return not self.expired and all(member.alive and not member.stopped for member in self.members)
+
+    def expire(self) -> None:
+        """Start all members anew, with a certificate that is over: nobody talks to them any more."""
+        assert self.certificates is not None
+        self.expired = True
+        self.certificates.expire("server")
+        for member in self.members:
+            member.kill()
+            member.start()
+
+    def renew(self) -> None:
+        """Give the members and their clients new certificates, and wait until all members serve."""
+        assert self.certificates is not None
+        for name in COMMON_NAMES:
+            self.certificates.renew(name)
+        self.wait_healthy()
+        self.expired = False
 
     def client(self, **options: Any) -> EtcdClient:
         """Return a client that may do everything; `options` as EtcdClient takes them."""

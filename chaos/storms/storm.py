@@ -136,16 +136,21 @@ def play_storm(
         network = stack.enter_context(Network()) if Need.HOSTS in needs else None
         also = "" if network is None else network.address
         password, quota = PASSWORD if Need.PASSWORD in needs else None, QUOTA if Need.QUOTA in needs else None
+        tls = Need.CERTIFICATES in needs
         etcd = stack.enter_context(
-            EtcdCluster(3, also=also, password=password, quota=quota)
+            EtcdCluster(3, also=also, password=password, quota=quota, tls=tls, client_certificates=tls)
             if Need.MEMBERS in needs
-            else EtcdServer(also=also, password=password, quota=quota)
+            else EtcdServer(also=also, password=password, quota=quota, tls=tls, client_certificates=tls)
         )
         setting = replace(setting, network=network)
         if password is not None:
             file = workdir / "etcd-password"
             file.write_text(password)
             setting = replace(setting, conf={**setting.conf, "user": "root", "password_file": str(file)})
+        if etcd.certificates is not None:
+            files = etcd.certificates
+            pem = {"ca": str(files.ca), "cert": str(files.client), "key": str(files.client_key)}
+            setting = replace(setting, conf={**setting.conf, **pem})
         if Need.COMPILER in needs:
             setting = replace(setting, clocks=stack.enter_context(Clocks()))
         if Need.FUSE in needs:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from chaos.faults.catalogue import KINDS, feasible, lacking
 from chaos.faults.clock import ClockJump
-from chaos.faults.etcd import EtcdFull, EtcdMemberRestart, EtcdPassword, EtcdPause
+from chaos.faults.etcd import EtcdCertificate, EtcdFull, EtcdMemberRestart, EtcdPassword, EtcdPause, EtcdSlow
 from chaos.faults.fault import Fault, Need, OfNode, Place
 from chaos.faults.memory import Squeeze
 from chaos.faults.moment import Phase, When
@@ -127,6 +127,20 @@ def test_what_is_done_to_etcd_may_overlap(quiet_runs: Path, tmp_path: Path) -> N
     )
     storm = played(job, Schedule(faults=faults), quiet_runs, tmp_path)
     assert [view.cause for view in storm.outcome.picture.generations] == ["start", "drain"]
+
+
+@pytest.mark.slow
+def test_a_job_trains_on_while_its_etcd_is_slow_or_without_a_certificate(quiet_runs: Path, tmp_path: Path) -> None:
+    """With new certificates, the nodes' too, a node that dies is noticed, and a new one is let in."""
+    job = Job(script=str(TRAIN_GPT), arguments=QUICK, nodes=3, seed=7)
+    faults = (
+        EtcdSlow(when=EIGHT, seconds=4.0),
+        EtcdCertificate(when=When(step=12), seconds=2.0),
+        Kill(node="node1", when=When(step=20)),
+        Join(when=When(step=24)),
+    )
+    storm = played(job, Schedule(faults=faults), quiet_runs, tmp_path)
+    assert [view.cause for view in storm.outcome.picture.generations] == ["start", "death", "join"]
 
 
 @pytest.mark.long
