@@ -92,7 +92,7 @@ def judge(generation: Generation, stalls: Mapping[str, Stall], since: float) -> 
         return None
     if any(rank.state is RankState.DEAD for rank in case.ranks.values()):
         # Whoever lost a peer comes back by itself; only what their records show of the program is worth a word.
-        return _odd(case)
+        return _odd(case) or _unlike(case, case.graph.waits)
     sinks = [number for number in case.ranks if case.waits_for_nobody(number)]
     return _stands(case, sinks) if sinks else _waits(case)
 
@@ -322,19 +322,9 @@ def _does_not_end(case: _Case, ranks: tuple[int, ...]) -> Verdict | None:
     own = [number for number in ranks if case.graph.waits[number].axis is Axis.USER]
     if len({case.ranks[number].top_frame for number in own} - {""}) > 1:
         return _apart(case, own)
-    for operation in operations:
-        prints = _fingerprints(case, operation)
-        common = Counter(prints.values()).most_common()
-        if operation.between_two or len(common) < 2:
-            continue
-        most, count = common[0]
-        few = [number for number, value in prints.items() if value != most]
-        if 2 * count > len(prints):
-            detail = f"{case.names(few)} called {operation} with other sizes or another type than the others did"
-            return case.verdict(Fault.MISMATCH, few, detail, confidence=0.9)
-        if len(prints) == 2:
-            detail = f"{case.names(prints)} called {operation} with sizes or types that do not fit together"
-            return case.verdict(Fault.MISMATCH, prints, detail, confidence=0.7, named=False)
+    unlike = _unlike(case, ranks)
+    if unlike is not None:
+        return unlike
     ends = [_unfinished(case, operation) for operation in operations]
     shared = set.intersection(*({case.nodes[number] for number in end} for end in ends))
     if len(ends) > 1 and len(shared) == 1:
@@ -351,6 +341,24 @@ def _does_not_end(case: _Case, ranks: tuple[int, ...]) -> Verdict | None:
         detail = f"not all arrives at {case.name(number)}: {_operations(operations)} does not end for it alone"
     one = len(case.nodes_of(together)) == 1
     return case.verdict(Fault.LINK, together, detail, confidence=0.6, named=one)
+
+
+def _unlike(case: _Case, ranks: Iterable[int]) -> Verdict | None:
+    """Return a verdict on operations in which some of `ranks` wait, and of which records show other sizes or types."""
+    for operation in dict.fromkeys(case.graph.waits[number] for number in ranks):
+        prints = _fingerprints(case, operation)
+        common = Counter(prints.values()).most_common()
+        if operation.between_two or len(common) < 2:
+            continue
+        most, count = common[0]
+        few = [number for number, value in prints.items() if value != most]
+        if 2 * count > len(prints):
+            detail = f"{case.names(few)} called {operation} with other sizes or another type than the others did"
+            return case.verdict(Fault.MISMATCH, few, detail, confidence=0.9)
+        if len(prints) == 2:
+            detail = f"{case.names(prints)} called {operation} with sizes or types that do not fit together"
+            return case.verdict(Fault.MISMATCH, prints, detail, confidence=0.7, named=False)
+    return None
 
 
 def _apart(case: _Case, ranks: list[int]) -> Verdict:

@@ -337,15 +337,23 @@ def test_sizes_that_differ_without_a_last_step_name_the_minority() -> None:
 
 
 def test_a_rank_that_died_of_sizes_that_do_not_fit_is_named_by_its_last_record() -> None:
-    """gloo ends everybody over them; what they recorded outlives them. Without such an oddness nobody is named."""
-    steps = programs(FOUR)
-    steps[1][-1] = [(axis, print + 1000 if axis is Axis.SHARD else print) for axis, print in steps[1][-1]]
-    dead = {rank: replace(each, state=RankState.DEAD) for rank, each in standstill(FOUR, steps).items()}
-    held = verdict(FOUR, dead)
-    assert held is not None
-    assert (held.fault, held.ranks, held.program) == (Fault.MISMATCH, (1,), True)
-    calm = {rank: replace(each, odd="") for rank, each in dead.items()}
-    assert verdict(FOUR, calm) is None
+    """gloo ends everybody over them; what they recorded outlives them.
+
+    A step of another kind than the last one is compared with nothing: then it is the odd one of four, and of two nobody
+    is named. Where all is alike nothing is said.
+    """
+    for layout, calm_ranks, calm_culprits in ((FOUR, (0, 1), ()), (ALONE, (1,), ("n1@1",))):
+        steps = programs(layout)
+        steps[1][-1] = [(axis, print + 1000 if axis is Axis.SHARD else print) for axis, print in steps[1][-1]]
+        dead = {rank: replace(each, state=RankState.DEAD) for rank, each in standstill(layout, steps).items()}
+        held = verdict(layout, dead)
+        assert held is not None
+        assert (held.fault, held.ranks, held.program) == (Fault.MISMATCH, (1,), True)
+        held = verdict(layout, {rank: replace(each, odd="") for rank, each in dead.items()})
+        assert held is not None
+        assert (held.fault, held.ranks, held.culprits) == (Fault.MISMATCH, calm_ranks, calm_culprits)
+    alike = standstill(FOUR, programs(FOUR), {0: 3})
+    assert verdict(FOUR, {rank: replace(each, state=RankState.DEAD) for rank, each in alike.items()}) is None
 
 
 @pytest.mark.parametrize("layout", [Layout(pp=1, dp=4), Layout(pp=2, dp=2), Layout(pp=4, dp=1)], ids=str)
