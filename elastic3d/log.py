@@ -76,8 +76,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # A keeper joins again, as a newcomer, after the others put it out: `member.fenced` says why.
         "member.joined": _debug("incarnation"),
         "member.fenced": _warning("incarnation", "detail"),
-        # The machine had no memory or descriptor for a trainer's progress record, or something in the trainer wrote
-        # over it: that it stands still is not found.
+        # The machine had no memory or descriptor for a trainer's progress record: that it stands still is not found. Or
+        # something in the trainer wrote over it: that it stands still is found after a minute, and not where.
         "rank.unwatched": _warning("error"),
         # What was taken of a rank that stands still could not be written: the folder is full, or refuses. Once.
         "evidence.lost": _warning("error"),

@@ -18,7 +18,7 @@ from elastic3d.health.deadlines import Allowance, allowance
 from elastic3d.health.options import Watching
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.processes import ProcessSample, group_of, others_between, sample
-from elastic3d.health.record import ProgressPage, ProgressRecord, parse
+from elastic3d.health.record import WARM, ProgressPage, ProgressRecord, parse
 from elastic3d.membership.stalls import AxisCount, RankStall, RankState, Wait
 
 INTERVAL = 0.25
@@ -47,6 +47,8 @@ EACH = 0.5
 
 AHEAD = 1.0
 """Seconds by which a record's times may lie ahead of this process's clock, which is the same one."""
+
+_NOWHERE = "an unknown place: its progress record was written over"
 
 _COMPUTING = (Phase.FORWARD, Phase.BACKWARD, Phase.WEIGHTS, Phase.REDUCE, Phase.VOTE, Phase.UPDATE)
 
@@ -137,7 +139,8 @@ class _Watched:
     lost: float = 0.0
     followed: bool = False
     silent: bool = False  # and its keeper knows
-    garbled: bool = False  # and that was said
+    unread: tuple[int, int] | None = None  # ticks and their time in a record that cannot be read
+    unread_at: float = 0.0  # and since when they are so
     asked: bool = False  # for stacks
     stacks: str = ""
     samples: deque[ProcessSample] = field(default_factory=lambda: deque(maxlen=16))
@@ -153,7 +156,8 @@ class SlotWatch:
     silent: called with a trainer's number, its stall, and whether its silence is over what it may be; again when what
     it says has changed. moving: called when such a rank moves again. taken: called with what was taken of a rank when
     its silence was first over, and again with its stacks. unreadable: called once for a trainer, with why its record
-    says nothing: it was written over, and the rank is not watched while it is. None of them is called after `end`.
+    says nothing: it was written over. While it is, its rank is taken to be in the script's own code, and to move when
+    ticks do. None of them is called after `end`.
     """
 
     def __init__(
@@ -237,23 +241,21 @@ class SlotWatch:
 
     def _look(self, watched: _Watched, now: float) -> None:
         ticks, at = watched.page.ticked()
-        if at / 1e9 > now + AHEAD:
-            self._garbled(watched)
-            return
-        if ticks != watched.ticks:
+        sound = at / 1e9 <= now + AHEAD
+        if sound and ticks != watched.ticks:
             watched.ticks, watched.lost, watched.asked, watched.stacks = ticks, 0.0, False, ""
             watched.samples.clear()
             if watched.silent:
                 watched.silent, watched.reported = False, None
                 self._moving(watched.trainer)
-        if now - at / 1e9 - watched.lost < CALM and not watched.followed:
+        if sound and now - at / 1e9 - watched.lost < CALM and not watched.followed:
             return
         page = watched.page.copy()
-        record = parse(page)
+        record = parse(page) if sound else None
         if record is None:
-            if ticks:
-                self._garbled(watched)
-            return
+            if not ticks:
+                return
+            record = self._unknown(watched, (ticks, at), now)
         if now - watched.others_at >= SPAN:
             watched.others, watched.others_at = group_of(watched.pid), now
         watched.samples.append(sample(watched.pid, watched.others, now))
@@ -263,6 +265,8 @@ class SlotWatch:
         if seen.over:
             self._ask_stacks(watched, record, seen.stall)
         stall = _with_stacks(seen.stall, watched, record)
+        if record.phase is Phase.USER and watched.unread == (ticks, at):
+            stall = replace(stall, top_frame=_NOWHERE)
         if seen.over:
             watched.silent = True
         said = _said(stall, seen.over)
@@ -272,18 +276,26 @@ class SlotWatch:
             watched.reported, watched.reported_at = said, now
             self._silent(watched.trainer, stall, seen.over)
 
-    def _garbled(self, watched: _Watched) -> None:
-        """Say that a record cannot be read; what was said of the rank before does not hold any more."""
-        watched.samples.clear()
-        if watched.silent:
-            watched.silent, watched.reported = False, None
-            self._moving(watched.trainer)
-        if not watched.garbled:
-            watched.garbled = True
+    def _unknown(self, watched: _Watched, seen: tuple[int, int], now: float) -> ProgressRecord:
+        """Return the record of a rank whose own one cannot be read, and say so once.
+
+        seen: what is where ticks and their time should be. While that does not change the rank makes no progress, and
+        while it stands still it would otherwise be the one of which no verdict knows.
+        """
+        if watched.unread is None:
             self._unreadable(
-                f"the progress record of rank {watched.rank} was written over, and says nothing: the rank is not "
-                "watched while that is so. Something in its process writes to memory that is not its own"
+                f"the progress record of rank {watched.rank} was written over, and says nothing: only whether the rank "
+                "moves at all is known while that is so. Something in its process writes to memory that is not its own"
             )
+        if watched.unread != seen:
+            watched.unread, watched.unread_at = seen, now
+            watched.samples.clear()
+            if watched.silent:
+                # What was said of the rank before does not hold any more.
+                watched.silent, watched.reported = False, None
+                self._moving(watched.trainer)
+        at = round(1e9 * watched.unread_at)
+        return ProgressRecord(ticks=0, at=at, beat=round(1e9 * now), phase=Phase.USER, step=-1, made=WARM)
 
     def _ask_stacks(self, watched: _Watched, record: ProgressRecord, stall: RankStall) -> None:
         if watched.stacks or not record.caught or stall.state is RankState.STOPPED:

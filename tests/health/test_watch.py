@@ -302,10 +302,13 @@ def test_the_last_record_of_a_trainer_outlives_it(
 
 
 @pytest.mark.parametrize("word", [1, 2, 14], ids=["time", "phase", "version"])
-def test_a_record_that_was_written_over_names_nobody_and_is_told_once(
+def test_a_record_that_was_written_over_is_told_once_and_its_rank_named_where_it_stands_still(
     word: int, trainer: Trainer, clock: Hands, said: Told
 ) -> None:
-    """What was said of its rank before is taken back, its end is no trouble, and others are watched as ever."""
+    """What was said of its rank before is taken back, its end is no trouble, and others are watched as ever.
+
+    Nobody knows what the rank is at: it has the time that the script's own code has.
+    """
     told: list[str] = []
     watch = SlotWatch(
         watching=Watching(),
@@ -327,6 +330,12 @@ def test_a_record_that_was_written_over_names_nobody_and_is_told_once(
         pass_time(watch, other, clock, 5.0)
         assert sorted(said.moving) == [1, 2]
         assert {stall.rank for stall, _ in said.silent} == {6}
+        pass_time(watch, other, clock, 50.0)
+        assert {stall.rank for stall, _ in said.silent} == {6}
+        pass_time(watch, other, clock, 10.0)
+        ((stall, over),) = [one for one in said.silent if one[0].rank == 5]
+        assert (over, stall.state, stall.phase, stall.wait) == (True, RankState.IDLE, "user", None)
+        assert "written over" in stall.top_frame
         (why,) = told
         assert "rank 5 was written over" in why
         watch.end(1, hurt=True)
