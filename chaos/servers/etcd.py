@@ -176,9 +176,11 @@ class EtcdMember:
             return json.load(answer)
 
     def healthy(self) -> bool:
-        """Return whether it says that it has a leader and can serve."""
+        """Return whether it says that it has a leader and can serve, though it may be full."""
         try:
             return str(self.ask("/health", timeout=2.0)["health"]) == "true"
+        except urllib.error.HTTPError as error:
+            return b"NOSPACE" in error.read()
         except (OSError, ValueError):
             return False
 

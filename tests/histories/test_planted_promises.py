@@ -13,7 +13,7 @@ __all__ = ["chaos"]
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PLANTED = Path(__file__).parent / "scripts" / "planted.py"
-RUNS = 3
+RUNS = 2
 """Within so many runs each is found."""
 NODES = "kill,kill-trainer,join,drain,etcd-compact,revoke"
 OUTAGES = "kill-trainer,join,etcd-pause,etcd-restart,etcd-compact,revoke"

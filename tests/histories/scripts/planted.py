@@ -88,7 +88,9 @@ def left(journal: Journal, name: str, fields: Fields) -> None:
 def damage(journal: Journal, name: str, fields: Fields) -> None:
     """Spoil what was just saved, once the nodes have changed."""
     if name == "checkpoint.committed" and _changed:
-        packs = [path for path in Path(arguments().store.removeprefix("file://"), "packs").rglob("*") if path.is_file()]
+        given = Path("/proc/self/cmdline").read_text().split("\0")
+        store = next(one for one in given if one.startswith("file://")).removeprefix("file://")
+        packs = [path for path in Path(store, "packs").rglob("*") if path.is_file()]
         newest = max(packs, key=lambda path: path.stat().st_mtime)
         content = bytearray(newest.read_bytes())
         content[len(content) // 2] ^= 1

@@ -1,0 +1,41 @@
+"""An etcd of our own comes back whatever was done to it before."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.servers.etcd import EtcdServer
+from chaos.servers.etcd_attacks import alarms, fill, make_space
+from elastic3d.errors import EtcdError
+
+pytestmark = pytest.mark.etcd
+
+
+def test_a_full_etcd_that_is_restarted_is_up() -> None:
+    """It serves, though it takes no writes until there is space: nobody waits for what comes after that."""
+    with EtcdServer(quota=16 << 20) as etcd:
+        fill(etcd)
+        etcd.restart()
+        assert alarms(etcd)
+        with etcd.client() as client:
+            with pytest.raises(EtcdError):
+                client.put("a", b"1")
+            make_space(etcd)
+            client.put("a", b"1")
+
+
+def test_nobody_talks_to_an_etcd_whose_certificate_is_over() -> None:
+    """It does not count as serving until there are new ones, with which it has its data."""
+    with EtcdServer(tls=True, client_certificates=True) as etcd:
+        with etcd.client() as client:
+            client.put("a", b"1")
+        etcd.expire()
+        assert not etcd.serving
+        with pytest.raises(EtcdError), etcd.client(timeout=1.0) as client:
+            client.get("a")
+        etcd.renew()
+        assert etcd.serving
+        with etcd.client() as client:
+            item = client.get("a")
+        assert item is not None
+        assert item.value == b"1"
