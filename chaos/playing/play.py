@@ -277,8 +277,8 @@ class Player:
         if self.setting.proxy is not None:
             self.setting.proxy.harms.clear()
         try:
-            findings = verify(open_store(self.store, write=False))
-            return tuple(f"{finding.object}: {finding.fault}, {finding.detail}" for finding in findings if finding.checkpoints)
+            findings = [one for one in verify(open_store(self.store, write=False)) if one.checkpoints]
+            return tuple(f"{finding.object}: {finding.fault}, {finding.detail}" for finding in findings)
         except CheckpointError as error:
             return (f"{self.store} cannot be read: {error}",)
 
