@@ -20,6 +20,7 @@ _REFUSES = "etcd is full, or no longer accepts the password"
 _TRAINS_ON = "training goes on in the same generation; none can change until it is back"
 _SERVES = "the others serve, training goes on; without two of them as without etcd"
 _AGAIN = 0.5  # seconds until what etcd did not take is tried again
+_FULL = 2.0  # seconds for which an etcd is full that came back so
 _RUNS = 0.02  # seconds for which a slow etcd runs before it stands still again
 
 
@@ -229,6 +230,9 @@ class EtcdRestored(Fault):
                 return
             job.note("etcd restored")
             server.restore(backup)
+            if alarms(server):
+                # The backup is one of when it was full.
+                _make_space_after(job, _FULL)
 
         job.later(self.seconds, restore)
         return True
@@ -260,6 +264,18 @@ class EtcdCompact(Fault):
         return True
 
 
+def _make_space_after(job: LiveJob, seconds: float) -> None:
+    """Have etcd's operator make space after so many seconds, or once it serves."""
+
+    def end() -> None:
+        if job.own_etcd.serving:
+            make_space(job.own_etcd)
+        else:
+            job.later(_AGAIN, end)
+
+    job.later(seconds, end)
+
+
 def _takes_writes(etcd: EtcdCluster) -> bool:
     """Return whether etcd serves and is not full: an operator's orders fail otherwise."""
     try:
@@ -288,14 +304,7 @@ class EtcdFull(_Lasting):
             return False
         job.note("etcd full")
         fill(etcd)
-
-        def end() -> None:
-            if etcd.serving:
-                make_space(etcd)
-            else:
-                job.later(_AGAIN, end)
-
-        job.later(self.seconds, end)
+        _make_space_after(job, self.seconds)
         return True
 
     def __str__(self) -> str:
