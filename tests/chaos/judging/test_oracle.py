@@ -116,12 +116,23 @@ def test_every_promise_says_where_it_stands() -> None:
     assert all((ROOT / "docs" / promise.page).exists() and promise.seen for promise in promises)
     assert {promise.says: promise.held for promise in promises if not promise.held} == {
         "the last step is saved": None,
+        "every checkpoint that was committed can be restored": None,
         "nobody is named as being at fault to whom nothing was done": None,
         "whatever happens, the bits are those of a run that nothing happens to": None,
     }
     broken = judge(outcome(a_death_and_a_join(), digest="abd"), quiet())
     assert [promise.says for promise in broken.promises if promise.held is False] == [promises[-1].says]
     assert broken.broken == promises_broken(broken)
+
+
+def test_a_checkpoint_that_cannot_be_restored_is_a_broken_promise() -> None:
+    """What is wrong is said; where none was committed there is nothing to say."""
+    wrong = "packs/7a: altered, byte 12"
+    saved = [*a_death_and_a_join(), event("checkpoint.committed", 13.0, step=3, moved=True)]
+    assert judge(outcome(sorted(saved, key=lambda one: one.at))).kept
+    damaged = replace(outcome(sorted(saved, key=lambda one: one.at)), damage=(wrong,))
+    (promise,) = [promise for promise in judge(damaged).promises if promise.held is False]
+    assert (promise.says, promise.broken) == ("every checkpoint that was committed can be restored", (wrong,))
 
 
 def promises_broken(verdict: Verdict) -> tuple[str, ...]:
