@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from chaos.faults.clock import ClockJump
 from chaos.faults.etcd import OUTAGES, EtcdEmpty, EtcdRestored
 from chaos.faults.fault import Fault, Need, OfNode, Replay, node_name
 from chaos.faults.orders import Announce, Join
@@ -65,6 +66,12 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
             raise UsageError(f"{first} and {second}: one is of an etcd of one member, one of an etcd of three")
         if of_one and Need.PASSWORD in first.ABOUT.needs | second.ABOUT.needs:
             raise UsageError(f"{first} and {second}: an etcd whose data are replaced has another password")
+        if (Need.CERTIFICATES in first.ABOUT.needs and isinstance(second, ClockJump)) or (
+            Need.CERTIFICATES in second.ABOUT.needs and isinstance(first, ClockJump)
+        ):
+            raise UsageError(
+                f"{first} and {second}: by a clock that is wrong a new certificate is not valid yet, or over"
+            )
         if same and first == second and not isinstance(first, Join):
             raise UsageError(f"{first}: it is there twice")
         if isinstance(first, InScript) and isinstance(second, InScript) and first.when.step == second.when.step:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.faults.etcd import EtcdEmpty, EtcdMemberPause, EtcdPassword, EtcdPause, EtcdRestart, Revoke
+from chaos.faults.clock import ClockJump
+from chaos.faults.etcd import EtcdCertificate, EtcdEmpty, EtcdMemberPause, EtcdPassword, EtcdPause, EtcdRestart, Revoke
 from chaos.faults.fault import Fault
 from chaos.faults.moment import Phase, When
 from chaos.faults.network import Cut, OneWay
@@ -41,6 +42,7 @@ A, B = When(step=5), When(step=9)
         ([EtcdPause(when=A), EtcdRestart(when=A)], "etcd is away already"),
         ([EtcdEmpty(when=A), EtcdMemberPause(when=B)], "one is of an etcd of one member"),
         ([EtcdPassword(when=A), EtcdEmpty(when=B)], "whose data are replaced has another password"),
+        ([ClockJump(when=A, node="node0"), EtcdCertificate(when=B)], "a new certificate is not valid yet, or over"),
         ([EtcdMemberPause(members=3, when=A)], "members must be 1"),
         ([Cut(node="node1", when=A), Announce(node="node2", when=B)], "hosts of their own do not reach"),
         ([OneWay(node="node1", when=A, seconds=0)], "more than 0 s"),
