@@ -127,7 +127,7 @@ def hear(journal: Journal, level: Level | None, name: str, **fields: Any) -> Non
 
 
 if PLANTED in HEARD:
-    Journal.emit_at = hear  # type: ignore[method-assign]
+    Journal.emit_at = hear  # type: ignore[assignment, method-assign]
 
 if __name__ == "__main__":
     start(main, arguments())
