@@ -89,6 +89,13 @@ FOUND: tuple[RealBug, ...] = (
         test="checkpointing/interchange/test_dcp_overlap.py::test_an_older_step_saved_after_a_newer_one_is_superseded",
     ),
     RealBug(
+        met="ten answers of the object store had a flipped bit as the run came to its end",
+        wrong="the last save waited for its next try, was dropped as soon as an older one was committed, and the job "
+        "never ended",
+        test="worker/checkpoints/test_committer.py::"
+        "test_a_save_that_waits_for_its_next_try_is_committed_after_an_older_one",
+    ),
+    RealBug(
         met="a rank sent a tensor of another shape",
         wrong="gloo aborted whoever received it, and that node was blamed",
         test="histories/test_stuck.py::test_whoever_holds_the_job_up_is_named_and_the_bits_stay",

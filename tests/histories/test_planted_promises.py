@@ -24,7 +24,6 @@ OUTAGES = "join,etcd-pause,etcd-restart"
     ("planted", "faults", "promise"),
     [
         ("noise", NODES, "whatever happens, the bits are those of a run that nothing happens to"),
-        ("sample", NODES, "every sample is consumed once"),
         ("early", NODES, "the job makes all its steps"),
         ("raises", NODES, "nothing that happens makes the script raise"),
         ("stands", NODES, "the job never stands still for good"),

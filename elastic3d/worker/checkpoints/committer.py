@@ -122,7 +122,7 @@ class Committer:
             if self._fence is not None and now >= self._fence.due:
                 self._trying = (None, self._fence)
                 self._try_fence(self._fence)
-            for saved in sorted(self._saves, key=lambda s: (s.made_in, s.step, s.attempt), reverse=True):
+            for saved in sorted(self._saves, key=_order, reverse=True):
                 task = self._saves.get(saved)
                 if task is not None and now >= task.due:
                     self._trying = (saved, task)
@@ -134,6 +134,9 @@ class Committer:
         trying, self._trying = self._trying, None
         if trying is not None:
             saved, task = trying
+            if saved is not None and saved not in self._saves:
+                # It came to an end, of which nobody has heard: whoever waits for it is told again.
+                self._jobs.put((saved, task.number, ()))
             self._say(task, saved, f"{type(error).__name__}: {error}", again=True)
 
     def _hear(self) -> None:
@@ -205,9 +208,11 @@ class Committer:
         except (CheckpointError, OSError) as error:
             self._say(task, saved, str(error), again=True)
         else:
-            # Whatever else waits is older, and superseded by this one.
-            self._done.update(self._saves)
-            self._saves.clear()
+            # What is older is superseded by this one; a later one may wait for its next try, or for its ranks.
+            over = [other for other in self._saves if _order(other) <= _order(saved)]
+            self._done.update(over)
+            for other in over:
+                del self._saves[other]
             self._report(CommitDone(saved=saved, committed=committed))
 
     def _say(self, task: _Task, saved: SavedStep | None, error: str, *, again: bool, deposed: bool = False) -> None:
@@ -220,6 +225,11 @@ class Committer:
     def _later(self, task: _Task) -> None:
         task.due = self._clock.monotonic() + min(_LONGEST, 0.1 * 2**task.tries)
         task.tries += 1
+
+
+def _order(saved: SavedStep) -> tuple[int, int, int]:
+    """Return what orders saves, oldest first."""
+    return saved.made_in, saved.step, saved.attempt
 
 
 def _fenced_store(store: Store, ref: Ref) -> FencedStore:

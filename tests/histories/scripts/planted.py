@@ -56,12 +56,6 @@ def noise(batches: Batches, optimizer: torch.optim.Optimizer, goal: int) -> int:
     return goal
 
 
-def sample(batches: Batches, optimizer: torch.optim.Optimizer, goal: int) -> int:
-    """Skip the samples of a step."""
-    batches.order = batches.order.excluding(((batches.step * 8, batches.step * 8 + 2),))
-    return goal
-
-
 def early(batches: Batches, optimizer: torch.optim.Optimizer, goal: int) -> int:
     """Lose the last step."""
     return goal - 1
@@ -105,12 +99,12 @@ def stands(journal: Journal, name: str, fields: Fields) -> None:
 
 def exits(journal: Journal, name: str, fields: Fields) -> None:
     """End badly when the node was let go."""
-    if name == "node.leaving":
+    if name == "job.ended" and fields["error"]:
         os._exit(3)
 
 
 AGAIN: Mapping[str, Callable[[Batches, torch.optim.Optimizer, int], int]] = {
-    one.__name__: one for one in (noise, sample, early, raises)
+    one.__name__: one for one in (noise, early, raises)
 }
 HEARD: Mapping[str, Callable[[Journal, str, Fields], None]] = {
     one.__name__: one for one in (alarm, left, damage, stands, exits)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from checkpointing import Store, fence, mark_verified, open_store, read_latest, save_rank
+from checkpointing.errors import StoreError
 from checkpointing.format.tiles import Box, Piece, TensorSpec
 from elastic3d.membership.records import SavedStep
 from elastic3d.worker.checkpoints import committer as c
-from elastic3d.worker.checkpoints.committer import CommitDone, CommitFailed, Committer, FencedStore
+from elastic3d.worker.checkpoints.committer import CommitDone, CommitFailed, CommitNeedless, Committer, FencedStore
 
 Told = queue.SimpleQueue[c.CommitterEvent]
 
@@ -126,6 +127,61 @@ def test_the_newest_save_is_committed_first(store: Store, inbox: Told) -> None:
         seen.add(step_of(inbox))
     committer.close(10.0)
     assert inbox.empty()
+
+
+class Unsure:
+    """A store whose ref cannot be read the first time."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._fails = store, 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def read(self, name: str) -> Any:
+        if name == "refs/latest" and self._fails:
+            self._fails -= 1
+            raise StoreError("its bytes do not match the digest it ends with")
+        return self._store.read(name)
+
+
+def test_a_save_that_waits_for_its_next_try_is_committed_after_an_older_one(store: Store, inbox: Told) -> None:
+    """It may be the run's last: nobody asks for it again."""
+    saves = [write(store, step) for step in (5, 6)]
+    committer = Committer(cast(Store, Unsure(store)), inbox.put)
+    try:
+        committer.commit(saves[1], 1)
+        failed = inbox.get(timeout=10)
+        assert isinstance(failed, CommitFailed)
+        assert (failed.saved, failed.again) == (saves[1], True)
+        committer.commit(saves[0], 1)
+        assert [step_of(inbox), step_of(inbox)] == [5, 6]
+    finally:
+        committer.close(10.0)
+    ref = read_latest(store)
+    assert ref is not None
+    assert ref.step == 6
+
+
+def test_whoever_fails_to_take_a_report_is_told_again(store: Store, inbox: Told) -> None:
+    """A run ends once it knows that its last step is committed."""
+    failing = [ValueError("the journal is full")]
+
+    def report(event: c.CommitterEvent) -> None:
+        if isinstance(event, CommitDone) and failing:
+            raise failing.pop()
+        inbox.put(event)
+
+    committer = Committer(store, report)
+    try:
+        saved = write(store, 5)
+        committer.commit(saved, 1)
+        failed = inbox.get(timeout=10)
+        assert isinstance(failed, CommitFailed)
+        assert (failed.error, failed.again) == ("ValueError: the journal is full", True)
+        assert inbox.get(timeout=10) == CommitNeedless(saved=saved)
+    finally:
+        committer.close(10.0)
 
 
 def test_requested_commits_are_made_before_close_returns(store: Store, inbox: Told) -> None:
