@@ -138,7 +138,7 @@ def goodput(
         nodes=nodes,
         clocks=tuple(clocks),
         other_runs=tuple(other_runs),
-        remarks=(*remarks, *_remarks(run, clocks)),
+        remarks=tuple(remarks),
     )
 
 
@@ -176,14 +176,15 @@ def _generation(
     )
 
 
-def _remarks(run: PastRun, clocks: Sequence[ClockOffset]) -> list[str]:
+def missing(run: PastRun, clocks: Sequence[ClockOffset]) -> list[str]:
+    """Return what is not in a run's events though it happened, in words."""
     remarks = []
     for generation in run.generations:
         if generation.formed is None:
             remarks.append(f"no file has the sealing of generation {generation.number}: its nodes are those that wrote")
-        missing = sorted({*generation.nodes} - {*run.nodes})
-        if missing:
-            remarks.append(f"generation {generation.number} had {', '.join(missing)}, whose events are not there")
+        absent = sorted({*generation.nodes} - {*run.nodes})
+        if absent:
+            remarks.append(f"generation {generation.number} had {', '.join(absent)}, whose events are not there")
         if generation.inferred:
             remarks.append(f"the steps of generation {generation.number} are known by their snapshots only")
     if len(clocks) > 1:

@@ -17,6 +17,9 @@ from elastic3d.accounting.spans import Category, Span, paint, within
 PARTS = {"awaiting": Category.FORMING, "loading": Category.RESTORING}
 """What parts of a trainer's beginning are, where they are not preparing."""
 
+IDLE = (Category.FORMING, Category.JOINING, Category.SPARE)
+"""What is waiting for nodes while too few are there."""
+
 OF_TRAINERS = ("trainer.started", "state.restored", "step.committed", "snapshot.held", "trainer.exited")
 
 
@@ -26,9 +29,9 @@ def node_spans(run: PastRun) -> Mapping[str, tuple[Span, ...]]:
     result: dict[str, tuple[Span, ...]] = {}
     for node, lives in by_node(run.lives).items():
         spans: list[Span] = []
-        for life in lives:
-            if spans and life.first > spans[-1].stop:
-                spans.append(Span(spans[-1].stop, life.first, Category.AWAY))
+        for number, life in enumerate(lives):
+            if number and life.first > lives[number - 1].last:
+                spans.append(Span(lives[number - 1].last, life.first, Category.AWAY))
             spans += _of_life(life, run, common)
         result[node] = tuple(spans)
     return result
@@ -95,20 +98,15 @@ def _of_life(life: NodeLife, run: PastRun, common: Mapping[int, list[Span]]) -> 
         return []
     views = list(_views(life, run))
     spans = _membership(life, views)
-    idle = (Category.FORMING, Category.JOINING, Category.SPARE)
-    waiting = [
-        Span(part.start, part.stop, Category.WAITING, part.cause)
-        for start, stop in run.awaited
-        for part in within(spans, start, stop)
-        if part.category in idle
-    ]
-    spans = paint(spans, waiting)
     for view in views:
         if view.active:
             spans = paint(spans, _beginning(life, view))
     for view in views:
         if view.active:
             spans = paint(spans, _failure(view))
+    for start, stop in run.awaited:
+        idle = (part for part in within(spans, start, stop) if part.category in IDLE)
+        spans = paint(spans, [Span(part.start, part.stop, Category.WAITING, part.cause) for part in idle])
     steps: list[Span] = []
     for view in views:
         if view.active:

@@ -100,13 +100,21 @@ def _add(spans: list[Span], start: int, stop: int, like: Span) -> None:
 
 
 def _apart(spans: Iterable[Span]) -> list[Span]:
-    """Return spans in order and without overlaps: each ends where the next begins."""
+    """Return spans in order and without overlaps: one that begins later hides those before it while it lasts."""
     ordered = sorted((span for span in spans if span.stop > span.start), key=lambda span: span.start)
-    apart = []
+    apart: list[Span] = []
+    open_ones: list[Span] = []
     for number, span in enumerate(ordered):
-        stop = span.stop if number + 1 == len(ordered) else min(span.stop, ordered[number + 1].start)
-        if stop > span.start:
-            apart.append(Span(span.start, stop, span.category, span.cause))
+        at, until = span.start, ordered[number + 1].start if number + 1 < len(ordered) else None
+        open_ones.append(span)
+        while open_ones and (until is None or at < until):
+            top = open_ones[-1]
+            stop = top.stop if until is None else min(top.stop, until)
+            if stop > at:
+                apart.append(Span(at, stop, top.category, top.cause))
+                at = stop
+            if top.stop <= at:
+                open_ones.pop()
     return apart
 
 

@@ -19,6 +19,7 @@ from elastic3d.cli.explain import explain_job
 from elastic3d.cli.goodput import show_goodput
 from elastic3d.cli.job import about_a_job
 from elastic3d.cli.plan import plan
+from elastic3d.cli.timeline import show_timeline
 from elastic3d.errors import Elastic3dError
 
 GROUP = "elastic3d.commands"
@@ -61,6 +62,7 @@ def application() -> typer.Typer:
     app.command("events", rich_help_panel=LOOK)(about_a_job(status.events))
     app.command("explain", rich_help_panel=LOOK)(about_a_job(explain_job))
     app.command("goodput", rich_help_panel=AFTER)(show_goodput)
+    app.command("timeline", rich_help_panel=AFTER)(show_timeline)
     for name, command in (
         ("drain", node_commands.drain),
         ("quarantine", node_commands.quarantine),

@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from elastic3d.accounting.goodput import GenerationGoodput, Goodput, NodeGoodput, goodput
+from elastic3d.accounting.goodput import GenerationGoodput, Goodput, NodeGoodput, goodput, missing
 from elastic3d.accounting.node_spans import node_spans
 from elastic3d.accounting.past_run import ACCOUNTED
 from elastic3d.accounting.recorded_events import SECOND
@@ -20,7 +20,7 @@ from elastic3d.accounting.spans import Category
 from elastic3d.cli.ckpt.place import Json, complain
 from elastic3d.cli.ckpt.render.words import count, percent
 from elastic3d.cli.durations import spell
-from elastic3d.cli.events_folder import read_run
+from elastic3d.cli.events_folder import EventsFolder, read_run
 from elastic3d.cli.render import clean
 from elastic3d.values import to_json
 
@@ -63,7 +63,7 @@ def show_goodput(events: Events, run_id: RunId = "", as_json: Json = False) -> N
         complain(error)
         raise typer.Exit(1) from None
     account = goodput(
-        read.run_id, read.run, node_spans(read.run), read.clocks, other_runs=read.others, remarks=read.remarks
+        read.run_id, read.run, node_spans(read.run), read.clocks, other_runs=read.others, remarks=remarks(read)
     )
     if as_json:
         print(json.dumps({"schema": SCHEMA, **to_json(account)}, indent=2))
@@ -95,11 +95,8 @@ def _picture(account: Goodput) -> RenderableType:
     parts += [Text(), _nodes([one for one in account.nodes if one in poor])]
     if len(poor) < len(account.nodes):
         parts.append(Text(f"and {len(account.nodes) - len(poor)} more, with a larger useful share; --json has all"))
-    notes = [*_clocks(account), *account.remarks]
-    if account.other_runs:
-        notes.append(f"other runs in this folder, which --id names: {', '.join(account.other_runs)}")
-    if notes:
-        parts += [Text(), *(Text(clean(f"- {note}"), style="yellow") for note in notes)]
+    if account.remarks:
+        parts += [Text(), *(Text(clean(f"- {remark}"), style="yellow") for remark in account.remarks)]
     return Group(*parts)
 
 
@@ -178,11 +175,18 @@ def _share(one: NodeGoodput) -> float:
     return one.by_category[Category.USEFUL] / held if held else 0.0
 
 
-def _clocks(account: Goodput) -> Iterator[str]:
-    for clock in account.clocks:
+def remarks(read: EventsFolder) -> list[str]:
+    """Return what people should know of what was read: what is not there, clocks that differ, other runs."""
+    lines = [*read.remarks, *missing(read.run, read.clocks)]
+    for clock in read.clocks:
         if clock.ahead:
             where = "ahead of" if clock.ahead > 0 else "behind"
-            yield f"the clock of {clock.node} is {_spelled(abs(clock.ahead))} {where} the others'; that is set right here"
+            lines.append(
+                f"the clock of {clock.node} is {_spelled(abs(clock.ahead))} {where} others; that is set right here"
+            )
+    if read.others:
+        lines.append(f"other runs in this folder, which --id names: {', '.join(read.others)}")
+    return lines
 
 
 def _spelled(microseconds: int) -> str:
