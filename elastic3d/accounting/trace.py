@@ -28,6 +28,9 @@ JOB = 1
 _GENERATIONS, _RECOVERIES, _STEPS, _CHECKPOINTS = range(1, 5)
 _TIME, _SAID, _SAVED, _SLOTS = range(1, 5)
 _LANES = 8
+_THREADS = 1000
+"""Numbers of a process's threads: to Perfetto they are unique, and one with its process's number is its main thread."""
+
 _LONGEST = 300
 
 _SHOWN_ELSEWHERE = ("step.committed", "snapshot.held", "training.progress", "trainer.started", "trainer.exited")
@@ -247,7 +250,7 @@ def _thread(
     slices: Iterable[TraceSlice],
     instants: Iterable[_Instant] = (),
 ) -> Iterator[dict[str, Any]]:
-    where = {"pid": process, "tid": thread}
+    where = {"pid": process, "tid": process * _THREADS + thread}
     yield {"ph": "M", **where, "name": "thread_name", "args": {"name": name}}
     yield {"ph": "M", **where, "name": "thread_sort_index", "args": {"sort_index": thread}}
     for one in nested(slices):
