@@ -98,20 +98,16 @@ def _of_life(life: NodeLife, run: PastRun, common: Mapping[int, list[Span]]) -> 
         return []
     views = list(_views(life, run))
     spans = _membership(life, views)
-    for view in views:
-        if view.active:
-            spans = paint(spans, _beginning(life, view))
-    for view in views:
-        if view.active:
-            spans = paint(spans, _failure(view))
+    trained = [view for view in views if view.active]
+    spans = paint(spans, [span for view in trained for span in _beginning(life, view)])
+    spans = paint(spans, [span for view in trained for span in _failure(view)])
     for start, stop in run.awaited:
         idle = (part for part in within(spans, start, stop) if part.category in IDLE)
         spans = paint(spans, [Span(part.start, part.stop, Category.WAITING, part.cause) for part in idle])
     steps: list[Span] = []
-    for view in views:
-        if view.active:
-            slow = any(life.node in one.nodes for one in view.generation.slowness)
-            steps += step_spans(view.generation, life.node) if slow else common[view.generation.index]
+    for view in trained:
+        slow = any(life.node in one.nodes for one in view.generation.slowness)
+        steps += step_spans(view.generation, life.node) if slow else common[view.generation.index]
     spans = paint(spans, steps)
     return paint(spans, _end(life, views))
 

@@ -71,6 +71,8 @@ def paint(below: Sequence[Span], above: Iterable[Span]) -> list[Span]:
     below: in order, without overlaps. above: in any order; where two of them overlap, the one that begins later counts.
     """
     covering = _apart(above)
+    if not covering:
+        return list(below)
     result: list[Span] = []
     place = 0
     for span in below:
