@@ -191,6 +191,9 @@ def missing(run: PastRun, clocks: Sequence[ClockOffset]) -> list[str]:
         lone = [clock.node for clock in clocks if not clock.moments]
         if lone:
             remarks.append(f"the clocks of {', '.join(lone)} could not be compared, and count as equal to the others'")
+    reset = sorted({life.node for life in run.lives if life.set_back})
+    if reset:
+        remarks.append(f"the clock of {', '.join(reset)} was set back meanwhile: times are by the order of the lines")
     cut = sorted({life.node for life in run.lives if not life.whole})
     if cut:
         remarks.append(f"the first events of {', '.join(cut)} are gone: the file was full, or is not whole")

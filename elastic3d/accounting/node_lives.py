@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from elastic3d.accounting.recorded_events import RecordedEvent
+from elastic3d.accounting.recorded_events import SECOND, RecordedEvent
+
+SET_BACK = SECOND
+"""A line that is so much earlier than the one before it was written after the clock had been set back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +19,13 @@ class NodeLife:
     """One life of a node: its events in order, never empty. start: which start of the run it belongs to, from 0.
 
     whole: it is known from its beginning; otherwise the events before are gone, as where a file was too large.
+    set_back: by how many microseconds in all its clock was set back meanwhile; its times do not show that.
     """
 
     node: str
     events: tuple[RecordedEvent, ...]
     whole: bool = True
+    set_back: int = 0
     start: int = 0
 
     @property
@@ -52,15 +57,33 @@ def lives(node: str, events: Sequence[RecordedEvent]) -> list[NodeLife]:
         joined |= event.name == "member.joined"
         fenced = event.name == "member.fenced" or (fenced and event.name != "member.joined")
         ended = event.name == "job.ended"
-    # A clock that was set back: whatever it says, no life begins before the one before it has ended.
+    # Whatever a clock says, no life begins before the one before it has ended.
     result: list[NodeLife] = []
     for part in parts:
-        ordered = sorted(part, key=lambda event: event.at)
+        steady, set_back = _steady(part)
+        ordered = sorted(steady, key=lambda event: event.at)
         least = result[-1].last if result else 0
         ordered = [event if event.at >= least else replace(event, at=least) for event in ordered]
         whole = part[0].name in ("node.started", "member.joined", "admission.failed")
-        result.append(NodeLife(node=node, events=tuple(ordered), whole=whole))
+        result.append(NodeLife(node=node, events=tuple(ordered), whole=whole, set_back=set_back))
     return result
+
+
+def _steady(events: Sequence[RecordedEvent]) -> tuple[list[RecordedEvent], int]:
+    """Return events as a clock that nobody sets would have stamped them, and by how much this one was set back.
+
+    Lines of several threads may be some milliseconds out of order. A clock that was set forward cannot be told from
+    one that ran while nothing was written.
+    """
+    result: list[RecordedEvent] = []
+    set_back = reached = 0
+    for event in events:
+        if result and event.at + set_back < reached - SET_BACK:
+            set_back = reached - event.at
+        at = event.at + set_back
+        reached = max(reached, at)
+        result.append(event if at == event.at else replace(event, at=at))
+    return result, set_back
 
 
 def in_starts(all_lives: Sequence[NodeLife]) -> list[NodeLife]:

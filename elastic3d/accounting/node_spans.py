@@ -185,7 +185,8 @@ def _beginning(life: NodeLife, view: _View) -> list[Span]:
     first = generation.steps[0].at if generation.steps else stop
     restored = generation.restored.get(life.node)
     if restored is None or not life.first <= restored.at <= life.last:
-        return [_span(view.start, first, Category.PREPARING, index)]
+        begun = life.node in generation.started or generation.steps
+        return [_span(view.start, first, Category.PREPARING if begun else Category.FORMING, index)]
     # What was prepared while the generation before went on took none of its time.
     before = view.before
     least = view.start if before is None else before.steps[-1].at if before.steps else before.sealed

@@ -36,6 +36,21 @@ def test_an_account_does_not_depend_on_how_clocks_are_set(ahead: float) -> None:
     assert account.generations == level.generations
 
 
+def test_a_clock_that_is_set_back_meanwhile_loses_no_time() -> None:
+    """The lines of a file are in the order in which they were written."""
+    _, _, level = run_with(0.0).read()
+    written = run_with(0.0)
+    written.sort()
+    for node in ("a", "b"):
+        lines = written.lines[node]
+        for line in lines[len(lines) // 2 :]:
+            line["at"] -= 3600
+    _, _, account = written.read(sort=False)
+    assert any("clock of a, b was set back" in remark for remark in account.remarks)
+    assert account.microseconds == pytest.approx(level.microseconds, abs=3_000_000)
+    assert sum(account.by_category.values()) == pytest.approx(sum(level.by_category.values()), abs=6_000_000)
+
+
 def test_delays_are_not_taken_for_clocks() -> None:
     """What a node writes some tens of milliseconds later than others was late."""
     _, _, account = run_with(0.04).read()

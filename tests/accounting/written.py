@@ -65,16 +65,24 @@ class Written:
             self.say(node, at, "trainer.exited", generation=number, kind="done", step=9)
             self.say(node, at + 0.5, "job.ended", kind="done")
 
+    def sort(self) -> None:
+        """Put the lines in the order in which nodes write them."""
+        for lines in self.lines.values():
+            lines.sort(key=lambda line: line["at"])
+
     def files(self, folder: Path) -> Path:
         """Write the files."""
+        self.sort()
         folder.mkdir(parents=True, exist_ok=True)
         for node, lines in self.lines.items():
             with (folder / f"{node}-0.jsonl").open("a") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
         return folder
 
-    def read(self) -> tuple[PastRun, Mapping[str, tuple[Span, ...]], Goodput]:
-        """Return what is made of it."""
+    def read(self, *, sort: bool = True) -> tuple[PastRun, Mapping[str, tuple[Span, ...]], Goodput]:
+        """Return what is made of it. sort: lines are in the order of their times."""
+        if sort:
+            self.sort()
         return account({node: [json.dumps(line) for line in lines] for node, lines in self.lines.items()})
 
 
