@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elastic3d.accounting.node_lives import NodeLife
+from elastic3d.accounting.past_steps import PastSlowness, PastStep, hold, inferred_steps, made_steps, slowed
 from elastic3d.accounting.recorded_events import RecordedEvent, span_of
 
 FAILED_EXITS = ("crash", "peer_lost", "template", "error", "out_of_memory", "convicted")
@@ -34,26 +35,6 @@ ACCOUNTED = frozenset(
 )
 """Events of whose fields this package makes use; of all others only the name, the time and the node."""
 
-DATA_KIND = "data"
-"""The kind of `node.slow` for ranks whose samples come late."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastStep:
-    """A step that was made. at: when it was committed. length, data, copy: of it, and of its waits for data and for the
-    copy of a snapshot, in microseconds. lost_to: index of the generation that went back behind it, -1 if it counts.
-    silent: somebody stood still in it.
-    """
-
-    step: int
-    at: int
-    length: int
-    data: int = 0
-    copy: int = 0
-    lost_to: int = -1
-    silent: bool = False
-    event: RecordedEvent
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastRestore:
@@ -69,17 +50,6 @@ class PastRestore:
     def began(self) -> int:
         """When the trainer began."""
         return self.at - sum(length for _, length in self.parts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastSlowness:
-    """Slow ranks of a generation, and what they cost each step from one to another, in microseconds."""
-
-    nodes: tuple[str, ...]
-    data: bool
-    cost: int
-    since: int
-    until: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -192,9 +162,10 @@ def _generations(lives: Sequence[NodeLife]) -> list[PastGeneration]:
                     commits[key].append(event)
                 case "snapshot.held" if event.whole("step"):
                     _of(by_key, key, event.at)
-                    _hold(held[key], event)
+                    hold(held[key], event)
                 case "node.slow" | "node.well":
-                    _slow(_of(by_key, key, event.at), event)
+                    generation = _of(by_key, key, event.at)
+                    generation.slowness = slowed(generation.slowness, event)
                 case name if name in SILENT:
                     silent[key].append(event.at)
                 case _:
@@ -207,7 +178,7 @@ def _generations(lives: Sequence[NodeLife]) -> list[PastGeneration]:
             wrote = {*generation.started, *generation.restored, *generation.exits}
             generation.nodes = tuple(sorted(wrote | {event.node for event in (*commits[key], *held[key].values())}))
         generation.inferred = bool(held[key]) and not commits[key]
-        generation.steps = _made(commits[key], sorted(silent[key])) or _inferred(held[key].values())
+        generation.steps = made_steps(commits[key], sorted(silent[key])) or inferred_steps(held[key].values())
     return generations
 
 
@@ -242,65 +213,6 @@ def _restore(generation: PastGeneration, event: RecordedEvent, life: NodeLife) -
             step=event.whole("step") or 0,
             parts=tuple((str(name), span_of(seconds)) for name, seconds, *_ in named),
         )
-
-
-def _slow(generation: PastGeneration, event: RecordedEvent) -> None:
-    ranks = event.fields.get("ranks")
-    kept = []
-    for one in generation.slowness:
-        same = one.nodes == event.names("nodes") and one.data == (event.text("kind") == DATA_KIND)
-        if same and one.until is None:
-            one = PastSlowness(
-                nodes=one.nodes, data=one.data, cost=one.cost, since=one.since, until=event.whole("step")
-            )
-        kept.append(one)
-    if event.name == "node.slow" and ranks:
-        kept.append(
-            PastSlowness(
-                nodes=event.names("nodes"),
-                data=event.text("kind") == DATA_KIND,
-                cost=event.span("cost"),
-                since=event.whole("since") or event.whole("step") or 0,
-            )
-        )
-    generation.slowness = kept
-
-
-def _made(commits: Sequence[RecordedEvent], silent: Sequence[int]) -> list[PastStep]:
-    made: list[PastStep] = []
-    place = 0
-    for event in sorted(commits, key=lambda event: (event.at, event.whole("step") or 0)):
-        length = event.span("seconds")
-        begun = made[-1].at if made else event.at - length
-        while place < len(silent) and silent[place] <= begun:
-            place += 1
-        made.append(
-            PastStep(
-                step=event.whole("step") or 0,
-                at=event.at,
-                length=length,
-                data=event.span("data"),
-                copy=event.span("copy"),
-                silent=place < len(silent) and silent[place] <= event.at,
-                event=event,
-            )
-        )
-    return made
-
-
-def _hold(held: dict[int, RecordedEvent], event: RecordedEvent) -> None:
-    step = event.whole("step") or 0
-    if step not in held or event.at < held[step].at:
-        held[step] = event
-
-
-def _inferred(held: Iterable[RecordedEvent]) -> list[PastStep]:
-    """Return the steps whose snapshots others held: the file of the node that wrote the steps down is not there."""
-    made: list[PastStep] = []
-    for event in sorted(held, key=lambda event: event.at):
-        length = event.at - made[-1].at if made else 0
-        made.append(PastStep(step=event.whole("step") or 0, at=event.at, length=length, event=event))
-    return made
 
 
 def _compare(generation: PastGeneration, following: PastGeneration | None) -> None:

@@ -127,8 +127,3 @@ def within(spans: Iterable[Span], start: int, stop: int) -> list[Span]:
         for span in spans
         if span.stop > start and span.start < stop
     ]
-
-
-def shifted(spans: Iterable[Span], by: int) -> list[Span]:
-    """Return spans by a clock that is so much ahead."""
-    return [Span(span.start + by, span.stop + by, span.category, span.cause) for span in spans] if by else list(spans)

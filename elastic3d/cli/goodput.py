@@ -59,16 +59,21 @@ def show_goodput(events: Events, run_id: RunId = "", as_json: Json = False) -> N
     """
     try:
         read = read_run(events, run_id, ACCOUNTED)
+        account = goodput(
+            read.run_id,
+            read.run,
+            node_spans(read.run),
+            read.clocks,
+            other_runs=read.others,
+            remarks=remarks(read),
+        )
+        if as_json:
+            print(json.dumps({"schema": SCHEMA, **to_json(account)}, indent=2), flush=True)
+        else:
+            Console(highlight=False).print(_picture(account))
     except OSError as error:
         complain(error)
         raise typer.Exit(1) from None
-    account = goodput(
-        read.run_id, read.run, node_spans(read.run), read.clocks, other_runs=read.others, remarks=remarks(read)
-    )
-    if as_json:
-        print(json.dumps({"schema": SCHEMA, **to_json(account)}, indent=2))
-    else:
-        Console(highlight=False).print(_picture(account))
 
 
 def _picture(account: Goodput) -> RenderableType:

@@ -55,9 +55,14 @@ def show_timeline(
 
 
 def _replace(path: Path, made: Iterable[Mapping[str, Any]], read: EventsFolder) -> int:
-    """Write a file that is whole, or none."""
+    """Write a file that is whole, or none. What is no file, as a pipe or a device, is written to as it is."""
     if path.is_dir():
         raise UsageError(f"--output {str(path)!r} is a folder; give a file, such as {str(path / 'trace.json')!r}")
+    if not path.parent.is_dir():
+        raise UsageError(f"--output {str(path)!r}: there is no folder {str(path.parent)!r}")
+    if path.exists() and not path.is_file():
+        with path.open("w") as pipe:
+            return _write(pipe, made, read)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with unfinished.open("w") as file:

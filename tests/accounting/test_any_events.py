@@ -13,7 +13,7 @@ from elastic3d.accounting.past_run import FAILED_EXITS, SILENT
 from elastic3d.accounting.spans import Category, Span, paint
 from elastic3d.accounting.trace import trace
 from elastic3d.log import EVENTS
-from tests.accounting.written import EPOCH, account
+from tests.accounting.written import EPOCH, account, assert_nested
 
 NODES = ("a", "b", "c")
 NAMES = (
@@ -114,27 +114,6 @@ def test_slices_of_a_timeline_nest(lines: dict[str, list[str]]) -> None:
     """Perfetto reports those that overlap as errors, and does not show them where they belong."""
     run, spans, _ = account(lines)
     assert_nested(json.loads(json.dumps(list(trace(run, spans)))))
-
-
-def assert_nested(made: list[dict[str, Any]]) -> None:
-    """Assert that slices of a thread lie in each other or apart, and that instants belong to their thread."""
-    threads: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for one in made:
-        match one["ph"]:
-            case "X":
-                assert one["dur"] > 0
-                threads.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["ts"] + one["dur"]))
-            case "i":
-                assert one["s"] == "t"
-            case other:
-                assert other == "M"
-    for slices in threads.values():
-        around: list[int] = []
-        for start, stop in slices:
-            while around and around[-1] <= start:
-                around.pop()
-            assert not around or stop <= around[-1]
-            around.append(stop)
 
 
 edge = st.integers(0, 40)

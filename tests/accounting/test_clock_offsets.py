@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.accounting.test_histories_of_runs import TWO, started
-from tests.accounting.written import Written, spent
+from tests.accounting.written import TWO, Written, spent, started
 
 
 def run_with(ahead: float) -> Written:

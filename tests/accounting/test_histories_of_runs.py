@@ -4,20 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.accounting.written import Written, cost, spent
-
-TWO = ["a", "b"]
-
-
-def started(nodes: list[str], written: Written | None = None) -> Written:
-    """Return a run whose nodes start at 0, are sealed at 1, and have their state at 3."""
-    written = written or Written()
-    for node in nodes:
-        written.say(node, 0, "node.started")
-        written.say(node, 0.5, "member.joined", incarnation="1")
-    written.seal(1, 1, "start", nodes)
-    written.begin(1, 1, nodes, source="none")
-    return written
+from tests.accounting.written import TWO, Written, cost, spent, started
 
 
 def test_an_undisturbed_run_is_useful_but_for_its_beginning_and_its_end() -> None:

@@ -14,9 +14,10 @@ from elastic3d.accounting.node_lives import in_starts, lives
 from elastic3d.accounting.node_spans import node_spans
 from elastic3d.accounting.past_run import PastRun, past_run
 from elastic3d.accounting.recorded_events import RecordedEvent, recorded
-from elastic3d.accounting.spans import Category, Span
+from elastic3d.accounting.spans import Span
 
 EPOCH = 1_700_000_000
+TWO = ["a", "b"]
 
 
 class Written:
@@ -110,7 +111,33 @@ def cost(account: Goodput, number: int, start: int = 0) -> dict[str, float]:
     return {category.value: time / 1e6 for category, time in one.by_category.items() if time}
 
 
-def of(spans: Sequence[Span], category: Category) -> list[tuple[float, float]]:
-    """Return where a category is, in seconds since the run began."""
-    begin = spans[0].start
-    return [((one.start - begin) / 1e6, (one.stop - begin) / 1e6) for one in spans if one.category is category]
+def started(nodes: list[str]) -> Written:
+    """Return a run whose nodes start at 0, are sealed at 1, and have their state at 3."""
+    written = Written()
+    for node in nodes:
+        written.say(node, 0, "node.started")
+        written.say(node, 0.5, "member.joined", incarnation="1")
+    written.seal(1, 1, "start", nodes)
+    written.begin(1, 1, nodes, source="none")
+    return written
+
+
+def assert_nested(made: list[dict[str, Any]]) -> None:
+    """Assert that slices of a thread lie in each other or apart, and that instants belong to their thread."""
+    threads: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for one in made:
+        match one["ph"]:
+            case "X":
+                assert one["dur"] > 0
+                threads.setdefault((one["pid"], one["tid"]), []).append((one["ts"], one["ts"] + one["dur"]))
+            case "i":
+                assert one["s"] == "t"
+            case other:
+                assert other == "M"
+    for slices in threads.values():
+        around: list[int] = []
+        for start, stop in slices:
+            while around and around[-1] <= start:
+                around.pop()
+            assert not around or stop <= around[-1]
+            around.append(stop)

@@ -25,7 +25,7 @@ from elastic3d.accounting.spans import Category
 from elastic3d.accounting.trace import trace
 from elastic3d.cli.events_folder import read_run
 from elastic3d.values import Layout
-from tests.accounting.test_any_events import assert_nested
+from tests.accounting.written import assert_nested
 from tests.histories.conftest import Quiet
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]

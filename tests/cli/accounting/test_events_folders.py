@@ -21,8 +21,7 @@ from typer.testing import CliRunner, Result
 from elastic3d.cli import application
 from elastic3d.errors import UsageError
 from elastic3d.values import to_json
-from tests.accounting.test_any_events import assert_nested
-from tests.accounting.written import Written
+from tests.accounting.written import Written, assert_nested
 from tests.paths import DATA, ROOT
 
 SHOWN = DATA / "accounting"
@@ -169,6 +168,24 @@ def test_a_disk_that_is_full_leaves_no_timeline_and_the_old_one(tmp_path: Path) 
     assert "Traceback" not in limited.stderr
     assert output.read_text() == "old"
     assert os.listdir(tmp_path) == ["trace.json"]
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
+    """Only files are replaced, and there has to be a folder for them."""
+    written = Written()
+    written.say("a", 0, "node.started")
+    folder = written.files(tmp_path / "events")
+    pipe = tmp_path / "trace.json"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        result = called("timeline", folder, "-o", pipe)
+        assert result.exit_code == 0, result.output
+        assert json.loads(os.read(reader, 1 << 16))["otherData"]["run"] == "made-up"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert "there is no folder" in str(called("timeline", JOB, "-o", tmp_path / "no" / "trace.json").exception)
 
 
 def test_names_from_files_do_not_steer_a_terminal(tmp_path: Path) -> None:
