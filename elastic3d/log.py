@@ -72,6 +72,8 @@ def _error(*fields: str) -> EventKind:
 
 EVENTS: Mapping[str, EventKind] = MappingProxyType(
     {
+        # A node's keeper has begun: the first event of a node, and of each life of one that comes back.
+        "node.started": _debug(),
         # Membership, as one keeper sees it. `nodes` and `spares` are lists of node names in rank order.
         # A keeper joins again, as a newcomer, after the others put it out: `member.fenced` says why.
         "member.joined": _debug("incarnation"),
@@ -159,10 +161,21 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "state.restored": _debug("source", "step", "detail", "parts"),
         # Written only by the slot that holds rank 0. `step` counts the updates made, this one included. `samples` is
         # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves. `processor`:
-        # seconds of processor time that rank 0 has used for the step. `excluded`, where there are any: positions among
-        # `samples` that are no part of it, as [first, stop) each.
+        # seconds of processor time that rank 0 has used for the step. `data`, `copy`: of its `seconds`, those in which
+        # rank 0 waited for its data loader, and for the copy of a snapshot. `excluded`, where there are any: positions
+        # among `samples` that are no part of it, as [first, stop) each.
         "step.committed": _debug(
-            "step", "loss", "gradient_norm", "seconds", "safe_step", "samples", "sample_sum", "processor", "excluded"
+            "step",
+            "loss",
+            "gradient_norm",
+            "seconds",
+            "safe_step",
+            "samples",
+            "sample_sum",
+            "processor",
+            "data",
+            "copy",
+            "excluded",
         ),
         # From the node that holds rank 0, every ten seconds: `left` is the time until step `until`, for people.
         "training.progress": _info("step", "until", "loss", "steps_per_second", "left"),

@@ -157,7 +157,8 @@ class StepRecord:
     asks for it. left_out: micro-batches of the run so far that are no part of it. skipped: its updates that were
     skipped since they were not finite. spike: the newest step in which the loss had jumped up, -1 for none.
     sheets: the rows of some ranks' steps (`health.sheet`); only on the first slot of a node, where steps are measured.
-    clean: the newest step that audits vouch for, -1 where nothing is audited.
+    clean: the newest step that audits vouch for, -1 where nothing is audited. data, copy: of `seconds`, those in which
+    this rank waited for its data loader, and for the copy of a snapshot.
     """
 
     generation: int
@@ -182,6 +183,8 @@ class StepRecord:
     spike: int = -1
     sheets: tuple[tuple[float, ...], ...] = ()
     clean: int = -1
+    data: float = 0.0
+    copy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +326,10 @@ class Progress(Protocol):
         """Note that an operation is done, and those of its axis before it. Left out where it failed: that shows."""
         ...
 
+    def spent(self, phase: int) -> float:
+        """Return the seconds of the step under way that went to a phase, waits for other ranks left out."""
+        ...
+
     def row(self, work: float) -> tuple[float, ...]:
         """Return the numbers of the last whole eight steps (`health.sheet`), () for none. work: of this rank."""
         ...
@@ -375,6 +382,10 @@ class Unrecorded:
 
     def leave(self, axis: int, number: int) -> None:
         """Do nothing."""
+
+    def spent(self, phase: int) -> float:
+        """Return 0."""
+        return 0.0
 
     def row(self, work: float) -> tuple[float, ...]:
         """Return nothing."""

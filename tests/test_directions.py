@@ -18,6 +18,7 @@ PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 # `doctor` looks at one node.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
+        "accounting",
         "values",
         "errors",
         "clock",

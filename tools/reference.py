@@ -25,6 +25,7 @@ from chaos.commands import listing
 from chaos.report.random_documents import RandomDocument, ShrunkDocument
 from chaos.storms import bugs
 from elastic3d import log
+from elastic3d.accounting.goodput import Goodput
 from elastic3d.cli import application
 from elastic3d.cli.ckpt.documents import CheckpointDocument
 from elastic3d.cli.plan.documents import PlanDocument
@@ -141,7 +142,7 @@ def documents() -> str:
         "`elastic3d status --json` prints [`Status`](#status) and its `schema`; `elastic3d events --json` prints",
         "`schema`, `run_id` and `generations`, a list of [`GenerationHistory`](#generationhistory).",
         "`elastic3d doctor --json` prints [`Examination`](#examination) and its `schema`, `elastic3d explain --json`",
-        "[`Explanation`](#explanation) and its.",
+        "[`Explanation`](#explanation) and its, `elastic3d goodput --json` [`Goodput`](#goodput) and its.",
         "",
         "`elastic3d ckpt ... --json` prints the `schema`, the `store` and the fields of",
         "the document that is named after the command:",
@@ -165,6 +166,7 @@ def documents() -> str:
             GenerationHistory,
             Examination,
             Explanation,
+            Goodput,
             *CHECKPOINTS,
             PlanDocument,
             SamplesDocument,

@@ -16,13 +16,15 @@ from elastic3d.cli import ckpt, node_commands, samples, status
 from elastic3d.cli.calibrate import calibrate
 from elastic3d.cli.doctor import doctor
 from elastic3d.cli.explain import explain_job
+from elastic3d.cli.goodput import show_goodput
 from elastic3d.cli.job import about_a_job
 from elastic3d.cli.plan import plan
+from elastic3d.cli.timeline import show_timeline
 from elastic3d.errors import Elastic3dError
 
 GROUP = "elastic3d.commands"
 LOOK, ORDER, TRY = "Look at a live job", "Give orders to a live job", "Try it"
-AHEAD = "Before a job"
+AHEAD, AFTER = "Before a job", "What a job did with its time"
 
 _HELP = """Fault-tolerant elastic training for PyTorch: nodes come and go, the bits stay the same.
 
@@ -59,6 +61,8 @@ def application() -> typer.Typer:
     app.command("status", cls=status.OptionalWatch, rich_help_panel=LOOK)(about_a_job(status.status))
     app.command("events", rich_help_panel=LOOK)(about_a_job(status.events))
     app.command("explain", rich_help_panel=LOOK)(about_a_job(explain_job))
+    app.command("goodput", rich_help_panel=AFTER)(show_goodput)
+    app.command("timeline", rich_help_panel=AFTER)(show_timeline)
     for name, command in (
         ("drain", node_commands.drain),
         ("quarantine", node_commands.quarantine),

@@ -183,6 +183,13 @@ class ProgressWriter:
         self._measured(step, fresh=self._made < EVERY + WARM)
         self._times = StepTimes()
 
+    def spent(self, phase: int) -> float:
+        """Return the seconds of the step under way that went to a phase, by the host's clock, without waits."""
+        spent = self._times.spent[phase]
+        if phase == self._phase:
+            spent += self._now() - self._since - self._awaited
+        return max(0, spent) / 1e9
+
     def _measured(self, step: int, *, fresh: bool) -> None:
         times = self._times
         if self._device is None:

@@ -452,6 +452,8 @@ class Run:
                 health=self._health.facts,
                 ledger=self._ledger,
                 clean=self._health.clean,
+                data=self._progress.spent(Phase.DATA),
+                copy=self._progress.spent(Phase.COPY),
             )
         )
         if outcome.leave:

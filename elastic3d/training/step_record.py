@@ -37,12 +37,15 @@ class StepTimer:
         health: HealthFacts,
         ledger: Ledger,
         clean: int | None,
+        data: float,
+        copy: float,
     ) -> StepRecord:
         """Return the record of the step that `batches` has just counted, and count the next one from now.
 
         norm: of the gradient, before clipping. why: some micro-batches were left out, "" if that was not found in this
         step. spiked: if a spike begins with it. health, ledger: of the state that it leaves. clean: the newest
-        step that audits of this generation vouch for.
+        step that audits of this generation vouch for. data, copy: seconds of it that went to waits for the data loader,
+        and for the copy of a snapshot.
         """
         since, processor = self._since, self._processor
         self.begin()
@@ -70,4 +73,6 @@ class StepTimer:
             spike=health.spike,
             sheets=outcome.sheets if self._assignment.slot == 0 else (),
             clean=-1 if clean is None else clean,
+            data=data,
+            copy=copy,
         )

@@ -242,6 +242,8 @@ class Journal:
                     samples=list(record.samples),
                     sample_sum=record.sample_sum,
                     processor=record.processor,
+                    data=record.data,
+                    copy=record.copy,
                     **({"excluded": excluded} if excluded else {}),
                 )
                 if record.usual is not None:

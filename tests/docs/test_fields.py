@@ -17,6 +17,8 @@ import elastic3d
 
 MODULES = (
     "chaos.report.random_documents",
+    "elastic3d.accounting.clock_offsets",
+    "elastic3d.accounting.goodput",
     "elastic3d.cli.ckpt.documents",
     "elastic3d.cli.plan.documents",
     "elastic3d.cli.samples_documents",

@@ -19,7 +19,13 @@ from chaos.machine.cluster import start_fresh, started_by
 from chaos.playing.play import Outcome, Setting, play
 from chaos.schedules.scenario import parse_join, parse_kill
 from chaos.servers.etcd import EtcdServer
+from elastic3d.accounting.goodput import goodput
+from elastic3d.accounting.node_spans import node_spans
+from elastic3d.accounting.spans import Category
+from elastic3d.accounting.trace import trace
+from elastic3d.cli.events_folder import read_run
 from elastic3d.values import Layout
+from tests.accounting.written import assert_nested
 from tests.histories.conftest import Quiet
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
@@ -125,6 +131,24 @@ def test_a_join_costs_no_step(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
     last = outcome.picture.generations[-1]
     assert (last.cause, last.steps_repeated, last.restored_from) == ("join", 0, "memory")
     assert "node4" in last.nodes
+    assert_accounted(outcome, tmp_path / "job" / "events")
+
+
+def assert_accounted(outcome: Outcome, events: Path) -> None:
+    """Assert that the account of a job's time, read from its files, agrees with what was done to it."""
+    read = read_run(events)
+    spans = node_spans(read.run)
+    account = goodput(read.run_id, read.run, spans, read.clocks)
+    views = outcome.picture.generations
+    assert [one.cause for one in account.generations] == [view.cause for view in views]
+    assert [one.steps_repeated for one in account.generations] == [view.steps_repeated for view in views]
+    assert account.steps == len(outcome.picture.steps)
+    assert [clock.ahead for clock in account.clocks] == [0] * len(account.nodes)
+    assert account.by_category[Category.UNKNOWN] < account.held / 100
+    assert 0.0 < account.goodput < 1.0
+    for one in account.generations[1:]:
+        assert one.microseconds > 0
+    assert_nested(list(trace(read.run, spans)))
 
 
 def test_losing_a_node_and_its_buddy_restores_from_the_store(

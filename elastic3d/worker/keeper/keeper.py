@@ -103,6 +103,7 @@ class Keeper:
         self._evidence = evidence
         self._costs = options.costs
         self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
+        self._journal.emit("node.started")
         threads.report_to(self._journal.thread_failed)
         self._figures = Figures(deadlines.figures(options.health))
         self._generations = Generations(
