@@ -24,7 +24,7 @@ from typing import Self
 
 from chaos.machine.processes import MARK, all_pids, end_all, free_port, leashed, marked, send, wait_until
 
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "munged")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo", "munged")
 START_TRIES = 3
 START_TIMEOUT = 30.0
 
@@ -42,7 +42,7 @@ SlurmdPidFile={folder}/%n.pid
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdLogFile={folder}/%n.log
 SlurmctldLogFile={folder}/slurmctld.log
-ProctrackType=proctrack/{tracking}
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
@@ -53,7 +53,7 @@ SchedulerParameters=bf_interval=1,sched_min_interval=100000
 SlurmdParameters=config_overrides
 SlurmdTimeout={timeout}
 InactiveLimit=0
-KillWait=5
+KillWait=30
 MinJobAge=3600
 ReturnToService=2
 {nodes}
@@ -73,13 +73,12 @@ class SlurmError(Exception):
 class SlurmCluster:
     """Nodes node0, node1 and so on, each of which one job at a time has as a whole.
 
-    timeout: seconds after which a node that says nothing is down (Slurm's `SlurmdTimeout`). tracking: how Slurm knows a
-    step's processes: pgid (the task's process group) or linuxproc (all that descend from it, as with cgroups).
+    timeout: seconds after which a node that says nothing is down (Slurm's `SlurmdTimeout`).
     """
 
-    def __init__(self, nodes: int, *, timeout: int = 10, tracking: str = "pgid") -> None:
+    def __init__(self, nodes: int, *, timeout: int = 10) -> None:
         self.names = [f"node{number}" for number in range(nodes)]
-        self._timeout, self._tracking = timeout, tracking
+        self._timeout = timeout
         self._mark = f"slurm-{uuid.uuid4().hex}"
         self._folder = Path()
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -126,17 +125,21 @@ class SlurmCluster:
 
     def kill_node(self, name: str) -> None:
         """Kill all processes of a node at once, as a power cut would."""
-        while pids := self.processes(name):
-            send(pids, signal.SIGKILL)
-            if self._daemons[name].pid in pids:
-                self._daemons[name].wait()
+        # All at once: a process of srun's that outlives the other by a millisecond has the step ended everywhere.
+        stopped: list[int] = []
+        while new := [pid for pid in self.processes(name) if pid not in stopped]:
+            send(new, signal.SIGSTOP)
+            stopped += new
+        send(stopped, signal.SIGKILL)
+        self._daemons[name].wait()
 
     # Start and end.
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs to speak with this Slurm."""
-        return {**os.environ, MARK: self._mark, "SLURM_CONF": str(self._folder / "slurm.conf")}
+        """What a process needs to speak with this Slurm; what a killed node leaves in its temp folder goes with it."""
+        own = {"SLURM_CONF": str(self._folder / "slurm.conf"), "TMPDIR": str(self._folder / "tmp")}
+        return {**os.environ, MARK: self._mark, **own}
 
     def logs(self) -> str:
         """Return the ends of the daemons' logs, for messages about what went wrong."""
@@ -172,12 +175,10 @@ class SlurmCluster:
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=1 State=UNKNOWN"
             for name in self.names
         )
-        for name in ("state", *self.names):
+        for name in ("state", "tmp", *self.names):
             (folder / name).mkdir()
         (folder / "slurm.conf").write_text(
-            _CONFIGURATION.format(
-                host=host, port=free_port(), folder=folder, tracking=self._tracking, timeout=self._timeout, nodes=nodes
-            )
+            _CONFIGURATION.format(host=host, port=free_port(), folder=folder, timeout=self._timeout, nodes=nodes)
         )
         (folder / "key").touch(mode=0o600)
         (folder / "key").write_bytes(os.urandom(1024))

@@ -8,21 +8,22 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from chaos.history.follow import Follower, Picture, picture
+from chaos.machine.cluster import Cluster, Launch
 from chaos.machine.processes import send, wait_until
 from chaos.servers.etcd import EtcdServer, find_etcd
 from tests.deploy.slurm_cluster import SlurmCluster, missing
 from tests.paths import ROOT
 
 SCRIPTS = ROOT / "deploy" / "slurm"
+TRAINING = ROOT / "chaos" / "scripts" / "train_gpt.py"
 SIZES = ("--width=16", "--blocks=3", "--context=16", "--global-batch=8", "--micro-batch=2")
 STEPS = 150
 OVER = {"COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT"}
@@ -36,10 +37,19 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The digest of the same training in one process that nothing happens to."""
+    """The digest of the same training on one node without a Slurm, to which nothing happens."""
     out = tmp_path_factory.mktemp("undisturbed")
-    script = [sys.executable, str(ROOT / "chaos" / "scripts" / "train_gpt.py")]
-    subprocess.run([*script, *SIZES, f"--steps={STEPS}", f"--out={out}"], check=True, capture_output=True, timeout=120)
+    with EtcdServer() as etcd:
+        launch = Launch(
+            run_id="undisturbed",
+            endpoint=etcd.endpoint,
+            script=TRAINING,
+            script_args=(*SIZES, f"--steps={STEPS}", f"--out={out}"),
+            conf={"mode": "resident"},
+        )
+        with Cluster(launch, out / "nodes") as cluster:
+            cluster.start_node("node0")
+            assert cluster.wait(120) == {"node0": 0}, cluster.tail("node0")
     return digest(out)
 
 
@@ -50,14 +60,13 @@ def digest(out: Path) -> str:
 
 @dataclass(slots=True)
 class Job:
-    """One training, whose scripts are edited as a person would. events: all that its nodes have said."""
+    """One training, whose scripts are edited as a person would."""
 
     slurm: SlurmCluster
     folder: Path
     endpoint: str = ""
     nodes: str = "1:3"
     pause: float = 0.1
-    numbers: list[str] = field(default_factory=list)
 
     @property
     def address(self) -> Path:
@@ -67,7 +76,7 @@ class Job:
     def submit(self, name: str, *options: str) -> str:
         """Submit a script; return the job's number."""
         training = [
-            *(str(ROOT / "chaos" / "scripts" / "train_gpt.py"), *SIZES, f"--steps={STEPS}", f"--pause={self.pause}"),
+            *(str(TRAINING), *SIZES, f"--steps={STEPS}", f"--pause={self.pause}"),
             *(f"--out={self.folder}", f"--events={self.folder / 'events'}", f"--store={(self.folder / 's').as_uri()}"),
         ]
         values = {
@@ -87,9 +96,7 @@ class Job:
             rest = re.sub(rf"^{key}=.*$", f"{key}={values[key]}", rest, count=1, flags=re.MULTILINE)
         script = self.folder / f"{name}.sbatch"
         script.write_text(head + edit + rest)
-        number = self.slurm.submit(script, f"--output={self.folder / name}-%j.out", *options)
-        self.numbers.append(number)
-        return number
+        return self.slurm.submit(script, f"--output={self.folder / name}-%j.out", *options)
 
     def picture(self) -> Picture:
         """Return what has happened so far."""
@@ -244,36 +251,24 @@ def test_a_job_of_fixed_size_begins_anew_when_a_node_dies(served: Job, undisturb
     assert digest(served.folder) == undisturbed
 
 
-def test_a_second_job_joins_the_first_and_leaves_at_a_step_boundary(job: Job, undisturbed: str) -> None:
-    """`scancel --signal=TERM` of the one that joined: no step is done twice, and the first job goes on."""
+@pytest.mark.parametrize(("how", "state"), [("--signal=TERM", "FAILED"), ("--state=RUNNING", "CANCELLED")])
+def test_a_second_job_joins_the_first_and_leaves_at_a_step_boundary(
+    how: str, state: str, job: Job, undisturbed: str
+) -> None:
+    """By a signal to its torchrun, or as Slurm ends any job: no step is done twice, and the first job goes on."""
     number = job.submit("elastic", "--nodes=2")
     job.wait_for_nodes(2)
     joiner = job.submit("array", "--array=0-0")
     job.wait_for_nodes(3)
-    job.slurm.run("scancel", "--signal=TERM", f"{joiner}_0")
+    job.slurm.run("scancel", how, f"{joiner}_0")
     job.wait_for_nodes(2)
     assert job.wait(number) == "COMPLETED", job.report()
     view = job.picture()
     assert [len(generation.nodes) for generation in view.generations] == [2, 3, 2]
     assert sum(generation.steps_repeated for generation in view.generations) == 0
-    assert job.wait(joiner) == "FAILED", "torchrun ends with 1 after a signal"
+    assert view.generations[-1].cause == "drain"
+    assert job.wait(f"{joiner}_0") == state
     assert digest(job.folder) == undisturbed
-
-
-def test_a_node_leaves_in_order_where_slurm_signals_every_process_of_a_step(tmp_path: Path, undisturbed: str) -> None:
-    """As with cgroups: the keepers get SIGTERM from Slurm, and once more from torchrun."""
-    with SlurmCluster(2, timeout=5, tracking="linuxproc") as slurm, EtcdServer() as etcd:
-        job = Job(slurm, tmp_path, etcd.endpoint, "1:2")
-        joiner = job.submit("array", "--array=0-1")
-        job.wait_for_nodes(2)
-        job.wait_for_step(10)
-        slurm.run("scancel", "--signal=TERM", f"{joiner}_1")
-        job.wait_for_nodes(1)
-        assert job.wait(f"{joiner}_0") == "COMPLETED", job.report()
-        view = job.picture()
-        assert sum(generation.steps_repeated for generation in view.generations) == 0
-        assert view.generations[-1].cause == "drain"
-        assert digest(tmp_path) == undisturbed
 
 
 def test_an_element_of_an_array_whose_node_dies_is_queued_again_and_joins(job: Job, undisturbed: str) -> None:
