@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from chaos.machine.processes import MARK, all_pids, end_all, free_port, leashed, marked, send, wait_until
+from chaos.machine.processes import MARK, all_pids, children, end_all, free_port, leashed, marked, send, wait_until
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo", "munged")
 START_TRIES = 3
@@ -125,13 +125,13 @@ class SlurmCluster:
 
     def kill_node(self, name: str) -> None:
         """Kill all processes of a node at once, as a power cut would."""
-        # All at once: a process of srun's that outlives the other by a millisecond has the step ended everywhere.
-        stopped: list[int] = []
-        while new := [pid for pid in self.processes(name) if pid not in stopped]:
-            send(new, signal.SIGSTOP)
-            stopped += new
-        send(stopped, signal.SIGKILL)
-        self._daemons[name].wait()
+        while pids := self.processes(name):
+            # Before its parent, by a moment: the second process of an srun has the step ended everywhere when the first
+            # one is gone. Stopping all of them would not do: the kernel wakes those whose parents are gone.
+            send((child for pid in pids if _is_srun(pid) for child in children(pid) if _is_srun(child)), signal.SIGKILL)
+            send(pids, signal.SIGKILL)
+            if self._daemons[name].pid in pids:
+                self._daemons[name].wait()
 
     # Start and end.
 
@@ -230,6 +230,13 @@ class SlurmCluster:
         self._daemons.clear()
         end_all(self._mark)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _is_srun(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == "srun\n"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _writers(log: Path) -> list[int]:
