@@ -150,7 +150,7 @@ class Csv(LineTracker):
 
     def _begin(self, old: BinaryIO, new: BinaryIO) -> None:
         header = old.readline(LONGEST)
-        if not header.endswith(b"\n") and header and not _row([STEP, AT]).startswith(header[:8]):
+        if not header.endswith(b"\n") and not f"{STEP},{AT},".encode().startswith(header[:8]):
             raise ValueError(_STRANGE)
         if header.endswith(b"\n"):
             names = next(csv.reader([header.decode(errors="replace").rstrip("\r\n")]), [])

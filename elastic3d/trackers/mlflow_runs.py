@@ -7,16 +7,20 @@ another may have begun: that much cannot be fenced off here.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from elastic3d.trackers.tracker import Position, Tracker
 
-RUN, WRITER = "elastic3d.run", "elastic3d.writer"
+RUN, WRITER = "elastic3d.job", "elastic3d.written_by"
 """Tags of a run: the job's id, and who writes."""
 
 GENERATION = "generation"
+
+MOST = 1000
+"""Metrics in one batch, at most: what MLflow allows."""
 
 
 class MlflowRuns(Tracker):
@@ -42,9 +46,8 @@ class MlflowRuns(Tracker):
         self._client = client = MlflowClient(tracking_uri=self._uri)
         there = client.get_experiment_by_name(self._experiment)
         experiment = there.experiment_id if there is not None else client.create_experiment(self._experiment)
-        quoted = run_id.replace("'", "''") if "'" in run_id else run_id
         runs = client.search_runs(
-            [experiment], f"tags.`{RUN}` = '{quoted}'", max_results=1, order_by=["attributes.start_time DESC"]
+            [experiment], f"tags.`{RUN}` = '{_tag(run_id)}'", max_results=1, order_by=["attributes.start_time DESC"]
         )
         if not runs:
             self._make(experiment)
@@ -90,7 +93,7 @@ class MlflowRuns(Tracker):
         self._client = None
 
     def _make(self, experiment: str) -> None:
-        made = self._client.create_run(experiment, run_name=self._name, tags={RUN: self._name})
+        made = self._client.create_run(experiment, run_name=self._name, tags={RUN: _tag(self._name)})
         self._id = made.info.run_id
         self._claim()
 
@@ -104,5 +107,6 @@ class MlflowRuns(Tracker):
             self._client.set_tag(self._id, f"elastic3d.{name}", str(value))
 
 
-MOST = 1000
-"""Metrics in one batch, at most: what MLflow allows."""
+def _tag(run_id: str) -> str:
+    """Return the job's id as a text that a search of MLflow can name."""
+    return re.sub(r"['\"`\\]", "_", run_id)

@@ -12,7 +12,9 @@ import pytest
 
 SCRIPT = """
 import json, sys
-from elastic3d.trackers.wandb_runs import WandbRuns
+from pathlib import Path
+from wandb.proto import wandb_internal_pb2
+from elastic3d.trackers.wandb_runs import WandbRuns, _records
 from tests.trackers.heard import CONFIG, put
 one = WandbRuns("project")
 said = [one.open("a run/1", CONFIG)]
@@ -28,7 +30,12 @@ said.append(one.open("a run/1", CONFIG))
 one.close()
 said.append(one.open("another", CONFIG))
 one.close()
-print(json.dumps(said))
+read, steps = wandb_internal_pb2.Record.FromString, []
+for path in Path(sys.argv[1]).rglob("*a-run-1.wandb"):
+    with open(path, "rb") as file:
+        records = [read(data) for data in _records(file)]
+    steps += [one.history.step.num for one in records if one.WhichOneof("record_type") == "history"]
+print(json.dumps([said, sorted(steps)]))
 """
 
 
@@ -39,21 +46,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_curve_goes_on_after_a_restart_and_has_no_step_twice(folder: Path) -> None:
     """Each opening has a folder of its own; together they have each step once, in the order of their making."""
-    from wandb.proto import wandb_internal_pb2
-
-    from elastic3d.trackers.wandb_runs import _records
-
     environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_DIR": str(folder)}
     result = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", SCRIPT, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1]) == [None, [3, 1], [701, 3], None]
-    steps = []
-    for path in sorted(folder.rglob("*a-run-1.wandb")):
-        with open(path, "rb") as file:
-            for data in _records(file):
-                record = wandb_internal_pb2.Record.FromString(data)  # type: ignore[attr-defined]
-                if record.WhichOneof("record_type") == "history":
-                    steps.append(record.history.step.num)
-    assert sorted(steps) == list(range(1, 702))
+    said, steps = json.loads(result.stdout.splitlines()[-1])
+    assert said == [None, [3, 1], [701, 3], None]
+    assert steps == list(range(1, 702))
