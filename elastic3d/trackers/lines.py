@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import BinaryIO
 
+from elastic3d.errors import TrackerError
 from elastic3d.trackers.media import Medium
 from elastic3d.trackers.tracker import Position, Tracker
 
@@ -76,7 +77,7 @@ class LineTracker(Tracker):
             if read is None:
                 strange.append(line)
                 if position is None and newest is None and not self._torn(line):
-                    raise ValueError(_STRANGE)
+                    raise TrackerError(_STRANGE)
                 continue
             if (position is None or read.step > position.step) and (newest is None or read.step <= newest):
                 new.writelines(strange)
@@ -151,11 +152,11 @@ class Csv(LineTracker):
     def _begin(self, old: BinaryIO, new: BinaryIO) -> None:
         header = old.readline(LONGEST)
         if not header.endswith(b"\n") and not f"{STEP},{AT},".encode().startswith(header[:8]):
-            raise ValueError(_STRANGE)
+            raise TrackerError(_STRANGE)
         if header.endswith(b"\n"):
             names = next(csv.reader([header.decode(errors="replace").rstrip("\r\n")]), [])
             if names[:2] != [STEP, AT]:
-                raise ValueError(_STRANGE)
+                raise TrackerError(_STRANGE)
             self._columns = [*names, *(name for name in self._columns if name not in names)]
             self._width = len(names)
             self._more = b"," * (len(self._columns) - self._width)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeVar
 
 from elastic3d.clock import SYSTEM
+from elastic3d.errors import TrackerError
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ SHARE = 20
 
 
 class Medium(Protocol):
-    """Where lines are kept. Errors are OSError or what the store raises."""
+    """Where lines are kept. Errors are OSError, TrackerError, or what the store raises."""
 
     def take(self, copy: Copy[T]) -> T:
         """Be the only writer from now on, of what `copy` leaves of what is there."""
@@ -71,7 +72,7 @@ class FileMedium:
         self.path = path = self.path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():
-            raise OSError(f"{path} is no file: name another one")
+            raise TrackerError(f"{path} is no file: name another one")
         for left in path.parent.glob(f".{_escaped(path.name)}.*{_COPY}"):
             left.unlink(missing_ok=True)
         copied = path.with_name(f".{path.name}.{secrets.token_hex(6)}{_COPY}")
@@ -98,7 +99,7 @@ class FileMedium:
         return result
 
     def append(self, data: bytes) -> None:
-        """Write at the end and to the disk; OSError if the file is no longer the one of that name."""
+        """Write at the end and to the disk; TrackerError if the file is no longer the one of that name."""
         assert self._file is not None
         rest = memoryview(data)
         while rest:
@@ -106,7 +107,7 @@ class FileMedium:
         os.fsync(self._file.fileno())
         mine, there = os.fstat(self._file.fileno()), os.stat(self.path)
         if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
-            raise OSError(f"another process has replaced {self.path}")
+            raise TrackerError(f"another process has replaced {self.path}")
 
     def set_aside(self) -> str:
         """Rename the file to the first free one of `name.1.csv`, `name.2.csv`..."""

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from elastic3d.errors import TrackerError
 from elastic3d.trackers.tracker import Position, Tracker
 
 RUN, WRITER = "elastic3d.job", "elastic3d.written_by"
@@ -77,7 +78,7 @@ class MlflowRuns(Tracker):
         for first in range(0, len(metrics), MOST):
             writer = self._client.get_run(self._id).data.tags.get(WRITER)
             if writer != self._token:
-                raise OSError(f"another process writes to MLflow's run {self._id} now")
+                raise TrackerError(f"another process writes to MLflow's run {self._id} now")
             self._client.log_batch(self._id, metrics=metrics[first : first + MOST])
 
     def rewind(self, step: int) -> bool:

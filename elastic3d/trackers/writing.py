@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.errors import TrackerError
 from elastic3d.trackers.points import Point, Points, Void
 from elastic3d.trackers.tracker import Position, Tracker
 from elastic3d.trackers.turn import Turn, rewound_to
@@ -255,9 +256,9 @@ _CLOSING = "closing it failed; what it was given before may be incomplete"
 
 
 def _checked(position: Position | None) -> Position | None:
-    """Return what `open` returned; TypeError if that is no position."""
+    """Return what `open` returned; TrackerError if that is no position."""
     if position is None:
         return None
     if not isinstance(position, tuple) or not all(isinstance(part, int) for part in position) or len(position) > 2:
-        raise TypeError(f"open() of a tracker returns an elastic3d.trackers.Position or None, and not {position!r}")
+        raise TrackerError(f"open() of a tracker returns an elastic3d.trackers.Position or None, and not {position!r}")
     return Position(*position)

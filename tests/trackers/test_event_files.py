@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from elastic3d.errors import TrackerError
 from elastic3d.trackers.event_files import EventFiles
 from elastic3d.trackers.tracker import Position
 from tests.trackers.heard import CONFIG, put
@@ -44,7 +45,7 @@ def test_a_former_writer_that_still_lives_shows_nothing_twice(tmp_path: Path) ->
     put(old, 1, 3)
     assert new.open("r", CONFIG) == Position(3, 1)
     put(new, 4, 6)
-    with pytest.raises(OSError, match="another process has replaced"):
+    with pytest.raises(TrackerError, match="another process has replaced"):
         put(old, 4, 9, salt=5.0)
     put(new, 7, 8)
     assert shown(tmp_path) == pytest.approx({step: 10.0 / step for step in range(1, 9)})

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic3d.errors import TrackerError
 from elastic3d.trackers.lines import Csv, JsonLines, LineTracker
 from elastic3d.trackers.media import FileMedium, ObjectMedium
 from elastic3d.trackers.tracker import Position
@@ -62,7 +63,7 @@ def test_a_former_writer_that_still_lives_writes_into_nothing(made: Made, tmp_pa
     put(old, 1, 3)
     assert new.open("r", CONFIG) == Position(3, 1)
     put(new, 4, 6)
-    with pytest.raises(OSError, match="another process has replaced"):
+    with pytest.raises(TrackerError, match="another process has replaced"):
         put(old, 4, 9)
     put(new, 7, 8)
     assert steps(path) == list(range(1, 9))
@@ -106,7 +107,7 @@ def test_a_file_of_somebody_else_is_left_alone(made: Made, content: bytes, tmp_p
     """It is refused, with what to do, and not a byte of it is lost."""
     path = tmp_path / "losses"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="move it away"):
+    with pytest.raises(TrackerError, match="move it away"):
         made(path).open("r", CONFIG)
     assert path.read_bytes() == content
     assert [one.name for one in tmp_path.iterdir()] == ["losses"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from elastic3d.errors import TrackerError
 from elastic3d.trackers.mlflow_runs import MlflowRuns
 from elastic3d.trackers.tracker import Position
 from tests.trackers.heard import CONFIG, put
@@ -53,7 +54,7 @@ def test_a_former_writer_finds_that_another_one_writes(uri: str) -> None:
     old.open("r", CONFIG)
     put(old, 1, 3)
     assert new.open("r", CONFIG) == Position(3, 1)
-    with pytest.raises(OSError, match="another process writes"):
+    with pytest.raises(TrackerError, match="another process writes"):
         put(old, 4, 9)
     put(new, 4, 5)
     assert [step for step, _ in history(uri)] == [1, 2, 3, 4, 5]
