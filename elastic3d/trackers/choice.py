@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from checkpointing.stores.address import redacted
 from elastic3d.errors import UsageError
 from elastic3d.trackers.tracker import Tracker
 
@@ -25,10 +26,11 @@ MOST = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """A tracker, and what people call it."""
+    """A tracker, and what people call it. place: the file or folder, "" for others: two writers of it would quarrel."""
 
     name: str
     tracker: Tracker
+    place: str = ""
 
 
 def chosen(given: Any) -> tuple[Named, ...]:
@@ -39,10 +41,10 @@ def chosen(given: Any) -> tuple[Named, ...]:
     if len(items) > MOST:
         raise UsageError(f"elastic3d.run(trackers=...): give at most {MOST}, not {len(items)}")
     named = [_one(item) for item in items]
-    names = [one.name for one in named]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"elastic3d.run(trackers=...): {name} is given twice")
+    places = [one.place or one.name for one in named]
+    for one, place in zip(named, places, strict=True):
+        if places.count(place) > 1:
+            raise UsageError(f"elastic3d.run(trackers=...): {one.name} is given twice")
     return tuple(named)
 
 
@@ -56,8 +58,15 @@ def _one(item: Any) -> Named:
             "'csv:losses.csv', 'jsonl:losses.jsonl', 'tensorboard:runs/gpt', 'mlflow:experiment' or 'wandb:project'"
         )
     if kind in _KINDS:
-        return Named(name=item, tracker=_KINDS[kind](rest))
-    return Named(name=item, tracker=_others(kind, rest))
+        place = str(_path(rest)) if kind in ("csv", "jsonl", "tensorboard") and not _is_url(rest) else ""
+        return Named(name=_shown(kind, rest), tracker=_KINDS[kind](rest), place=place)
+    return Named(name=_shown(kind, rest), tracker=_others(kind, rest))
+
+
+def _shown(kind: str, rest: str) -> str:
+    """Return the text without a password that an address in it may have."""
+    before, at, uri = rest.partition("@") if kind == "mlflow" else ("", "", rest)
+    return f"{kind}:{before}{at}{redacted(uri)}"
 
 
 def _csv(place: str) -> Tracker:

@@ -121,7 +121,11 @@ class JsonLines(LineTracker):
         return not line.endswith(b"\n") and (b'{"step": '.startswith(line[:9]))
 
     def _line(self, step: int, values: Mapping[str, float], at: float) -> bytes:
-        plain = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        plain = {
+            name: (value if _whole(value) else float(value)) if math.isfinite(value) else None
+            for name, value in values.items()
+            if name not in (STEP, AT)
+        }
         return json.dumps({STEP: step, AT: round(at, 3), **plain}).encode() + b"\n"
 
 
@@ -179,7 +183,7 @@ class Csv(LineTracker):
         return line.rstrip(b"\r\n") + self._more + b"\n" if self._more else line
 
     def _line(self, step: int, values: Mapping[str, float], at: float) -> bytes:
-        known = {STEP: step, AT: f"{at:.3f}", **{name: repr(value) for name, value in values.items()}}
+        known = {**{name: _number(value) for name, value in values.items()}, STEP: str(step), AT: f"{at:.3f}"}
         return _row([known.get(name, "") for name in self._columns])
 
 
@@ -187,6 +191,11 @@ def _row(cells: list[object] | list[str]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow([_one_line(cell) for cell in cells])
     return text.getvalue().encode()
+
+
+def _number(value: float) -> str:
+    """Return a number as text that has all its bits; numpy's are floats here."""
+    return str(value) if _whole(value) else repr(float(value))
 
 
 def _one_line(cell: object) -> object:

@@ -129,13 +129,13 @@ class TrackerWriter:
 
     def _run(self) -> None:
         while self._wait():
-            turn = self._turn
-            if turn is None or self._held:
-                self._close()
-                continue
             self._busy_since = self._clock.monotonic()
             try:
-                self._write(turn)
+                turn = self._turn
+                if turn is None or self._held:
+                    self._close()
+                else:
+                    self._write(turn)
             except _Interrupted:
                 self._close()
             except Exception as error:  # noqa: BLE001  # whatever a tracker raises, training goes on
@@ -180,7 +180,7 @@ class TrackerWriter:
             for before, point in zip([self._cursor, *(one.step for one in batch)], batch, strict=False):
                 self._look_for_gap(before, point)
             self._cursor = batch[-1].step
-        if self._error:
+        if self._error or self._silent_said:
             self._emit("tracker.mended", tracker=self.name, step=self._cursor)
         self._failures, self._error = 0, ""
         with self._changed:

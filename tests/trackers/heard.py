@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elastic3d.clock import SYSTEM
+from elastic3d.clock import SYSTEM, Clock
 from elastic3d.trackers.points import Point, Points
 from elastic3d.trackers.tracker import Position, Tracker
 from elastic3d.trackers.turn import Turn
@@ -80,11 +80,11 @@ class Shelved(Tracker):
 class Writing:
     """One node's writer of a shelf."""
 
-    def __init__(self, shelf: Shelf, *, kept: int = 1000) -> None:
+    def __init__(self, shelf: Shelf, *, kept: int = 1000, clock: Clock = SYSTEM) -> None:
         self.points, self.tracker = Points(kept), Shelved(shelf)
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.writer = TrackerWriter(
-            "shelf", self.tracker, self.points, run_id="r", emit=self._emit, pace=0.01, rest=0.01
+            "shelf", self.tracker, self.points, run_id="r", emit=self._emit, pace=0.01, rest=0.01, clock=clock
         )
 
     def _emit(self, name: str, **fields: Any) -> None:

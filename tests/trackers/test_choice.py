@@ -38,6 +38,12 @@ def test_text_names_the_trackers_that_are_built_in(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_password_is_not_shown() -> None:
+    """Events name a tracker as it was given, but for that."""
+    (one,) = chosen(["mlflow:gpt@http://me:secret@host:5000/x"])
+    assert one.name == "mlflow:gpt@http://***@host:5000/x"
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -50,6 +56,7 @@ def test_text_names_the_trackers_that_are_built_in(tmp_path: Path, monkeypatch: 
         (["csv:a\0b"], "such as"),
         (["cvs:a.csv"], "no tracker is named 'cvs': give one of csv, jsonl"),
         (["csv:a.csv", "csv:a.csv"], "given twice"),
+        (["csv:a.csv", "jsonl:./a.csv"], "given twice"),
         (["csv:nowhere://a.csv"], "nowhere"),
         (["tensorboard:s3://bucket/runs"], "a disk that all nodes share"),
         (["mlflow:@http://host"], "give an experiment"),

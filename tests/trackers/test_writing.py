@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from elastic3d.clock import SYSTEM
+from elastic3d.threads import Edge, ThreadFailure
 from elastic3d.trackers.points import Void
 from elastic3d.trackers.tracker import Position
 from elastic3d.trackers.turn import Turn, rewound_to
+from elastic3d.trackers.writing import SILENT
+from tests.clocks import HandClock
 from tests.trackers.heard import Shelf, Writing, eventually, values
 
 
@@ -129,8 +135,6 @@ def test_the_end_waits_for_a_bounded_time_and_says_what_is_not_written(shelf: Sh
 
 def test_the_end_does_not_wait_for_a_tracker_that_hangs(shelf: Shelf) -> None:
     """It never returned from its first write."""
-    import threading
-
     node, shelf.gate = Writing(shelf), threading.Event()
     node.begin()
     node.add(1, 3)
@@ -140,6 +144,61 @@ def test_the_end_does_not_wait_for_a_tracker_that_hangs(shelf: Shelf) -> None:
     (unwritten,) = node.said("tracker.unwritten")
     assert unwritten["count"] == 3
     shelf.gate.set()
+
+
+def test_the_thread_survives_whatever_a_tracker_raises(
+    reported: queue.SimpleQueue[ThreadFailure], shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what ends a program elsewhere; it is tried again."""
+    node = Writing(shelf)
+    real = node.tracker.write
+
+    def write(*args: Any) -> None:
+        monkeypatch.setattr(node.tracker, "write", real)
+        raise SystemExit(3)
+
+    monkeypatch.setattr(node.tracker, "write", write)
+    node.begin()
+    node.add(1, 3)
+    failure = reported.get(timeout=30)
+    assert (failure.thread, failure.edge) == ("tracker-shelf", Edge.AGAIN)
+    assert eventually(lambda: len(shelf.sent) == 3)
+    node.end()
+    assert [name for name, _ in node.events if name in ("tracker.failed", "tracker.mended")] == [
+        "tracker.failed",
+        "tracker.mended",
+    ]
+
+
+def test_a_tracker_that_does_not_answer_is_named_and_mended(shelf: Shelf) -> None:
+    """It hangs in a write for longer than a minute, by a clock of ours."""
+    clock = HandClock()
+    node, shelf.gate = Writing(shelf, clock=clock), threading.Event()
+    node.add(1, 3)
+    node.begin()
+    assert eventually(lambda: node.writer._busy_since is not None and node.tracker.opened)
+    node.writer.look()
+    assert not node.said("tracker.failed")
+    clock.now += SILENT + 1
+    for _ in range(3):
+        node.writer.look()
+    shelf.gate.set()
+    assert eventually(lambda: node.said("tracker.mended"))
+    assert len(node.said("tracker.failed")) == 1
+    assert shelf.sent == [1, 2, 3]
+    node.end()
+
+
+@pytest.mark.parametrize("returned", [7, "3", (1, 2, 3), (1.5, 0), [1, 2]])
+def test_a_tracker_that_returns_no_position_is_named(returned: object, shelf: Shelf, first: Writing) -> None:
+    """What is wrong with it is said, and nothing is written on a guess."""
+    first.tracker.open = lambda run_id, config: returned  # type: ignore[method-assign,assignment,return-value]
+    first.begin()
+    first.add(1, 2)
+    assert eventually(lambda: first.said("tracker.failed"))
+    assert "Position or None" in first.said("tracker.failed")[0]["error"]
+    assert shelf.sent == []
+    first.writer.stop()
 
 
 def test_a_run_that_went_back_is_written_anew_from_there(shelf: Shelf, first: Writing) -> None:
