@@ -103,9 +103,12 @@ class TrackerWriter:
         self._emit("tracker.failed", tracker=self.name, error=f"no answer for {SILENT:.0f} s", detail=_MEANWHILE)
 
     def finish(self, deadline: float) -> None:
-        """Write what is left and close, by this time at the latest; `wait` says when that is done."""
+        """Write what is left and close, by this time at the latest; `wait` says when that is done.
+
+        Nothing is written where this node cannot know whether another one does.
+        """
         with self._changed:
-            self._held, self._deadline, self._due = False, deadline, 0.0
+            self._deadline, self._due = deadline, 0.0
             self._changed.notify()
 
     def wait(self) -> None:
@@ -120,7 +123,7 @@ class TrackerWriter:
                 tracker=self.name,
                 steps=[left[0].step, left[-1].step],
                 count=len(left),
-                error=self._error or "it did not answer in time",
+                error=self._error or ("etcd was away: another node may write" if self._held else "no answer in time"),
             )
         elif self._thread.is_alive():
             self._emit("tracker.failed", tracker=self.name, error="it did not close in time", detail=_CLOSING)
@@ -150,9 +153,10 @@ class TrackerWriter:
             while True:
                 now, turn = self._clock.monotonic(), self._turn
                 left = bool(self._points.after(self._cursor, 1))
-                if self._deadline is not None and (turn is None or not left or now >= self._deadline):
+                idle = turn is None or self._held
+                if self._deadline is not None and (idle or not left or now >= self._deadline):
                     return False
-                if turn is None or self._held:
+                if turn is None or idle:
                     if self._called:
                         return True
                 elif now >= self._due and (left or self._outdated(turn)):
@@ -168,6 +172,8 @@ class TrackerWriter:
         if self._outdated(turn):
             self._close()
             with self._changed:
+                if self._turn is None or self._held:
+                    raise _Interrupted
                 self._stale = False
             self._open(turn)
         batch = self._points.after(self._cursor, BATCH)

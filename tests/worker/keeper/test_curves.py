@@ -119,6 +119,22 @@ def test_nothing_is_written_while_etcd_is_away(shelf: Shelf, pair: tuple[Keeping
     assert eventually(lambda: shelf.sent == [1, 2, 3, 4])
 
 
+def test_a_node_that_ends_without_etcd_writes_nothing_and_says_so(shelf: Shelf) -> None:
+    """It may have been put out; others have its points."""
+    one = Keeping(A, shelf)
+    formed = generation(1, A, B)
+    one.curves.began(formed, A)
+    one.curves.restored(0)
+    assert eventually(lambda: one.tracker.opened)
+    one.curves.etcd(there=False)
+    one.steps(formed, 1, 4)
+    one.close()
+    assert shelf.sent == []
+    (unwritten,) = [fields for name, fields in one.events if name == "tracker.unwritten"]
+    assert (unwritten["steps"], unwritten["count"]) == ([1, 4], 4)
+    assert "etcd was away" in unwritten["error"]
+
+
 def test_a_run_that_goes_back_leaves_out_what_it_made(shelf: Shelf, pair: tuple[Keeping, Keeping]) -> None:
     """Also in the memory of the node that writes next, and for steps that it hears of too late."""
     shelf.forgets = True
