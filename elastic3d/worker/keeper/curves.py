@@ -101,10 +101,14 @@ class Curves:
             writer.begin(turn)
 
     def _config(self, generation: Generation, me: Node) -> dict[str, str | int]:
-        layout = str(generation.layout) if generation.layout is not None else ""
-        nodes = len(generation.nodes)
-        about = {"generation": generation.number, "nodes": nodes, "ranks": generation.world, "layout": layout}
-        return {"run": self._run_id, "node": me.name, **about}
+        return {
+            "run": self._run_id,
+            "node": me.name,
+            "generation": generation.number,
+            "nodes": len(generation.nodes),
+            "ranks": generation.world,
+            "layout": str(generation.layout) if generation.layout is not None else "",
+        }
 
 
 def values_of(record: StepRecord, generation: Generation) -> dict[str, float]:

@@ -44,6 +44,6 @@ def test_the_record_keeps_it_and_refuses_one_that_is_not_there() -> None:
     for wrong in (3, -1):
         with pytest.raises(ValueError, match="no writer"):
             encoding.read_generation({**data, "writer": wrong})
-    for wrong in (True, "2", 1.0):
+    for strange in (True, "2", 1.0):
         with pytest.raises(ValueError, match="expected int for writer"):
-            encoding.read_generation({**data, "writer": wrong})
+            encoding.read_generation({**data, "writer": strange})
