@@ -89,7 +89,8 @@ def _offline(folder: Path, id: str) -> Position | None:
 
     read: Any = wandb_internal_pb2
     newest: Position | None = None
-    for path in folder.glob(f"offline-run-*-{id}/run-{id}.wandb"):
+    # W&B adds to the folder's name where two are made within a second.
+    for path in folder.glob(f"offline-run-*/run-{id}.wandb"):
         with open(path, "rb") as file:
             for data in _records(file):
                 record = read.Record.FromString(data)

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 SCRIPT = """
-import json, sys
+import json, sys, time
 from pathlib import Path
 from wandb.proto import wandb_internal_pb2
 from elastic3d.trackers.wandb_runs import WandbRuns, _records
 from tests.trackers.heard import CONFIG, put
 one = WandbRuns("project")
+time.sleep(1.0 - time.time() % 1.0)  # folders are named by the second: the first openings share one
 said = [one.open("a run/1", CONFIG)]
 put(one, 1, 3)
 one.close()
