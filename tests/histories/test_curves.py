@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from chaos.faults.moment import When
-from chaos.faults.process import Continue, Stop
+from chaos.faults.process import Pause
+from chaos.machine.processes import Part
 from chaos.playing.play import Outcome, play
 from chaos.servers.etcd import EtcdServer
 from tests.histories.conftest import Quiet
@@ -34,7 +35,7 @@ def test_curves_are_whole_when_the_node_that_writes_them_is_killed(
     curves = tmp_path / "curves"
     kinds = (f"csv:{curves}/losses.csv", f"jsonl:{curves}/losses.jsonl", f"tensorboard:{curves}/board")
     setting = dataclasses.replace(SMALL, options=(*SMALL.options, *(f"--tracker={kind}" for kind in kinds)))
-    outcome = held(play(setting, faults("0@8", "@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+    outcome = held(play(setting, faults("stage0@8", "@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
     assert len(outcome.picture.generations) > 1
     losses = losses_of(quiet(SMALL))
     assert written(curves / "losses.csv") == [(step, losses[step]) for step in STEPS]
@@ -68,16 +69,14 @@ def test_curves_are_whole_when_the_node_that_writes_them_stands_still_and_goes_o
         "csv:/proc/no/a.csv",
     )
     setting = dataclasses.replace(LONG, options=(*LONG.options, *(f"--tracker={kind}" for kind in kinds)))
-    asked = [
-        Stop(node="node0", when=When(step=8)),
-        Continue(node="node0", when=When(event="generation.sealed", count=2)),
-    ]
+    asked = [Pause(node="stage0", part=Part.KEEPERS, seconds=6.0, when=When(step=8))]
     outcome = held(play(setting, asked, etcd=job_etcd, workdir=tmp_path / "job"), quiet(LONG))
     assert len(outcome.picture.generations) > 1
     losses = losses_of(quiet(LONG))
     assert written(curves / "a.csv") == sorted(losses.items())
     assert shown(curves / "board") == pytest.approx(losses)
     assert history(uri) == sorted(losses.items())
+    assert len({event.node for event in outcome.events if event.name == "tracker.opened"}) > 1
     said = [(event.name, event.fields["tracker"]) for event in outcome.events if event.name.startswith("tracker.")]
     assert {one for one in said if one[0] != "tracker.opened"} == {
         ("tracker.failed", kinds[-1]),
