@@ -20,11 +20,23 @@ if TYPE_CHECKING:
     from elastic3d.entry import run
     from elastic3d.errors import Elastic3dError
     from elastic3d.health.options import Health
+    from elastic3d.trackers import Tracker
     from elastic3d.training import Run
     from elastic3d.values import Layout
     from elastic3d.worker.options import Checkpointing
 
-__all__ = ["run", "Run", "Checkpointing", "Health", "Layout", "Growing", "TokenFile", "Packed", "Elastic3dError"]
+__all__ = [
+    "run",
+    "Run",
+    "Checkpointing",
+    "Health",
+    "Layout",
+    "Growing",
+    "TokenFile",
+    "Packed",
+    "Tracker",
+    "Elastic3dError",
+]
 
 check_version()
 
@@ -37,6 +49,7 @@ _HOMES = {
     "Growing": "elastic3d.data",
     "TokenFile": "elastic3d.data",
     "Packed": "elastic3d.data",
+    "Tracker": "elastic3d.trackers",
     "Elastic3dError": "elastic3d.errors",
 }
 

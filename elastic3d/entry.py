@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Never
 
@@ -25,6 +25,8 @@ from elastic3d.quantities import seconds, size
 from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.settings import Settings, from_environment
 from elastic3d.snapshots.interval import AUTO
+from elastic3d.trackers.choice import chosen
+from elastic3d.trackers.tracker import Tracker
 from elastic3d.training import Run, run_alone, train
 from elastic3d.training.identity import script_digest
 from elastic3d.training.tiers import KeepersAndStore
@@ -63,6 +65,7 @@ def run(
     restore: str = "latest",
     fresh: bool = False,
     health: Health | str = "on",
+    trackers: Sequence[str | Tracker] = (),
     **moved: Never,
 ) -> None:
     """Train `main` on whatever nodes are there, and return when the job is over.
@@ -99,6 +102,9 @@ def run(
             default.
         health: Whether ranks that stand still are found, by what every trainer records of its own progress: "on", the
             default, "log" to report them and do nothing else, "off", or a `Health` with more to choose.
+        trackers: Where the curves of the run are written, each step once whatever nodes die: "tensorboard:FOLDER",
+            "csv:FILE", "jsonl:FILE", "mlflow:EXPERIMENT", "wandb:PROJECT", those of other packages, or objects of an
+            `elastic3d.Tracker`. None, the default.
         moved: Takes nothing; says where options of checkpoints that used to be here are now.
 
     Raises:
@@ -137,6 +143,7 @@ def run(
         fresh=fresh,
         device=device,
         health=watching(health, patience=at.patience if at is not None else 0.0, device=device),
+        trackers=chosen(trackers),
         costs=load(_path(calibration), device=device).costs() if calibration is not None else None,
     )
     settings = from_environment()
@@ -157,6 +164,8 @@ def run(
 def _by_hand(options: RunOptions) -> str:
     """Say what a script that was started by hand lacks."""
     without = f"no checkpoints are written to or read from {options.store.url}, and " if options.store else ""
+    if options.trackers:
+        without = f"no curves are written to {', '.join(one.name for one in options.trackers)}, {without}"
     return (
         f"started by hand, so this process trains alone: {without}nothing is kept when it ends. For a job, on one node "
         "or many, start it with torchrun --rdzv-backend=etcd --rdzv-conf=mode=resident"

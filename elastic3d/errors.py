@@ -32,6 +32,7 @@ Every error says what happened, whether trying again helps, and what the person 
       CollectiveFailed      a collective of a script that was started by hand failed
       CalibrationFailed     something could not be measured; trying again helps where the machine was only busy
       TrainingFailed        the user's code raised on every try
+      TrackerError          a tracker does not take points; it is tried again, and the message says what to mend
 
 Some are defined beside the code that raises them; tests/test_errors.py holds that none is missing here.
 """
@@ -114,6 +115,10 @@ class NotFinite(Elastic3dError):
 
 class UnmatchedCollective(Elastic3dError):
     """Some ranks made a collective call when `main` had returned on others; make it on every rank."""
+
+
+class TrackerError(Elastic3dError):
+    """A tracker does not take points. Training goes on, and it is tried again; the message says what to mend."""
 
 
 class CollectiveFailed(Elastic3dError):

@@ -177,6 +177,19 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             "copy",
             "excluded",
         ),
+        # From the node that writes the curves: `tracker` is as `trackers=` gives it. It writes from now on, and had all
+        # points up to `step`.
+        "tracker.opened": _debug("tracker", "step"),
+        # It does not take points. Training goes on; they are kept within a bound, and written when it does. Once, until
+        # `tracker.mended`: everything up to `step` is written.
+        "tracker.failed": _warning("tracker", "error", "detail"),
+        "tracker.mended": _info("tracker", "step"),
+        # It has no points of the steps [first, last] of `steps`, and no node has them any more.
+        "tracker.gap": _warning("tracker", "steps", "detail"),
+        # The run went back, and this tracker cannot forget its points of the steps [first, last] of `steps`.
+        "tracker.kept": _warning("tracker", "steps", "detail"),
+        # The run is over, and the `count` points of the steps [first, last] of `steps` could not be written.
+        "tracker.unwritten": _error("tracker", "steps", "count", "error"),
         # From the node that holds rank 0, every ten seconds: `left` is the time until step `until`, for people.
         "training.progress": _info("step", "until", "loss", "steps_per_second", "left"),
         # The first non-finite loss in a row; training goes on; `numerics=` may skip its update.

@@ -405,6 +405,8 @@ class Generation:
     `paces` what was known of machines that are slow, or were. `memory` is what was learned where memory ran out, None
     where it never did.
     `rollbacks` what it leaves out since the loss jumped up, `paces` what was known of machines that are slow, or were.
+    `writer` is the place among `nodes` of the one that writes the run's curves: the one that did so before, else the
+    first that trained before and so heard the steps that may not be written yet, else the first.
     """
 
     number: int
@@ -427,6 +429,7 @@ class Generation:
     rollbacks: tuple[Rollback, ...] = ()
     paces: tuple[Pace, ...] = ()
     memory: MemoryBound | None = None
+    writer: int = 0
 
     @property
     def world(self) -> int:

@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "torch_support",
     ),
     ("devices",),
-    ("planner", "data", "etcd", "notices", "trust", "port"),
+    ("planner", "data", "etcd", "notices", "trackers", "trust", "port"),
     ("storage", "etcd_refs"),
     ("membership",),
     ("snapshots", "parallel", "health"),

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 CAUGHT_INSIDE = {
     "Unfit": "admission.check, which makes it AdmissionFailed",
     "_Seen": "calibration.block, from the block's own input",
+    "_Interrupted": "trackers.writing, which closes the tracker",
     "_ProfileMade": "calibration.script_question, out of the user's main",
     "Drawn": "data.batches, where a stream has ended",
     "CannotRepeat": "training.updates, which says what is not checked",

@@ -21,6 +21,7 @@ def test_elastic3d_exports_exactly_the_listed_names() -> None:
         "Growing",
         "TokenFile",
         "Packed",
+        "Tracker",
         "Elastic3dError",
     }
     for name in elastic3d.__all__:

@@ -108,6 +108,7 @@ def write_fields(generation: Generation) -> dict[str, Any]:
         **({"rollbacks": to_json(generation.rollbacks)} if generation.rollbacks else {}),
         **({"paces": to_json(generation.paces)} if generation.paces else {}),
         **({"memory": to_json(generation.memory)} if generation.memory is not None else {}),
+        **({"writer": generation.writer} if generation.writer else {}),
     }
 
 
@@ -131,6 +132,8 @@ def read_fields(data: dict[str, Any], *, nodes: tuple[Node, ...], spares: tuple[
             raise ValueError(f"expected {kind.__name__} for {key}, got {str(value)[:80]!r}")
     if "number" not in known:
         raise ValueError("it has no number")
+    if not 0 <= known.get("writer", 0) < max(1, len(nodes)):
+        raise ValueError(f"it has {len(nodes)} node(s), and no writer {known['writer']}")
     return Generation(
         cause=Cause(str(data.get("cause"))),
         nodes=nodes,
@@ -157,6 +160,7 @@ _PLAIN: dict[str, type] = {
     "spent": float,
     "storm": int,
     "reached": int,
+    "writer": int,
 }
 
 

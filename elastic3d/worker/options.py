@@ -22,6 +22,7 @@ from elastic3d.log import LIMIT
 from elastic3d.planner.costs import Costs
 from elastic3d.quantities import Every, every, rate, seconds, size
 from elastic3d.snapshots.interval import AUTO
+from elastic3d.trackers.choice import Named
 from elastic3d.values import Layout, StoreAt
 from elastic3d.worker.safety import LEAST_SNAPSHOTS, MOST_SECONDS, MOST_SNAPSHOTS
 
@@ -127,7 +128,7 @@ class RunOptions:
     trainer for tensor operations. costs: what the planner predicts step times from when this node leads, None to choose
     layouts by shape alone. restore: the checkpoint to go on from where no state is in memory. fresh: whether to begin
     at step 0 even though steps were made before and are lost. device: the kind that trainers compute on. health: how
-    ranks that stand still are found, None for not at all.
+    ranks that stand still are found, None for not at all. trackers: where curves are written.
     """
 
     store: StoreAt | None = None
@@ -144,6 +145,7 @@ class RunOptions:
     fresh: bool = False
     device: str = "cpu"
     health: Watching | None = None
+    trackers: tuple[Named, ...] = ()
 
     def __post_init__(self) -> None:
         if self.snapshot_every is not None:

@@ -138,7 +138,17 @@ def formed_of(
         rollbacks=view.rollbacks,
         paces=tuple(known(situation).values()),
         memory=replace(bound, recompute=plan.recompute or "none") if plan is not None and bound is not None else None,
+        writer=_writer(view.generation, nodes),
     )
+
+
+def _writer(previous: Generation | None, nodes: tuple[Node, ...]) -> int:
+    """Return which of `nodes` writes the run's curves: see `Generation`."""
+    if previous is None or not previous.nodes:
+        return 0
+    before = index_of(previous).node_ranks
+    stayed = [at for at, node in enumerate(nodes) if node.id in before]
+    return next((at for at in stayed if before[nodes[at].id] == previous.writer), stayed[0] if stayed else 0)
 
 
 def _fit(

@@ -46,6 +46,7 @@ from elastic3d.worker.checkpoints.node_checkpoints import Checkpoints
 from elastic3d.worker.checkpoints.uploader import TilesUploaded, WriteFailed
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.keeper.admit import admit
+from elastic3d.worker.keeper.curves import Curves
 from elastic3d.worker.keeper.departure import LeaveRequest
 from elastic3d.worker.keeper.ending import Ending
 from elastic3d.worker.keeper.generations import Generations
@@ -110,6 +111,7 @@ class Keeper:
             settings, options, self._slots, self._tell, journal=self._journal, figures=self._figures
         )
         self._progress = ProgressReporter(self._journal.emit, self._figures)
+        self._curves = Curves(options.trackers, run_id=settings.run_id, emit=self._journal.emit)
         self._member: Member | None = None
         self._checkpoints: Checkpoints | None = None
         self._exit: acts.Exit | None = None
@@ -235,6 +237,7 @@ class Keeper:
             if watcher is not None and not self._exit.failed:
                 watcher.acknowledge()
         finally:
+            self._curves.finish()
             if watcher is not None:
                 watcher.close()
             for slot in self._slots:
@@ -248,6 +251,7 @@ class Keeper:
                 self._checkpoints.close_committer(self._close_patience())
             client.close()
             meeting.close()
+            self._curves.wait()
         self._end()
 
     def _join(self, client: EtcdClient, links: Links, record: MemberRecord, *, again: bool = False) -> None:
@@ -278,6 +282,7 @@ class Keeper:
         assert self._exit is not None
         assert self._member is not None
         self._journal.emit("member.fenced", incarnation=self._node.incarnation, detail=self._exit.detail)
+        self._curves.stop()
         self._generations.forget()
         if self._checkpoints is not None:
             self._checkpoints.forget()
@@ -337,6 +342,7 @@ class Keeper:
                 self._meeting.forget(before=event.generation.number)
                 self._generations.go(event.generation, self._node)
                 self._progress.began(first=event.generation.nodes[0].id == self._node.id)
+                self._curves.began(event.generation, self._node)
             case acts.AskLeave():
                 self._leaving.ask_leave(event.key)
             case acts.Stop():
@@ -371,8 +377,10 @@ class Keeper:
             case EtcdHeard():
                 for slot in self._slots:
                     slot.set_etcd_away(not event.there)
+                self._curves.etcd(there=event.there)
             case SealedMembership():
                 self._generations.sealed(event.generation)
+                self._curves.sealed(event.generation, self._node)
             case m.FaultOrdered():
                 self._faults.heard(event, self._node.id)
             case SecretNews():
@@ -395,6 +403,7 @@ class Keeper:
         if running is None or not self._generations.trainers(running.key):
             self._progress.over()
         self._progress.look()
+        self._curves.look()
 
     def _handle_slot(self, event: object) -> None:
         match event:
@@ -423,14 +432,18 @@ class Keeper:
             case w.Started() | w.TrainerReady() | w.Restored() | w.StepFinished() | w.AuditHeard() | w.TrainerExited():
                 if isinstance(event, w.Restored) and event.state.damaged and self._checkpoints is not None:
                     self._checkpoints.distrust(event.state.damaged)
+                if isinstance(event, w.Restored) and event.slot == 0:
+                    self._curves.restored(event.state.step)
                 self._generations.heard(event)
                 if isinstance(event, w.StepFinished):
                     self._generations.look_after_snapshots(self._node)
                     if self._checkpoints is not None and self._generations.running is not None:
                         self._checkpoints.audited(event.record, self._generations.running)
                     keyed_world = self._generations.find(event.slot, event.trainer)
-                    if keyed_world is not None and keyed_world[1].first_rank + event.slot == 0:
-                        self._progress.stepped(event.record)
+                    if keyed_world is not None and event.slot == 0:
+                        self._curves.stepped(event.record, keyed_world[1].generation)
+                        if keyed_world[1].first_rank == 0:
+                            self._progress.stepped(event.record)
             case _:
                 pass
 
