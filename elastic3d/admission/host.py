@@ -39,7 +39,7 @@ def room(profile: ModelProfile, *, least: int, most: int, available: int, device
     even a world of `most` nodes leaves room; a remark if a world of `least` would not.
     """
     needed = {nodes: _snapshot_bytes(profile, nodes, devices) for nodes in (least, most)}
-    staged = f", one on its way to the devices, {_gib(_staging(devices))} of pinned buffers" if devices else ""
+    staged = f", one on its way to the devices, {_gib(staging(devices))} of pinned buffers" if devices else ""
     words = (
         f"snapshots of {profile.parameters:,} parameters (3 fp32 values each, {HOME_BUFFERS} snapshots at home and as "
         "many for the buddy{staged}) take {needed} of memory on each of {nodes} node(s); this one has {available}"
@@ -55,10 +55,11 @@ def room(profile: ModelProfile, *, least: int, most: int, available: int, device
 
 def _snapshot_bytes(profile: ModelProfile, nodes: int, devices: int) -> int:
     copies = most_copies(buddy=nodes > 1) + (devices > 0)
-    return profile.parameters * _STATE_BYTES * copies // nodes + _staging(devices)
+    return profile.parameters * _STATE_BYTES * copies // nodes + staging(devices)
 
 
-def _staging(devices: int) -> int:
+def staging(devices: int) -> int:
+    """Return the bytes of pinned buffers through which the snapshots of so many devices pass."""
     from elastic3d.devices import PINNED  # brings torch, without which commands answer at once
 
     return devices * 2 * PINNED

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from elastic3d.cli import ckpt, node_commands, samples, status
+from elastic3d.cli import agent, ckpt, node_commands, samples, status
 from elastic3d.cli.calibrate import calibrate
 from elastic3d.cli.doctor import doctor
 from elastic3d.cli.explain import explain_job
@@ -24,7 +24,7 @@ from elastic3d.errors import Elastic3dError
 
 GROUP = "elastic3d.commands"
 LOOK, ORDER, TRY = "Look at a live job", "Give orders to a live job", "Try it"
-AHEAD, AFTER = "Before a job", "What a job did with its time"
+AHEAD, NODE, AFTER = "Before a job", "Run a node", "What a job did with its time"
 
 _HELP = """Fault-tolerant elastic training for PyTorch: nodes come and go, the bits stay the same.
 
@@ -69,6 +69,7 @@ def application() -> typer.Typer:
         ("release", node_commands.release),
     ):
         app.command(name, rich_help_panel=ORDER)(about_a_job(command))
+    app.command("agent", context_settings=agent.CONTEXT, rich_help_panel=NODE)(agent.agent)
     app.command("doctor", rich_help_panel=AHEAD)(doctor)
     app.command("plan", rich_help_panel=AHEAD)(plan)
     app.command("calibrate", rich_help_panel=AHEAD)(calibrate)

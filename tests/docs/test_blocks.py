@@ -12,8 +12,6 @@ from enum import StrEnum
 from pathlib import Path
 
 import pytest
-import yaml
-from torch.distributed.run import config_from_args, get_args_parser
 
 from chaos.schedules.files import parse
 from chaos.schedules.schedule import check
@@ -23,7 +21,7 @@ from tests.docs.test_commands import PAGES
 from tests.paths import ROOT
 
 PATIENCE = 240.0
-SHELL = ("elastic3d", "torchrun", "make", "pip", "etcd", "pkill", "python", "curl", "kubectl", "srun")
+SHELL = ("elastic3d", "torchrun", "make", "pip", "etcd", "pkill", "python", "curl", "kubectl", "srun", "openssl")
 """What a line of shell begins with. test_commands.py takes the first two apart."""
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^\n)((?:^(?:    .*)?\n)+)", re.MULTILINE)
@@ -35,7 +33,6 @@ class Language(StrEnum):
     PYTHON = "python"
     SHELL = "shell"
     SESSION = "session"
-    YAML = "yaml"
     OUTPUT = "output"
     SCHEDULE = "schedule"
     SIMULATED = "simulated schedule"
@@ -56,7 +53,7 @@ def language(block: str) -> Language | None:
     """Return what a block is by how it begins, None where nobody can tell."""
     first = block.splitlines()[0]
     word = first.partition(" ")[0]
-    if first.startswith("#!/bin/bash") or word in SHELL:
+    if first.startswith(("#!/bin/bash", "# on ")) or word in SHELL:
         return Language.SHELL
     if first.startswith("$ ") and first[2:].partition(" ")[0] in SHELL:
         return Language.SESSION
@@ -64,8 +61,6 @@ def language(block: str) -> Language | None:
         return Language.SCHEDULE
     if first.startswith("job seed="):
         return Language.SIMULATED
-    if first.startswith(("apiVersion:", "containers:")):
-        return Language.YAML
     if re.match(r"(import|from|class|def|model =|batches =|elastic3d\.)", first):
         return Language.PYTHON
     return Language.OUTPUT if first.startswith("Samples  ") else None
@@ -99,22 +94,6 @@ def test_shell_is_shell() -> None:
         done = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, check=False)
         assert done.returncode == 0, f"{page}: {done.stderr}"
         assert set(re.findall(r"^make (\S+)", block, re.MULTILINE)) <= set(targets), page
-
-
-def test_manifests_are_yaml_whose_torchrun_takes_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a pod runs is what torchrun would be given by hand."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torchrun sets it otherwise
-    taken = 0
-    for _page, block in of(Language.YAML):
-        manifest = yaml.safe_load(block)
-        pod = manifest["spec"]["template"]["spec"] if "spec" in manifest else manifest
-        for command in (one["command"] for one in pod["containers"] if "command" in one):
-            assert command[0] == "torchrun"
-            config, _, _ = config_from_args(get_args_parser().parse_args(command[1:]))
-            assert config.rdzv_backend == "etcd"
-            taken += 1
-    assert taken == 2
-    assert list(yaml.safe_load_all((ROOT / "deploy" / "network-policy.yaml").read_text()))
 
 
 def test_schedules_are_read() -> None:

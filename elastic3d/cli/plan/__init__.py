@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from elastic3d.admission.host_memory import HostMemory, host_memory
 from elastic3d.calibration.record import load
 from elastic3d.calibration.script_question import ask
 from elastic3d.cli.plan import shown
@@ -65,6 +66,9 @@ def plan(
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="How many layouts to show.")] = 10,
     rejected: Annotated[bool, typer.Option("--rejected", help="Say of every layout why it does not work.")] = False,
+    host: Annotated[
+        bool, typer.Option("--host-memory", help="Say how much host memory a node or its pod needs with the best.")
+    ] = False,
     timeout: Annotated[str, typer.Option("--timeout", help="How long a script may take to show its model.")] = "2m",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -85,6 +89,8 @@ def plan(
         elastic3d plan train.py --calibration profile.json --nodes 4 -- --width 1024
 
         elastic3d plan --model llama-7b --nodes 8 --layout pp=4 --slow 2=1.3
+
+        elastic3d plan --model llama-7b --nodes 2 --host-memory    # the fewest that may train: each holds most
     """
     check_size(nodes, slots)
     request = requested(layout)
@@ -122,16 +128,19 @@ def plan(
         slow=slow_nodes(slow or (), nodes),
     )
     ranked = rank(nodes, slots, profile, request, costs, speeds=question.speeds)
+    needed = _host_memory(question, ranked) if host and ranked.ranking else None
     if as_json:
-        print(json.dumps(document(question, ranked), indent=2))
+        print(json.dumps(document(question, ranked, needed), indent=2))
     else:
         console = Console(highlight=False)
         console.print(shown.picture(question, ranked, top=top, every_reason=rejected, width=console.width))
+        if needed is not None:
+            console.print(shown.host_memory(needed))
     if not ranked.ranking:
         raise typer.Exit(1)
 
 
-def document(question: Question, ranked: Ranking) -> dict[str, Any]:
+def document(question: Question, ranked: Ranking, needed: HostMemory | None = None) -> dict[str, Any]:
     """Return what `--json` prints. Times are seconds of a step, memory bytes of the fullest device."""
     plan_document = PlanDocument(
         model=question.model,
@@ -143,8 +152,21 @@ def document(question: Question, ranked: Ranking) -> dict[str, Any]:
         ranking=ranked.ranking,
         rejected=ranked.rejected,
         slow={str(node): times for node, times in sorted(question.slow.items())},
+        host_memory=needed,
     )
     return {"schema": SCHEMA, **plan_document.data()}
+
+
+def _host_memory(question: Question, ranked: Ranking) -> HostMemory:
+    """Return what a node needs with the best layout; slots that share cores have no memory but the host's."""
+    best = ranked.ranking[0]
+    return host_memory(
+        best.layout,
+        question.profile,
+        nodes=best.nodes,
+        slots=question.slots,
+        device_bytes=best.memory_bytes if question.costs.cores else None,
+    )
 
 
 def _changed(profile: ModelProfile, global_batch: int | None, recompute: str) -> ModelProfile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastic3d.admission.host_memory import HostMemory
 from elastic3d.planner.results import Candidate, RejectedLayout
 from elastic3d.values import to_json
 
@@ -31,6 +32,8 @@ class PlanDocument:
     """Those that do not."""
     slow: dict[str, float] = field(default_factory=dict)
     """By number, nodes whose work takes so many times as long."""
+    host_memory: HostMemory | None = None
+    """The best layout's, with `--host-memory`."""
 
     def data(self) -> dict[str, Any]:
         """Return it as JSON data."""

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from elastic3d.admission.host_memory import HostMemory
 from elastic3d.cli.plan import mesh, steps
 from elastic3d.cli.plan.question import Question
 from elastic3d.planner.results import Candidate, Ranking, RejectedLayout
@@ -43,6 +44,23 @@ def picture(question: Question, ranking: Ranking, *, top: int, every_reason: boo
     if ranking.rejected:
         parts += [Text(), *(_all_reasons(ranking.rejected) if every_reason else _reasons(ranking.rejected))]
     return Group(*parts)
+
+
+def host_memory(needed: HostMemory) -> RenderableType:
+    """Return the display of a node's host memory."""
+    nodes = "1 node trains" if needed.nodes == 1 else f"{needed.nodes} nodes train"
+    parts = {
+        "snapshots": needed.snapshots,
+        "replicas for buddies": needed.replicas,
+        "restoring": needed.restoring,
+        "training": needed.training,
+        "processes": needed.processes,
+    }
+    table = Table.grid(padding=(0, 2))
+    table.add_row("", Text("needed", "dim"), _shares(parts, needed.total, spell_bytes))
+    limit = Text.assemble((needed.quantity, "bold green"), ", beside the script's data and its loaders' workers")
+    table.add_row("", Text("limit", "dim"), limit)
+    return Group(Text(), Text.assemble(("Host memory", "bold"), f" of a node, while {nodes}; with fewer, more"), table)
 
 
 def spell_time(seconds: float) -> str:

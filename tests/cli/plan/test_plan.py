@@ -189,3 +189,32 @@ def test_thousands_of_devices_are_planned(nodes: int) -> None:
     arguments = ("--model", "llama-70b", "--nodes", str(nodes), "--device", "h100", "--global-batch", str(8 * nodes))
     best = answer(*arguments, "--recompute", "full")["ranking"][0]
     assert best["pp"] * best["dp"] * best["tp"] == 8 * nodes
+
+
+def test_host_memory_is_said_when_asked_for() -> None:
+    """For a person and for a program, of the best layout; on fewer nodes each needs more."""
+    assert answer(*LLAMA)["host_memory"] is None
+    needed = answer(*LLAMA, "--host-memory")["host_memory"]
+    assert needed["nodes"] == answer(*LLAMA)["ranking"][0]["nodes"]
+    fewer = answer("--model", "llama-7b", "--nodes", "2", "--host-memory")["host_memory"]
+    assert fewer["limit"] > needed["limit"] > needed["total"]
+    result = planned(*LLAMA, "--host-memory")
+    assert re.search(rf"limit +{needed['limit'] >> 30}Gi", result.stdout)
+    assert "Host memory" not in planned(*LLAMA).stdout
+
+
+def test_host_memory_of_cpus_holds_the_training_too(tmp_path: Path) -> None:
+    """A calibration of cores has no memory but the host's."""
+    file = tmp_path / "profile.json"
+    save(dataclasses.replace(CALIBRATION, memory=256 << 30), file)
+    question = ("--model", "llama-7b", "--nodes", "4", "--slots", "2", "--calibration", str(file), "--host-memory")
+    needed = json.loads(planned(*question, "--json").stdout)["host_memory"]
+    assert needed["training"] > 0
+    assert needed["restoring"] == 0
+
+
+def test_where_no_layout_works_no_memory_is_said() -> None:
+    """Exit code 1, and the field is empty."""
+    assert (
+        answer("--model", "llama-70b", "--nodes", "1", "--slots", "1", "--host-memory", code=1)["host_memory"] is None
+    )
