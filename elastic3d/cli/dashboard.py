@@ -66,7 +66,7 @@ def dashboard(
 
     if allow_orders and open_without_token:
         raise UsageError(
-            "--allow-orders needs the token: leave out --open-without-token, or whoever comes gives orders"
+            "--allow-orders needs the token, or anybody gives orders: leave out --open-without-token"
         )
     host, port = parse_listen(listen)
     names = {checked_name(name) for name in allow_host or ()}

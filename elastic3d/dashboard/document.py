@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elastic3d.cli.explain import formed_in, troubles_in
@@ -93,8 +93,8 @@ def findings_in(run_keys: RunKeys, told_by_events: Sequence[Trouble] = ()) -> tu
             continue  # a record that somebody else wrote
         order = (explanation.generation, explanation.step, float(explanation.attempt))
         rows.append((order, _finding(f"verdict/{key}", explanation.generation, explanation.fault, said)))
-    troubles = [*troubles_in(run_keys), *told_by_events]
-    for trouble in _newest_of(troubles):
+    troubles = sorted(filter(_orderly, (*troubles_in(run_keys), *told_by_events)), key=lambda one: one.moment)
+    for trouble in troubles[-FINDINGS:]:
         try:
             explanation = explain_trouble(trouble, troubles, formed=formed, ended=ended)
             said = trouble_page(explanation)
@@ -106,14 +106,12 @@ def findings_in(run_keys: RunKeys, told_by_events: Sequence[Trouble] = ()) -> tu
     return tuple(finding for _, finding in rows[:FINDINGS])
 
 
-def _newest_of(troubles: Iterable[Trouble]) -> list[Trouble]:
-    sortable: list[tuple[tuple[int, int, float], int, Trouble]] = []
-    for trouble in troubles:
-        try:
-            sortable.append((trouble.moment, len(sortable), trouble))
-        except (TypeError, ValueError):
-            continue
-    return [trouble for _, _, trouble in sorted(sortable, reverse=True)[:FINDINGS]]
+def _orderly(trouble: Trouble) -> bool:
+    """Return whether an event's figures are such as elastic3d writes: others would spoil the order of all."""
+    try:
+        return isinstance(trouble.moment, tuple) and isinstance(trouble.nodes, tuple) and trouble.ranks is not None
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _finding(key: str, generation: int, fault: str, said: str) -> PageFinding:

@@ -7,6 +7,8 @@ nothing, for it is sent the whole view anew. Nobody waits for it, and nothing is
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -53,9 +55,12 @@ class Connections:
         return Kept
 
     def abort(self, client: object) -> None:
-        """End a connection, and forget what was not sent."""
+        """End a connection, and forget what was not sent, in the kernel too."""
         transport = self._transports.get(client) if isinstance(client, tuple) else None
         if isinstance(transport, asyncio.WriteTransport):
+            connection = transport.get_extra_info("socket")
+            if connection is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             transport.abort()
 
 

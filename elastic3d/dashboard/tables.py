@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from elastic3d.cli.render import DOMAINS, when
+from elastic3d.cli.render import DOMAINS, clean, when
 from elastic3d.dashboard.document import PageDocument
 from elastic3d.dashboard.markup import Html, join, left, tag, text
 from elastic3d.membership.inspection.status import NodeRole, NodeState, NodeStatus
@@ -36,8 +36,8 @@ def kind(state: NodeState | None) -> str:
 
 
 def key_of(node: NodeStatus) -> str:
-    """Return what names a node's row."""
-    return f"{node.name}@{node.incarnation}"
+    """Return what names a node's row, as the page's script finds it in the row's attribute."""
+    return clean(f"{node.name}@{node.incarnation}")
 
 
 def node_row(node: NodeStatus, until: float | None, now: float, *, orders: bool) -> Html:
@@ -52,7 +52,7 @@ def node_row(node: NodeStatus, until: float | None, now: float, *, orders: bool)
         tag("td", ranks(node), class_="number"),
         tag("td", node.slots or "", class_="number"),
         tag("td", labels(node.labels), class_="wide"),
-        tag("td", health),
+        tag("td", health, class_="text"),
     ]
     if orders:
         cells.append(tag("td", *_buttons(node), class_="orders"))
@@ -151,6 +151,6 @@ def generation_row(history: GenerationHistory, now: float) -> Html:
         tag("td", history.active, f" + {history.spares}" if history.spares else "", class_="number"),
         tag("td", " ".join(changes), f" and {more} more" if more else ""),
         tag("td", history.layout or "", class_="wide"),
-        tag("td", history.detail),
+        tag("td", history.detail, class_="text"),
     ]
     return tag("tr", *cells, data_key=text(f"{history.number}.{history.attempt}"))

@@ -18,7 +18,7 @@ from elastic3d.dashboard import tables
 from elastic3d.dashboard.document import PageDocument
 from elastic3d.dashboard.markup import Html, ago, block, join, tag
 from elastic3d.log import Level
-from elastic3d.membership.inspection.status import JobState, NodeState, StateAge, Status
+from elastic3d.membership.inspection.status import JobState, NodeRole, NodeState, StateAge, Status
 
 SHOWN = 12
 EVENTS = 50
@@ -29,9 +29,10 @@ JOB = {JobState.TRAINING: "ok", JobState.ENDED: "ok", JobState.FAILED: "bad"}
 def view(document: PageDocument, *, orders: bool = False) -> dict[str, Any]:
     """Return the fragments. Times in them are said as of `read_at`, and counted on by the page's script."""
     status = document.status
+    until = {id: document.moments.get(f"left/{id}") for id in (f"{n.name}@{n.incarnation}" for n in status.nodes)}
     rows = {
         tables.key_of(node): tables.node_row(
-            node, document.moments.get(f"left/{tables.key_of(node)}"), document.read_at, orders=orders
+            node, until[f"{node.name}@{node.incarnation}"], document.read_at, orders=orders
         )
         for node in status.nodes
     }
@@ -67,7 +68,7 @@ def _figures(document: PageDocument) -> Html:
     newest = document.newest[-1] if document.newest else None
     loss = status.loss if status.loss is not None else (newest.loss if newest is not None else None)
     step = max(status.step, newest.step if newest is not None else -1)
-    active = sum(node.state is NodeState.ACTIVE for node in status.nodes)
+    active = sum(node.role is NodeRole.ACTIVE and tables.kind(node.state) != "bad" for node in status.nodes)
     wanted = f"wants {status.minimum} to {status.maximum}" if status.minimum else ""
     sealed = document.moments.get("sealed")
     generation = status.generation
@@ -201,7 +202,7 @@ def _events(document: PageDocument) -> Html:
                 tag("td", when(event.at, document.read_at), class_="nowrap"),
                 tag("td", event.name, class_="nowrap"),
                 tag("td", event.node),
-                tag("td", event.said),
+                tag("td", event.said, class_="text"),
                 class_={Level.WARNING: "leaving", Level.ERROR: "bad"}.get(event.level),
             )
             for event in notables[:EVENTS]
