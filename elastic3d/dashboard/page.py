@@ -53,7 +53,7 @@ def page(view: dict[str, Any], *, nonce: str, read_at: float, now: float, when: 
         "mesh_head": head,
         "mesh": join(*(Html(row) for row in mesh.values())),
         "mesh_hidden": "" if mesh else "hidden",
-        "orders_head": tag("th", "Orders", scope="col") if orders else "",
+        "orders_head": tag("th", "orders", scope="col") if orders else "",
         **{f"part_{name}": part for name, part in view["parts"].items()},
     }
     return _PLACE.sub(lambda match: places[match[1]], _template())

@@ -26,6 +26,9 @@ UNWATCHED = 5.0
 SHARE = 4.0
 """Looks that take long are made less often: at least so many times as long apart as one takes."""
 
+LONGEST = 10.0
+"""Most seconds that this makes of it."""
+
 BURST = 64
 """Most looks at the event files in a row, when there is a lot to read at the beginning."""
 
@@ -50,41 +53,47 @@ class JobReader:
         self._reported, self._committed = StepSeries(), StepSeries()
         self._document: PageDocument | None = None
         self._wanted = threading.Event()
-        self._stopped = False
+        self._ended = threading.Event()
 
     def run(self) -> None:
         """Look until `stop`."""
-        while not self._stopped:
+        while not self._ended.is_set():
             begun = self._clock.monotonic()
-            self.look()
+            answered = self.look()
             took = self._clock.monotonic() - begun
-            self._wanted.wait(max(EVERY if self._feed.watching else UNWATCHED, SHARE * took))
+            pause = EVERY if self._feed.watching else UNWATCHED
+            if answered:
+                pause = max(pause, min(LONGEST, SHARE * took))
+            self._wanted.wait(pause)
+            self._ended.wait(max(0.0, begun + EVERY - self._clock.monotonic()))
             self._wanted.clear()
 
     def stop(self) -> None:
         """End `run` soon. From any thread."""
-        self._stopped = True
+        self._ended.set()
         self._wanted.set()
 
     def hurry(self) -> None:
-        """Look again at once: somebody came to watch, or gave an order. From any thread."""
+        """Look again a second after the last look began: somebody came to watch, or gave an order. From any thread."""
         self._wanted.set()
 
-    def look(self) -> None:
-        """Look once. Where etcd does not answer, what it last showed is kept, and the view says why it is old.
+    def look(self) -> bool:
+        """Look once; return whether etcd answered.
 
-        Raises the error only if nothing was ever seen.
+        Where it does not, what it last showed is kept, and the view says why it is old. Raises the error only if
+        nothing was ever seen.
         """
         try:
             self._document = self._seen(*self._read())
         except Elastic3dError as error:
             if self._document is None:
                 raise
-            if self._stopped:
-                return
+            if self._ended.is_set():
+                return False
             self._document = replace(self._followed(self._document), away=" ".join(str(error).split()))
         document = self._document
         self._feed.publish(view(document, orders=self._orders), document.read_at)
+        return not document.away
 
     def _seen(self, status: Status, run_keys: RunKeys) -> PageDocument:
         now = self._clock.wall()
@@ -116,7 +125,7 @@ class JobReader:
                 news = folder.look()
                 for figures in news.steps:
                     self._committed.add(figures)
-                if not news.more or self._stopped:
+                if not news.more or self._ended.is_set():
                     break
         series = self._committed if len(self._committed) else self._reported
         return replace(

@@ -56,7 +56,8 @@ def node_row(node: NodeStatus, until: float | None, now: float, *, orders: bool)
     ]
     if orders:
         cells.append(tag("td", *_buttons(node), class_="orders"))
-    return tag("tr", *cells, data_key=key_of(node), class_=kind(node.state))
+    noted = " noted" if wrong or kind(node.state) not in ("ok", "spare") else ""
+    return tag("tr", *cells, data_key=key_of(node), class_=f"{kind(node.state)}{noted}")
 
 
 def _buttons(node: NodeStatus) -> Iterator[Html]:

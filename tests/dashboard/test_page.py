@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic3d.clock import processor_seconds
@@ -20,6 +20,7 @@ from elastic3d.dashboard.moments import Moments
 from elastic3d.dashboard.page import page, policy
 from elastic3d.dashboard.series import StepFigures, StepSeries
 from elastic3d.dashboard.view import view
+from elastic3d.etcd import KeyValue
 from elastic3d.health.trouble import Trouble
 from elastic3d.log import Level
 from elastic3d.membership.inspection.derivation import status
@@ -28,6 +29,7 @@ from elastic3d.membership.inspection.status import NodeRole, NodeState, NodeStat
 from elastic3d.values import Layout
 from tests.cli.status import scenes
 from tests.cli.status.scenes import ROOT, SCENES, WALL, Scene
+from tests.cli.status.test_status import ALL, VALUES
 
 HOSTILE = "<script>alert(1)</script>\"'&\x1b[31m\u202e</td><img src=x onerror=alert(1)>"
 VOID = {"meta", "link", "input", "br", "option", "img"}
@@ -195,6 +197,19 @@ def test_any_text_makes_a_well_formed_page(name: str, detail: str) -> None:
     text = rendered(replace(document, status=replace(document.status, nodes=nodes, run_id=name)))
     parsed(text).text.encode()
     assert "@@title@@" in text
+
+
+@given(
+    st.dictionaries(st.sampled_from([item.key for item in ALL]), st.sampled_from(VALUES), max_size=12),
+    st.sets(st.sampled_from(ALL)),
+    st.floats(0, 1e12),
+)
+@settings(max_examples=50)
+def test_any_keys_make_a_page(wrong: dict[str, bytes], some: set[KeyValue], wall: float) -> None:
+    """Any subset of keys with any contents: well formed, and plain JSON."""
+    document = document_of(Scene(keys={**{item.key: item.value for item in some}, **wrong}), wall=wall)
+    parsed(rendered(document, orders=True))
+    json.dumps(view(document), allow_nan=False)
 
 
 def test_nothing_changes_while_nothing_happens() -> None:
