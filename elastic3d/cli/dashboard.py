@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -65,9 +66,7 @@ def dashboard(
     from elastic3d.dashboard.reading import JobReader
 
     if allow_orders and open_without_token:
-        raise UsageError(
-            "--allow-orders needs the token, or anybody gives orders: leave out --open-without-token"
-        )
+        raise UsageError("--allow-orders needs the token, or anybody gives orders: leave out --open-without-token")
     host, port = parse_listen(listen)
     names = {checked_name(name) for name in allow_host or ()}
     names |= {socket.gethostname().lower(), host.lower()}
@@ -105,9 +104,8 @@ def _listening(listen: str, host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise UsageError(
-            f"--listen {listen!r}: {error.strerror or error}; give another host, or another port (0: any)"
-        ) from error
+        why = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
+        raise UsageError(f"--listen {listen!r}: {why}; give another host, or another port (0: any)") from error
 
 
 def _address(host: str, port: int, token: str, run_id: str) -> str:

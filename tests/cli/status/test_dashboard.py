@@ -116,7 +116,7 @@ def test_a_node_is_drained_from_the_page_and_all_browsers_see_it(job: Job) -> No
         status, said = shown.order(order="drain", node=leaving, reason="new kernel", **{"for": "30s"})
         assert (status, said) == (200, f"node {leaving} leaves within 30 s\n")
         for stream in streams:
-            state = stream.until(lambda state: f">-{leaving}<" in state["parts"]["generations"])
+            state = stream.until(lambda state: f" -{leaving}</td>" in state["parts"]["generations"])
             assert '<span class="cause">drain</span>' in state["parts"]["generations"]
             state = stream.until(lambda state: leaving not in [key[0] for key in state["nodes"]["order"]])
             assert '<h1>gpt-1b</h1><span class="state ok">training</span>' in state["parts"]["job"]
@@ -136,6 +136,7 @@ def test_a_node_is_drained_from_the_page_and_all_browsers_see_it(job: Job) -> No
 
 
 @LIVE
+@pytest.mark.long
 def test_a_page_that_only_shows_survives_its_etcd(tmp_path: Path) -> None:
     """Whatever names stand in etcd; with the losses of the event files; and while etcd is away it says so."""
     strange = replace(scenes.B, name="<script>x", incarnation="<img src=x>")
