@@ -30,7 +30,8 @@ LONGEST = 1 << 20
 KEPT = 200
 """Most notable events, and most troubles, that are kept."""
 
-ALSO = ("generation.sealed", "job.ended", "checkpoint.mended", "rank.recovered", "node.well")
+ALSO = ("checkpoint.mended", "rank.recovered", "node.well", "snapshot.fresh", "peer.reachable")
+"""Events that are kept beside warnings and errors: such a one is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,8 +66,9 @@ def _job(status: Status) -> Html:
 def _figures(document: PageDocument) -> Html:
     status, now = document.status, document.read_at
     newest = document.newest[-1] if document.newest else None
-    loss = status.loss if status.loss is not None else (newest.loss if newest is not None else None)
-    step = max(status.step, newest.step if newest is not None else -1)
+    step, loss, took = status.step, status.loss, status.step_seconds
+    if newest is not None and (newest.step >= step or loss is None):
+        step, loss, took = newest.step, newest.loss, newest.seconds
     active = sum(node.role is NodeRole.ACTIVE and tables.kind(node.state) != "bad" for node in status.nodes)
     wanted = f"wants {status.minimum} to {status.maximum}" if status.minimum else ""
     sealed = document.moments.get("sealed")
@@ -76,7 +77,7 @@ def _figures(document: PageDocument) -> Html:
     rows: list[tuple[str, object, object]] = [
         ("Step", f"{step:,}".replace(",", "\u2009") if step >= 0 else "none yet", ""),
         ("Loss", f"{loss:.5g}" if loss is not None else "not known", ""),
-        ("A step takes", spell(status.step_seconds) if status.step_seconds else "not known", ""),
+        ("A step takes", spell(took) if took else "not known", ""),
         ("Nodes that train", active, wanted),
         (
             "Generation",

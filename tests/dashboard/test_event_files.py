@@ -117,7 +117,7 @@ def test_of_a_huge_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_what_people_should_know_is_kept(tmp_path: Path) -> None:
-    """Warnings and errors, and each new generation; of another run nothing."""
+    """Warnings and errors, and that they are over; of another run nothing."""
     folder = EventFolder(tmp_path, run="gpt-1b")
     with EventLog(tmp_path / "a-0.jsonl", run="gpt-1b", node="a") as log, EventLog(tmp_path / "c.jsonl", run="x") as no:
         log.emit("checkpoint.failed", step=4, error="no space left", age=3.0)
