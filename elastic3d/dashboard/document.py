@@ -21,6 +21,9 @@ FINDINGS = 12
 GENERATIONS = 60
 """Most generations that are shown."""
 
+_ODD = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError)
+"""What explaining raises on a record or event whose fields are not such as elastic3d writes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageFinding:
@@ -89,7 +92,7 @@ def findings_in(run_keys: RunKeys, told_by_events: Sequence[Trouble] = ()) -> tu
         try:
             explanation = explain(verdict, formed=formed, ended=ended)
             said = page(explanation)
-        except (ValueError, KeyError, TypeError, IndexError):
+        except _ODD:
             continue  # a record that somebody else wrote
         order = (explanation.generation, explanation.step, float(explanation.attempt))
         rows.append((order, _finding(f"verdict/{key}", explanation.generation, explanation.fault, said)))
@@ -98,7 +101,7 @@ def findings_in(run_keys: RunKeys, told_by_events: Sequence[Trouble] = ()) -> tu
         try:
             explanation = explain_trouble(trouble, troubles, formed=formed, ended=ended)
             said = trouble_page(explanation)
-        except (ValueError, KeyError, TypeError, IndexError):
+        except _ODD:
             continue
         key = f"{trouble.event}/{trouble.generation}/{trouble.step}/{trouble.at:.3f}"
         rows.append((trouble.moment, _finding(key, trouble.generation, explanation.fault, said)))

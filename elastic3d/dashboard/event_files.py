@@ -9,20 +9,28 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from elastic3d.dashboard.series import StepFigures
 from elastic3d.errors import UsageError
+from elastic3d.health.meanings import MEANINGS
 from elastic3d.health.trouble import Trouble, is_trouble
 from elastic3d.log import EVENTS, Level
 
 FIRST = 64 << 20
-"""Bytes at the end of each file that are read when it is first seen."""
+"""Most bytes at the end of a file that are read when it is first seen."""
+
+FIRST_OF_ALL = 256 << 20
+"""About as many bytes of all files together; at least `LONGEST` of each."""
 
 MOST = 8 << 20
-"""Bytes of each file that are read in one look."""
+"""Most bytes of each file that are read in one look."""
+
+MOST_OF_ALL = 64 << 20
+"""About as many bytes of all files together."""
 
 LONGEST = 1 << 20
 """Bytes of a line beyond which it is no event."""
@@ -30,8 +38,20 @@ LONGEST = 1 << 20
 KEPT = 200
 """Most notable events, and most troubles, that are kept."""
 
+LAST_NUMBER = 1 << 53
+"""Generations beyond it are nonsense."""
+
+_NAME = re.compile(rb'"event": ?"([a-z_]+\.[a-z_]+)"')
+
 ALSO = ("checkpoint.mended", "rank.recovered", "node.well", "snapshot.fresh", "peer.reachable")
 """Events that are kept beside warnings and errors: such a one is over."""
+
+
+_WANTED = {
+    name.encode()
+    for name, kind in EVENTS.items()
+    if kind.level >= Level.WARNING or name in ALSO or name in MEANINGS or name == "step.committed"
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +112,18 @@ class EventFolder:
         except OSError as error:
             self.problems = (f"{self.folder}: {error.strerror}",)
             return EventNews()
+        first, taken = min(FIRST, max(LONGEST, FIRST_OF_ALL // max(1, len(names)))), 0
         for name in names:
+            if taken > MOST_OF_ALL:
+                more = True
+                break
             try:
-                read, rest = self._read(name)
+                read, rest = self._read(name, first)
             except OSError as error:
                 problems.append(f"{name}: {error.strerror}")
                 continue
             more = more or rest
+            taken += sum(map(len, read))
             lines += filter(None, (_event(line) for line in read))
         self.problems = tuple(problems)
         steps = []
@@ -109,8 +134,11 @@ class EventFolder:
                 figures = _figures(line)
                 if figures is not None:
                     steps.append(figures)
-            else:
+                continue
+            try:
                 self._note(line)
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                continue  # its fields are not such as elastic3d writes
         steps.sort(key=lambda figures: (figures.generation, figures.step))
         return EventNews(steps=tuple(steps), more=more)
 
@@ -118,14 +146,11 @@ class EventFolder:
         name, at, generation = line["event"], line["at"], _whole(line.get("generation"))
         kind = EVENTS[name]
         if is_trouble(name, line):
-            try:
-                one = Trouble(event=name, generation=generation, at=at, fields=line)
-                key = (name, generation, one.step, line.get("micro_batch"), tuple(one.nodes))
-                if key not in self._seen:
-                    self._seen.add(key)
-                    self.troubles = [*self.troubles[-KEPT + 1 :], one]
-            except (TypeError, ValueError):
-                return
+            one = Trouble(event=name, generation=generation, at=at, fields=line)
+            key = (name, generation, one.step, line.get("micro_batch"), one.nodes)
+            if key not in self._seen:
+                self._seen.add(key)
+                self.troubles = [*self.troubles[-KEPT + 1 :], one]
         if kind.level >= Level.WARNING or name in ALSO:
             fields = [f"{field}={line[field]}" for field in kind.fields if line.get(field) not in (None, "", [])]
             detail = line.get("detail") or line.get("error") or " ".join(fields)
@@ -139,14 +164,14 @@ class EventFolder:
             )
             self.notables = sorted([*self.notables, notable], key=lambda event: event.at)[-KEPT:]
 
-    def _read(self, name: str) -> tuple[list[bytes], bool]:
+    def _read(self, name: str, first: int) -> tuple[list[bytes], bool]:
         """Return the new whole lines of a file, and whether there is more to read at once."""
         path = self.folder / name
         stat = path.stat()
         place = self._places.get(name)
         lines: list[bytes] = []
         if place is None:
-            start = max(0, stat.st_size - FIRST)
+            start = max(0, stat.st_size - first)
             place = self._places[name] = _Place(stat.st_ino, start, skip=start > 0)
             if not start:
                 lines += self._older(name, None)
@@ -191,8 +216,9 @@ def _lines(path: Path, place: _Place) -> list[bytes]:
 
 def _event(line: bytes) -> dict[str, Any] | None:
     """Return an event of the list, None for anything else."""
-    if not line or len(line) > LONGEST:
-        return None
+    named = _NAME.search(line) if len(line) <= LONGEST else None
+    if named is None or named[1] not in _WANTED:
+        return None  # most are not parsed at all
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):
@@ -200,7 +226,7 @@ def _event(line: bytes) -> dict[str, Any] | None:
     if not isinstance(data, dict) or not isinstance(data.get("event"), str) or data["event"] not in EVENTS:
         return None
     at = data.get("at")
-    if isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at):
+    if isinstance(at, bool) or not isinstance(at, int | float) or not abs(at) < LAST_NUMBER:
         return None
     return data
 
@@ -220,4 +246,4 @@ def _figures(line: dict[str, Any]) -> StepFigures | None:
 
 
 def _whole(value: object) -> int:
-    return value if type(value) is int else 0
+    return value if type(value) is int and 0 <= value <= LAST_NUMBER else 0

@@ -78,6 +78,8 @@ def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
         b'{"event": "node.lying", "at": 1, "step": [], "nodes": 7}\n',
         b'{"event": "loss.spiked", "at": 1, "step": {}, "usual": null}\n',
         b"[" * 100_000 + b"\n",
+        b'{"event": "loss.spiked", "at": 1' + b"0" * 400 + b"}\n",
+        b'{"event": "node.lying", "at": 1, "step": Infinity, "nodes": [[["x"]]]}\n',
         b'{"event": "node.slow", "at": 1, "generation": "\xf0", "detail": {"a": [1]}}\n',
     ],
 )
