@@ -69,7 +69,10 @@ def _figures(document: PageDocument) -> Html:
     step, loss, took = status.step, status.loss, status.step_seconds
     if newest is not None and (newest.step >= step or loss is None):
         step, loss, took = newest.step, newest.loss, newest.seconds
-    active = sum(node.role is NodeRole.ACTIVE and tables.kind(node.state) != "bad" for node in status.nodes)
+    over = status.state in (JobState.ENDED, JobState.FAILED)
+    active = (
+        0 if over else sum(node.role is NodeRole.ACTIVE and tables.kind(node.state) != "bad" for node in status.nodes)
+    )
     wanted = f"wants {status.minimum} to {status.maximum}" if status.minimum else ""
     sealed = document.moments.get("sealed")
     generation = status.generation
@@ -86,7 +89,7 @@ def _figures(document: PageDocument) -> Html:
         ),
         (
             "Checkpoint",
-            f"step {status.checkpoint.step}" if status.checkpoint is not None else "none",
+            _step_of(status.checkpoint, status),
             ago(made, now, about=True) if made is not None else "",
         ),
     ]
@@ -169,9 +172,16 @@ def _checkpoints(document: PageDocument) -> Html:
         age: object = ago(at, document.read_at, about=True) if at is not None else ""
         if state is None and name == "vetted" and status.unvetted:
             age = status.unvetted
-        step = f"step {state.step}" if state is not None else "none"
-        rows.append(tag("tr", tag("th", words, scope="row"), tag("td", step, class_="number"), tag("td", age)))
+        step = tag("td", _step_of(state, status), class_="number")
+        rows.append(tag("tr", tag("th", words, scope="row"), step, tag("td", age)))
     return join(*rows)
+
+
+def _step_of(state: StateAge | None, status: Status) -> str:
+    """Return the step of a state that is kept; when the nodes have gone, what they reported has gone with them."""
+    if state is not None:
+        return f"step {state.step}"
+    return "not known any more" if status.state in (JobState.ENDED, JobState.FAILED) else "none"
 
 
 def _findings(document: PageDocument) -> Html:
