@@ -14,6 +14,7 @@ import typer
 
 from elastic3d.cli import agent, ckpt, node_commands, samples, status
 from elastic3d.cli.calibrate import calibrate
+from elastic3d.cli.dashboard import dashboard
 from elastic3d.cli.doctor import doctor
 from elastic3d.cli.explain import explain_job
 from elastic3d.cli.goodput import show_goodput
@@ -61,6 +62,7 @@ def application() -> typer.Typer:
     app.command("status", cls=status.OptionalWatch, rich_help_panel=LOOK)(about_a_job(status.status))
     app.command("events", rich_help_panel=LOOK)(about_a_job(status.events))
     app.command("explain", rich_help_panel=LOOK)(about_a_job(explain_job))
+    app.command("dashboard", rich_help_panel=LOOK)(about_a_job(dashboard))
     app.command("goodput", rich_help_panel=AFTER)(show_goodput)
     app.command("timeline", rich_help_panel=AFTER)(show_timeline)
     for name, command in (

@@ -16,7 +16,7 @@ from elastic3d.health.evidence import FOLDER, STALLS, VERDICT
 from elastic3d.health.explanation import Explanation, Formed, explain, page
 from elastic3d.health.meanings import TroubleKind
 from elastic3d.health.trouble import Trouble, explain_trouble, is_trouble, newest, trouble_page
-from elastic3d.membership.inspection.keys import find
+from elastic3d.membership.inspection.keys import RunKeys, find
 from elastic3d.membership.records import GenerationHistory
 from elastic3d.membership.stalls import RankStall, Stall, Verdict, VerdictKind
 from elastic3d.values import Cause, from_json, to_json
@@ -78,13 +78,21 @@ def _from_etcd(options: JobOptions, generation: int) -> Explanation | None:
         raise JobUnknown(f"job {job.run_id!r} is gone: nothing stands under {job.root} any more")
     run_keys = find(job.root, items)
     verdict = _chosen(run_keys.verdicts.values(), generation)
-    formed = [
-        Formed(number=one.number, active=one.active, left=one.left)
-        for one in sorted(run_keys.history.values(), key=lambda one: (one.number, one.attempt))
-    ]
+    formed = formed_in(run_keys)
     ended = run_keys.end.detail if run_keys.end is not None and run_keys.end.failed else ""
-    troubles = [_ended_by(one) for one in run_keys.history.values() if one.cause in _ENDED_BY]
+    troubles = troubles_in(run_keys)
     return _newer(verdict, troubles, generation, formed=formed, ended=ended)
+
+
+def formed_in(run_keys: RunKeys) -> list[Formed]:
+    """Return the generations of a job, as its history in etcd has them."""
+    rows = sorted(run_keys.history.values(), key=lambda one: (one.number, one.attempt))
+    return [Formed(number=one.number, active=one.active, left=one.left) for one in rows]
+
+
+def troubles_in(run_keys: RunKeys) -> list[Trouble]:
+    """Return what ended generations of a job though no rank stood still, as its history in etcd has it."""
+    return [_ended_by(one) for one in run_keys.history.values() if one.cause in _ENDED_BY]
 
 
 _ENDED_BY = {Cause.SPIKE: "run.rolled_back", Cause.LYING: "node.lying"}

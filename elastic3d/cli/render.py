@@ -108,7 +108,7 @@ def _figures(status: Status) -> Text:
     if devices:
         text.append(f"\n  {_device(devices[0])}")
     if status.step >= 0:
-        text.append(f"\n  step {status.step}, {spell(status.step_seconds)} a step")
+        text.append(f"\n  step {status.step}{_loss(status.loss)}, {spell(status.step_seconds)} a step")
         seldom = f", one every {status.snapshot_every} steps" if status.snapshot_every > 1 else ""
         text.append(f"\n  snapshot {_kept(status.snapshot)}{seldom}\n  checkpoint {_kept(status.checkpoint)}")
         if status.checkpoint is not None:
@@ -191,6 +191,10 @@ def _clean(status: Status, every: int) -> str:
     behind = [f"{clean(name)} {step}" for name, step in steps.items() if newest - step >= 2 * every]
     few = ", ".join(behind[:STAGES]) + (" and more" if len(behind) > STAGES else "")
     return f"last clean at step {newest}" + (f" ({few})" if few else "")
+
+
+def _loss(loss: float | None) -> str:
+    return "" if loss is None else f", loss {loss:.5g}"
 
 
 def _device(device: DeviceFacts) -> str:

@@ -287,9 +287,10 @@ class HealthFigures:
 class Pulse:
     """A member's figures for people, written every `every` seconds. Ages are in seconds when written; -1 for never.
 
-    state: active, spare, quarantined, draining, joining. step_seconds: the newest step's duration. snapshot_every:
-    steps from one snapshot to the next, 0 for none. unvetted: why no checkpoint is vetted, "" where one is or where
-    that is not known. watch: how ranks are watched, None where nobody does.
+    state: active, spare, quarantined, draining, joining. step_seconds: the newest step's duration. loss: that
+    step's, None where it is not known or not finite, and from members that do not write it. snapshot_every: steps
+    from one snapshot to the next, 0 for none. unvetted: why no checkpoint is vetted, "" where one is or where that
+    is not known. watch: how ranks are watched, None where nobody does.
     """
 
     state: str
@@ -297,6 +298,7 @@ class Pulse:
     every: float
     step: int = -1
     step_seconds: float = 0.0
+    loss: float | None = None
     snapshot_step: int = -1
     snapshot_age: float = -1.0
     snapshot_every: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -23,7 +24,7 @@ class Figures:
 
     def __init__(self, watch: HealthFigures | None = None) -> None:
         self._watch = watch
-        self._step = (-1, 0.0)
+        self._step: tuple[int, float, float | None] = (-1, 0.0, None)
         self._snapshot: tuple[int, float] | None = None
         self._checkpoint: tuple[int, float] | None = None
         self._verified: tuple[int, float] | None = None
@@ -44,7 +45,8 @@ class Figures:
 
     def stepped(self, record: StepRecord, now: float) -> None:
         """Take note of a step. A snapshot is as old as its step, as far as this node saw it."""
-        self._step = (record.step, record.seconds)
+        loss = record.loss if math.isfinite(record.loss) else None  # records of numbers that are not are not read
+        self._step = (record.step, record.seconds, loss)
         if self._watch is not None:
             self._watch = replace(
                 self._watch,
@@ -138,7 +140,7 @@ class Figures:
 
     def pulse(self, state: str, generation: int, now: float) -> Pulse:
         """Return the pulse at `now`."""
-        step, seconds = self._step
+        step, seconds, loss = self._step
         snapshot_step, snapshot_age = _ago(self._snapshot, now)
         checkpoint_step, checkpoint_age = _ago(self._checkpoint, now)
         verified_step, verified_age = _ago(self._verified, now)
@@ -149,6 +151,7 @@ class Figures:
             every=0.0,
             step=step,
             step_seconds=seconds,
+            loss=loss,
             snapshot_step=snapshot_step,
             snapshot_age=snapshot_age,
             snapshot_every=self._snapshot_every,

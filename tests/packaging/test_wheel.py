@@ -30,6 +30,7 @@ for package in (chaos, checkpointing, elastic3d):
     assert home.is_relative_to(sys.prefix), home
     assert (home / "py.typed").exists(), home
 assert (Path(checkpointing.__file__).parent / "format.md").exists()
+assert (Path(elastic3d.__file__).parent / "dashboard" / "page.html").exists()
 """
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
+import pytest
+
 from elastic3d.coverage import AuditCoverage
-from elastic3d.membership.records import HealthFigures
+from elastic3d.membership.records import HealthFigures, Pulse, decode, encode
 from elastic3d.port import StepRecord
 from elastic3d.worker.pulse import Figures
 
@@ -111,3 +114,25 @@ def test_what_is_not_checked_is_known_until_the_next_generation() -> None:
     watch = figures.pulse("active", 2, 2.0).watch
     assert watch is not None
     assert watch.unchecked == ()
+
+
+def test_the_loss_of_the_newest_step_is_reported() -> None:
+    """It is not known before the first step, and a pulse of another version that lacks it is read all the same."""
+    figures = Figures()
+    assert figures.pulse("active", 1, 1.0).loss is None
+    figures.stepped(replace(record(3, 2), loss=2.25), 2.0)
+    pulse = figures.pulse("active", 1, 3.0)
+    assert decode(Pulse, encode(pulse), "pulses/a") == pulse
+    assert pulse.loss == 2.25
+    older = json.loads(encode(pulse))
+    del older["loss"]
+    assert decode(Pulse, json.dumps(older).encode(), "pulses/a") == replace(pulse, loss=None)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_leaves_the_pulse_readable(loss: float) -> None:
+    """Records with such numbers are refused by their readers: the pulse says in words what is wrong, not here."""
+    figures = Figures()
+    figures.stepped(replace(record(3, 2), loss=loss), 2.0)
+    pulse = figures.pulse("active", 1, 3.0)
+    assert (pulse.step, pulse.loss) == (3, None)

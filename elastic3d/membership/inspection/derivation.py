@@ -56,6 +56,7 @@ def status(run_id: str, run_keys: RunKeys, *, revision: int, remaining: Mapping[
         nodes=nodes,
         step=newest.step if newest is not None else -1,
         step_seconds=newest.step_seconds if newest is not None else 0.0,
+        loss=newest.loss if newest is not None else None,
         snapshot=_snapshot(current),
         snapshot_every=max((pulse.snapshot_every for pulse in current), default=0),
         checkpoint=_newest([(p.checkpoint_step, p.checkpoint_age, p.every) for p in pulses]),

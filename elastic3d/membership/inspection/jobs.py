@@ -9,7 +9,7 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import EtcdRefused, JobUnknown, UsageError
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.inspection.derivation import status
-from elastic3d.membership.inspection.keys import find
+from elastic3d.membership.inspection.keys import RunKeys, find
 from elastic3d.membership.inspection.status import Status
 
 # What follows "/" in the order of keys: the end of everything below a path.
@@ -76,6 +76,11 @@ def read_status(client: EtcdClient, job: Job, *, clock: Clock = SYSTEM) -> Statu
 
     JobUnknown where all its keys are gone.
     """
+    return read_job(client, job, clock=clock)[0]
+
+
+def read_job(client: EtcdClient, job: Job, *, clock: Clock = SYSTEM) -> tuple[Status, RunKeys]:
+    """Return the same, and the records that it was derived from."""
     items, revision = client.range(job.root)
     if not items:
         raise JobUnknown(f"job {job.run_id!r} is gone: nothing stands under {job.root} any more")
@@ -85,7 +90,7 @@ def read_status(client: EtcdClient, job: Job, *, clock: Clock = SYSTEM) -> Statu
         seconds = client.time_to_live(lease)
         if seconds is not None:
             remaining[lease] = seconds
-    return status(job.run_id, run_keys, revision=revision, remaining=remaining, wall=clock.wall())
+    return status(job.run_id, run_keys, revision=revision, remaining=remaining, wall=clock.wall()), run_keys
 
 
 def _listed(names: tuple[str, ...] | list[str]) -> str:

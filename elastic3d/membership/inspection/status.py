@@ -237,6 +237,8 @@ class Status:
     """The newest step, -1 where none was reported."""
     step_seconds: float
     """How long a step takes, 0 where that was not reported."""
+    loss: float | None
+    """That of the newest step, None where it was not reported or is not finite."""
     snapshot: StateAge | None
     """The newest one in memory that all hold twice."""
     snapshot_every: int

@@ -1,0 +1,122 @@
+"""`elastic3d dashboard`: one page about a live job, for browsers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elastic3d import threads
+from elastic3d.cli.job import JobOptions, asker
+from elastic3d.errors import ConfigurationError, UsageError
+from elastic3d.membership.inspection.jobs import read_job
+
+EXTRA = "elastic3d dashboard needs starlette and uvicorn: pip install 'elastic3d[dashboard]'"
+BACKLOG = 64
+LAST_LOOK = 0.5
+"""Seconds that the reader of etcd has to end."""
+
+
+def dashboard(
+    options: JobOptions,
+    events: Annotated[
+        str,
+        typer.Option(metavar="FOLDER", help="Read what nodes write there (`events=`), too.", show_default=False),
+    ] = "",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to serve; port 0 for any that is free.")
+    ] = "127.0.0.1:0",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A name by which browsers reach it, as behind a proxy.", show_default=False),
+    ] = None,
+    allow_orders: Annotated[
+        bool, typer.Option("--allow-orders", help="Let the page drain, quarantine and release nodes.")
+    ] = False,
+    open_without_token: Annotated[
+        bool, typer.Option("--open-without-token", help="Show the page to whoever reaches it.")
+    ] = False,
+) -> None:
+    """Serve one page about a live job until Ctrl-C: its mesh, nodes, curves, generations, checkpoints and findings.
+
+    The page keeps itself up to date. Everything comes from etcd, and from the event files with --events, which have
+    each step; without them the curves have the resolution of what nodes report, every 5 s or more. Any number of
+    browsers cost etcd one read a second. The address that is printed holds a token: whoever has it sees the job.
+
+    Examples:
+
+        elastic3d dashboard --endpoint e1:2379,e2:2379 --id gpt-1b
+
+        elastic3d dashboard --events /data/gpt-1b/events --listen 127.0.0.1:8080
+
+        elastic3d dashboard --listen 0.0.0.0:8080 --allow-host jobs.example.org --allow-orders
+    """
+    try:
+        from elastic3d.dashboard import serving
+    except ImportError as error:
+        raise ConfigurationError(f"{EXTRA} ({error})") from error
+    from elastic3d.dashboard.access import PageAccess, checked_name, is_loopback, new_token, parse_listen
+    from elastic3d.dashboard.event_files import EventFolder
+    from elastic3d.dashboard.feed import ViewFeed
+    from elastic3d.dashboard.orders import OrderDesk
+    from elastic3d.dashboard.reading import JobReader
+
+    if allow_orders and open_without_token:
+        raise UsageError("--allow-orders needs the token, or anybody gives orders: leave out --open-without-token")
+    host, port = parse_listen(listen)
+    names = {checked_name(name) for name in allow_host or ()}
+    names |= {socket.gethostname().lower(), host.lower()}
+    folder = Path(events) if events else None
+    followed = EventFolder(folder) if folder is not None else None
+    with options.connect() as (client, job), _listening(listen, host, port) as listener:
+        if followed is not None:
+            followed.run = job.run_id
+        feed = ViewFeed()
+        reader = JobReader(lambda: read_job(client, job), feed, events=followed, orders=allow_orders)
+        reader.look()
+        access = PageAccess(token="" if open_without_token else new_token(), names=names)
+        settings = serving.PageSettings(
+            access=access,
+            port=listener.getsockname()[1],
+            give=OrderDesk(client, job, f"{asker()}, dashboard").give if allow_orders else None,
+            hurry=reader.hurry,
+        )
+        server = serving.PageServer(feed, settings)
+        print(_address(host, settings.port, access.token, job.run_id), flush=True)
+        if not is_loopback(host):
+            print(_warning(host, without=open_without_token), file=sys.stderr, flush=True)
+        thread = threads.start(reader.run, name="elastic3d-dashboard", edge=threads.Edge.AGAIN)
+        try:
+            server.run(sockets=[listener])
+        except KeyboardInterrupt:
+            return
+        finally:
+            reader.stop()
+            thread.join(LAST_LOOK)
+
+
+def _listening(listen: str, host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
+        raise UsageError(f"--listen {listen!r}: {why}; give another host, or another port (0: any)") from error
+
+
+def _address(host: str, port: int, token: str, run_id: str) -> str:
+    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
+    at = f"[{shown}]:{port}" if ":" in shown else f"{shown}:{port}"
+    return f"{run_id}: http://{at}/" + (f"?token={token}" if token else "")
+
+
+def _warning(host: str, *, without: bool) -> str:
+    who = "whoever reaches this port" if without else "whoever has the token, or reads the network on its way"
+    return (
+        f"elastic3d: this page is served on {host}, not only to this machine, and without encryption: {who} sees the "
+        "job. Safer: leave --listen out, and `ssh -L 8080:127.0.0.1:PORT` from where the browser is"
+    )

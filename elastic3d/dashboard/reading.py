@@ -1,0 +1,137 @@
+"""The one reader of etcd and of the event files, for all browsers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from elastic3d.clock import SYSTEM, Clock
+from elastic3d.dashboard.document import PageDocument, findings_in, generations_in, moments_of
+from elastic3d.dashboard.event_files import EventFolder
+from elastic3d.dashboard.feed import ViewFeed
+from elastic3d.dashboard.moments import Moments
+from elastic3d.dashboard.series import StepFigures, StepSeries
+from elastic3d.dashboard.view import view
+from elastic3d.errors import Elastic3dError
+from elastic3d.membership.inspection.keys import RunKeys
+from elastic3d.membership.inspection.status import Status
+
+EVERY = 1.0
+"""Seconds from one look to the next while somebody watches."""
+
+UNWATCHED = 5.0
+"""The same while nobody does: the curves go on, with the resolution of the members' figures."""
+
+SHARE = 4.0
+"""Looks that take long are made less often: at least so many times as long apart as one takes."""
+
+LONGEST = 10.0
+"""Most seconds that this makes of it."""
+
+BURST = 64
+"""Most looks at the event files in a row, when there is a lot to read at the beginning."""
+
+
+class JobReader:
+    """Looks at a job again and again, and publishes what it saw.
+
+    read: returns the job's status and records, or raises an error of elastic3d's. One thread.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[Status, RunKeys]],
+        feed: ViewFeed,
+        *,
+        events: EventFolder | None = None,
+        orders: bool = False,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._read, self._feed, self._events, self._orders, self._clock = read, feed, events, orders, clock
+        self._moments = Moments()
+        self._reported, self._committed = StepSeries(), StepSeries()
+        self._document: PageDocument | None = None
+        self._wanted = threading.Event()
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Look until `stop`."""
+        while not self._ended.is_set():
+            begun = self._clock.monotonic()
+            answered = self.look()
+            took = self._clock.monotonic() - begun
+            pause = EVERY if self._feed.watching else UNWATCHED
+            if answered:
+                pause = max(pause, min(LONGEST, SHARE * took))
+            self._wanted.wait(pause)
+            self._ended.wait(max(0.0, begun + EVERY - self._clock.monotonic()))
+            self._wanted.clear()
+
+    def stop(self) -> None:
+        """End `run` soon. From any thread."""
+        self._ended.set()
+        self._wanted.set()
+
+    def hurry(self) -> None:
+        """Look again a second after the last look began: somebody came to watch, or gave an order. From any thread."""
+        self._wanted.set()
+
+    def look(self) -> bool:
+        """Look once; return whether etcd answered.
+
+        Where it does not, what it last showed is kept, and the view says why it is old. Raises the error only if
+        nothing was ever seen.
+        """
+        try:
+            self._document = self._seen(*self._read())
+        except Elastic3dError as error:
+            if self._document is None:
+                raise
+            if self._ended.is_set():
+                return False
+            self._document = replace(self._followed(self._document), away=" ".join(str(error).split()))
+        document = self._document
+        self._feed.publish(view(document, orders=self._orders), document.read_at)
+        return not document.away
+
+    def _seen(self, status: Status, run_keys: RunKeys) -> PageDocument:
+        now = self._clock.wall()
+        if status.generation is not None and status.step >= 0:
+            self._reported.add(
+                StepFigures(
+                    step=status.step,
+                    loss=status.loss,
+                    seconds=status.step_seconds,
+                    generation=status.generation.number,
+                )
+            )
+        document = PageDocument(
+            status=status,
+            generations=generations_in(run_keys),
+            findings=(),
+            moments=moments_of(status, self._moments, now),
+            read_at=now,
+        )
+        document = self._followed(document)
+        troubles = self._events.troubles if self._events is not None else ()
+        return replace(document, findings=findings_in(run_keys, troubles))
+
+    def _followed(self, document: PageDocument) -> PageDocument:
+        """Return the document with what the event files and the pulses have brought."""
+        folder = self._events
+        if folder is not None:
+            for _ in range(BURST):
+                news = folder.look()
+                for figures in news.steps:
+                    self._committed.add(figures)
+                if not news.more or self._ended.is_set():
+                    break
+        series = self._committed if len(self._committed) else self._reported
+        return replace(
+            document,
+            chunks=series.chunks(),
+            newest=tuple(series.newest),
+            notables=tuple(reversed(folder.notables)) if folder is not None else None,
+            problems=folder.problems if folder is not None else (),
+        )
