@@ -41,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("planner", "data", "etcd", "notices", "trust", "port"),
     ("storage", "etcd_refs"),
     ("membership",),
-    ("snapshots", "parallel", "health"),
+    ("snapshots", "parallel", "health", "metrics"),
     ("rendezvous", "admission"),
     ("worker",),
     ("training",),

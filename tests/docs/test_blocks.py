@@ -36,6 +36,7 @@ class Language(StrEnum):
     SHELL = "shell"
     SESSION = "session"
     YAML = "yaml"
+    PROMETHEUS = "configuration of Prometheus"
     OUTPUT = "output"
     SCHEDULE = "schedule"
     SIMULATED = "simulated schedule"
@@ -66,6 +67,8 @@ def language(block: str) -> Language | None:
         return Language.SIMULATED
     if first.startswith(("apiVersion:", "containers:")):
         return Language.YAML
+    if first == "scrape_configs:":
+        return Language.PROMETHEUS
     if re.match(r"(import|from|class|def|model =|batches =|elastic3d\.)", first):
         return Language.PYTHON
     return Language.OUTPUT if first.startswith("Samples  ") else None
@@ -115,6 +118,15 @@ def test_manifests_are_yaml_whose_torchrun_takes_its_options(monkeypatch: pytest
             taken += 1
     assert taken == 2
     assert list(yaml.safe_load_all((ROOT / "deploy" / "network-policy.yaml").read_text()))
+
+
+def test_the_configuration_of_prometheus_names_rules_that_are_there() -> None:
+    """And scrapes a port of every node."""
+    ((_page, block),) = of(Language.PROMETHEUS)
+    read = yaml.safe_load(block)
+    assert [(ROOT / "deploy" / "prometheus" / name).exists() for name in read["rule_files"]] == [True]
+    (job,) = read["scrape_configs"]
+    assert job["static_configs"][0]["targets"]
 
 
 def test_schedules_are_read() -> None:
