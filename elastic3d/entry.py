@@ -20,6 +20,8 @@ from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.health.evidence import EvidenceWriter
 from elastic3d.health.options import Health, watching
 from elastic3d.log import bind_process, process_log
+from elastic3d.metrics.address import metrics_address
+from elastic3d.metrics.exposition import require_client
 from elastic3d.port import Port
 from elastic3d.quantities import seconds, size
 from elastic3d.rendezvous import agent
@@ -66,6 +68,7 @@ def run(
     fresh: bool = False,
     health: Health | str = "on",
     trackers: Sequence[str | Tracker] = (),
+    metrics: str | None = None,
     **moved: Never,
 ) -> None:
     """Train `main` on whatever nodes are there, and return when the job is over.
@@ -105,11 +108,15 @@ def run(
         trackers: Where the curves of the run are written, each step once whatever nodes die: "tensorboard:FOLDER",
             "csv:FILE", "jsonl:FILE", "mlflow:EXPERIMENT", "wandb:PROJECT", those of other packages, or objects of an
             `elastic3d.Tracker`. None, the default.
+        metrics: Where each node serves its metrics for Prometheus: ":9464" for its own machine alone, "node:9464" for
+            the node's own address, or another address of it; port 0 asks the system for one. None, the default, for
+            nowhere. Needs `pip install 'elastic3d[metrics]'`.
         moved: Takes nothing; says where options of checkpoints that used to be here are now.
 
     Raises:
         UsageError: A value makes no sense; nothing was started.
-        ConfigurationError: The device asked for cannot be used here; nothing was started.
+        ConfigurationError: The device asked for cannot be used here, or a package that an option needs is missing;
+            nothing was started.
     """
 
     def enter(port: Port) -> None:
@@ -127,6 +134,9 @@ def run(
     output.checked_verbosity()
     serve_role(enter)
     answer_if_asked(main)
+    served = metrics_address(metrics)
+    if served is not None:
+        require_client()
     device = devices.choose(device)
     at = store_at(store, checkpointing)
     options = RunOptions(
@@ -144,6 +154,7 @@ def run(
         device=device,
         health=watching(health, patience=at.patience if at is not None else 0.0, device=device),
         trackers=chosen(trackers),
+        metrics=served,
         costs=load(_path(calibration), device=device).costs() if calibration is not None else None,
     )
     settings = from_environment()
@@ -166,6 +177,7 @@ def _by_hand(options: RunOptions) -> str:
     without = f"no checkpoints are written to or read from {options.store.url}, and " if options.store else ""
     if options.trackers:
         without = f"no curves are written to {', '.join(one.name for one in options.trackers)}, {without}"
+    without += "no metrics are served, and " if options.metrics else ""
     return (
         f"started by hand, so this process trains alone: {without}nothing is kept when it ends. For a job, on one node "
         "or many, start it with torchrun --rdzv-backend=etcd --rdzv-conf=mode=resident"

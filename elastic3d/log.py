@@ -87,6 +87,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "admission.failed": _error("check", "detail", "seconds"),
         # An exception ended a background thread, or one turn of it; `consequence` says what follows.
         "thread.failed": _error("thread", "error", "traceback", "consequence", "times"),
+        # `metrics=`: this node's are served there for Prometheus. `metrics.failed`: something of them could not be
+        # counted or read, once.
+        "metrics.served": _info("address"),
+        "metrics.failed": _warning("error"),
         # The disk was too slow for `count` events, which are lost.
         "events.dropped": _debug("count"),
         "generation.proposed": _debug("number", "attempt", "cause", "nodes", "spares", "layout", "detail"),
@@ -117,9 +121,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # schedule", a higher ZeRO stage, "recompute full", "more stages"; "none" where the script leaves nothing open,
         # said once. `act`: it is done, and not only reported.
         "memory.short": _warning("rung", "ranks", "nodes", "step", "act", "detail"),
-        # A caller was turned away at one of this node's ports: `port` is "links", "tiles-<slot>" or "table", `peer` its
-        # address, `more` how many others were since the last such event. Or, with `port` "links": a neighbour's port at
-        # `peer` refuses this node, and that is not a death, since no second node finds the same.
+        # A caller was turned away at one of this node's ports: `port` is "links", "tiles-<slot>", "table" or "metrics",
+        # `peer` its address, `more` how many others were since the last such event. Or, with `port` "links": a
+        # neighbour's port at `peer` refuses this node, and that is not a death, since no second node finds the same.
         "peer.refused": _warning("port", "peer", "reason", "more"),
         # The key of the run's secret was "missing" or held "garbage": this node, which leads, writes it again.
         "secret.restored": _warning("was"),
@@ -265,7 +269,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # checkpoints go on.
         "buddy.changed": _warning("buddy", "former", "detail"),
         # A slot's tiles are in the store: `bytes` in all, of which `new` were written and the rest was there already.
-        "checkpoint.written": _debug("step", "bytes", "new"),
+        # `seconds`: how long that took.
+        "checkpoint.written": _debug("step", "bytes", "new", "seconds"),
         # A step is the newest checkpoint. `moved`: by this node; otherwise another one had committed the same save.
         "checkpoint.committed": _debug("step", "moved"),
         # Training goes on. `age` is that of the newest checkpoint this node has committed, in seconds.
@@ -388,17 +393,24 @@ class EventLog:
 
     Each line is written soon and whole, so that a reader may follow the file while it grows. May be called from
     several threads, and never blocks. `bind` gives a log with more fields on the same file. limit: bytes that the
-    events of one keeper may take; past half of them the file is renamed to `<name>.1`, replacing an older one.
+    events of one keeper may take; past half of them the file is renamed to `<name>.1`, replacing an older one. observe:
+    called with each event and all its fields, on the thread that emits it; must not raise or block.
 
     Raises OSError if the file cannot be made.
     """
 
-    __slots__ = ("_clock", "_lines", "_logger")
+    __slots__ = ("_clock", "_lines", "_logger", "_observe")
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, *, limit: int = LIMIT, clock: Clock = SYSTEM, **bound: Any
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        limit: int = LIMIT,
+        clock: Clock = SYSTEM,
+        observe: Callable[[str, Mapping[str, Any]], None] | None = None,
+        **bound: Any,
     ) -> None:
-        self._clock = clock
+        self._clock, self._observe = clock, observe
         self._lines: _Lines | None = None
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -413,7 +425,7 @@ class EventLog:
     def bind(self, **fields: Any) -> EventLog:
         """Return a log on the same file whose events also carry `fields`."""
         other = object.__new__(EventLog)
-        other._clock = self._clock
+        other._clock, other._observe = self._clock, self._observe
         other._lines = self._lines
         other._logger = self._logger.bind(**fields)
         return other
@@ -433,6 +445,8 @@ class EventLog:
         at = self._clock.wall()
         if self._lines is not None:
             self._logger.info(name, at=at, **fields)
+        if self._observe is not None:
+            self._observe(name, {**structlog.get_context(self._logger), **fields})
         level = known.level if level is None else level
         wanted = verbosity()
         if level >= (Level.DEBUG if wanted is Verbosity.DEBUG else Level.INFO):

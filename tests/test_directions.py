@@ -42,7 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("planner", "data", "etcd", "notices", "trackers", "trust", "port"),
     ("storage", "etcd_refs"),
     ("membership",),
-    ("snapshots", "parallel", "health"),
+    ("snapshots", "parallel", "health", "metrics"),
     ("rendezvous", "admission"),
     ("worker",),
     ("training",),

@@ -1,4 +1,4 @@
-"""The pages of the reference that are written from the code: the command line, events, faults, JSON documents.
+"""The pages of the reference that are written from the code: the command line, events, metrics, faults, JSON documents.
 
     python -m tools.reference
 
@@ -34,6 +34,7 @@ from elastic3d.doctor.findings import Examination
 from elastic3d.health.explanation import Explanation
 from elastic3d.membership.inspection.status import Status
 from elastic3d.membership.records import GenerationHistory
+from elastic3d.metrics import table
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -112,6 +113,34 @@ def events() -> str:
     for name, kind in log.EVENTS.items():
         fields = ", ".join(f"`{field}`" for field in kind.fields)
         lines.append(f"| `{name}` | {kind.level.name.lower()} | {fields} | {_cell(comments[name])} |")
+    return "\n".join(lines) + "\n"
+
+
+def metrics() -> str:
+    """Return the page of the metrics, from the table in elastic3d/metrics/table.py."""
+    lines = [
+        "# Metrics",
+        "",
+        'With `elastic3d.run(..., metrics=":9464")` every node serves these for Prometheus; see',
+        "[Metrics and alerts](../guides/metrics.md). Written from `elastic3d/metrics/table.py` by `make reference`.",
+        "",
+        "Every sample has the labels " + " and ".join(f"`{name}`" for name in table.COMMON) + ": torchrun's",
+        "`--rdzv-id`, and the node's name. A histogram has `_bucket`, `_sum` and `_count`, a summary the last two.",
+        "Counters begin at 0 for all values of their labels. What only one node of a job counts may be added up over",
+        "its nodes. A metric whose value is not known is left out.",
+        "",
+        "| metric | type | labels | from | |",
+        "|---|---|---|---|---|",
+    ]
+    for metric in table.METRICS.values():
+        labels = "; ".join(
+            f"`{label.name}`" + (": " if label.values else "") + ", ".join(f"`{value}`" for value in label.values)
+            for label in metric.labels
+        )
+        events = sorted({f"`{rule.event}`" for rule in metric.rules})
+        counted = f" Event{'s' * (len(events) > 1)}: {', '.join(events)}." if events else ""
+        text = _cell((metric.help + counted).replace("<", "&lt;"))
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.source} | {text} |")
     return "\n".join(lines) + "\n"
 
 
@@ -234,6 +263,7 @@ def _named(hint: Any) -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "cli.md": command_line,
     "events.md": events,
+    "metrics.md": metrics,
     "faults.md": listing.page,
     "bugs-found.md": bugs.page,
     "json.md": documents,

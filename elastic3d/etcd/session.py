@@ -20,6 +20,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import tenacity
@@ -47,6 +48,15 @@ class Closable(Protocol):
     """Something with threads of its own that ends with the session."""
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """How a cluster has answered a session: so many times, in so many seconds altogether, and `failed` times not."""
+
+    count: int = 0
+    seconds: float = 0.0
+    failed: int = 0
 
 
 class _NoAnswer(EtcdUnavailable):
@@ -82,6 +92,7 @@ class Session:
         self._begin()
         self._deadlines = [0] * len(endpoints)
         self._heard_at = [-math.inf] * len(endpoints)
+        self.answers = Answers()
         self._slowness = 1.0
         self._slowed_at = -math.inf
         self._login: Login | None = None
@@ -197,6 +208,9 @@ class Session:
         """Take note that endpoint `index` is alive, whatever else is wrong, and answered what was asked at `asked`."""
         with self._lock:
             self._heard_at[index] = now = self.clock.monotonic()
+            if asked > -math.inf:
+                before = self.answers
+                self.answers = replace(before, count=before.count + 1, seconds=before.seconds + now - asked)
             if now - asked < self.patience / 4:
                 self._slowness = max(1.0, self._slowness / 2)
 
@@ -211,6 +225,7 @@ class Session:
             channel = self._channels.get(index)
         outdated = failure is not None and channel is not None and channel.outdated()
         with self._lock:
+            self.answers = replace(self.answers, failed=self.answers.failed + 1)
             if outdated and self._channels.get(index) is channel:
                 stale = self._channels.pop(index)
             now = self.clock.monotonic()

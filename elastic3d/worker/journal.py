@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,22 @@ WELL = (w.ExitKind.DONE, w.ExitKind.LEFT, w.ExitKind.MEASURED, w.ExitKind.STOPPE
 
 
 class Journal:
-    """One node's event file, none where `folder` is None; events that people should know of go to stderr too."""
+    """One node's event file, none where `folder` is None; events that people should know of go to stderr too.
 
-    def __init__(self, folder: str | None, run_id: str, node: str, *, limit: int = LIMIT) -> None:
+    observe: called with each event and all its fields; must not raise or block.
+    """
+
+    def __init__(
+        self,
+        folder: str | None,
+        run_id: str,
+        node: str,
+        *,
+        limit: int = LIMIT,
+        observe: Callable[[str, Mapping[str, Any]], None] | None = None,
+    ) -> None:
         path = Path(folder) / f"{node}-0.jsonl" if folder else None
-        self._log = EventLog(path, limit=limit, run=run_id, node=node, slot=0)
+        self._log = EventLog(path, limit=limit, observe=observe, run=run_id, node=node, slot=0)
         self._sealed = self._proposed = ""
         self._node = node
         self._distrusted: tuple[Distrust, ...] = ()

@@ -19,6 +19,7 @@ from checkpointing.stores.retrying import PATIENCE
 from elastic3d.errors import UsageError
 from elastic3d.health.options import Watching
 from elastic3d.log import LIMIT
+from elastic3d.metrics.address import MetricsAddress
 from elastic3d.planner.costs import Costs
 from elastic3d.quantities import Every, every, rate, seconds, size
 from elastic3d.snapshots.interval import AUTO
@@ -128,7 +129,8 @@ class RunOptions:
     trainer for tensor operations. costs: what the planner predicts step times from when this node leads, None to choose
     layouts by shape alone. restore: the checkpoint to go on from where no state is in memory. fresh: whether to begin
     at step 0 even though steps were made before and are lost. device: the kind that trainers compute on. health: how
-    ranks that stand still are found, None for not at all. trackers: where curves are written.
+    ranks that stand still are found, None for not at all. trackers: where curves are written. metrics: where each node
+    serves its own, None for nowhere.
     """
 
     store: StoreAt | None = None
@@ -146,6 +148,7 @@ class RunOptions:
     device: str = "cpu"
     health: Watching | None = None
     trackers: tuple[Named, ...] = ()
+    metrics: MetricsAddress | None = None
 
     def __post_init__(self) -> None:
         if self.snapshot_every is not None:

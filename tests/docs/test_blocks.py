@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 import pytest
+import yaml
 
 from chaos.schedules.files import parse
 from chaos.schedules.schedule import check
@@ -33,6 +34,7 @@ class Language(StrEnum):
     PYTHON = "python"
     SHELL = "shell"
     SESSION = "session"
+    PROMETHEUS = "configuration of Prometheus"
     OUTPUT = "output"
     SCHEDULE = "schedule"
     SIMULATED = "simulated schedule"
@@ -61,6 +63,8 @@ def language(block: str) -> Language | None:
         return Language.SCHEDULE
     if first.startswith("job seed="):
         return Language.SIMULATED
+    if first == "scrape_configs:":
+        return Language.PROMETHEUS
     if re.match(r"(import|from|class|def|model =|batches =|elastic3d\.)", first):
         return Language.PYTHON
     return Language.OUTPUT if first.startswith("Samples  ") else None
@@ -94,6 +98,15 @@ def test_shell_is_shell() -> None:
         done = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True, check=False)
         assert done.returncode == 0, f"{page}: {done.stderr}"
         assert set(re.findall(r"^make (\S+)", block, re.MULTILINE)) <= set(targets), page
+
+
+def test_the_configuration_of_prometheus_names_rules_that_are_there() -> None:
+    """And scrapes a port of every node."""
+    ((_page, block),) = of(Language.PROMETHEUS)
+    read = yaml.safe_load(block)
+    assert [(ROOT / "deploy" / "prometheus" / name).exists() for name in read["rule_files"]] == [True]
+    (job,) = read["scrape_configs"]
+    assert job["static_configs"][0]["targets"]
 
 
 def test_schedules_are_read() -> None:

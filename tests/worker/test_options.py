@@ -136,6 +136,8 @@ def test_the_call_refuses_invalid_options() -> None:
         elastic3d.run(lambda run: None, stale_after="soon")
     with pytest.raises(UsageError, match="every="):
         elastic3d.run(lambda run: None, store="/tmp/x", every="sometimes")
+    with pytest.raises(UsageError, match=r"metrics=9464.*':9464'"):
+        elastic3d.run(lambda run: None, metrics=9464)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"/nowhere\.json.*cannot be read"):
         elastic3d.run(lambda run: None, calibration="/nowhere.json")
 

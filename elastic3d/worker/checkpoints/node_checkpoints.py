@@ -67,7 +67,9 @@ class Checkpoints:
         self._writer = writer = CheckpointWriter(store, saving, len(slots))
         self._housekeeper = Housekeeper(store, saving, self._kept, audits=audits, clock=clock)
         self._committer = Committer(store, self._committed, clock=clock)
-        self._uploaders = [Uploader(slot, writer.write, tell, patience=self._patience, rest=rest) for slot in slots]
+        self._uploaders = [
+            Uploader(slot, writer.write, tell, patience=self._patience, rest=rest, clock=clock) for slot in slots
+        ]
 
     # What the membership says.
 
@@ -133,7 +135,9 @@ class Checkpoints:
             self._journal.emit("checkpoint.failed", step=event.step, error=event.error, age=age, slot=event.slot)
             return None
         step = event.saved.step
-        self._journal.emit("checkpoint.written", step=step, bytes=event.bytes, new=event.new, slot=event.slot)
+        self._journal.emit(
+            "checkpoint.written", step=step, bytes=event.bytes, new=event.new, seconds=event.seconds, slot=event.slot
+        )
         if self._figures.wrote(step):
             self._journal.emit("checkpoint.mended", step=step)
         self._written[event.slot] = event.saved

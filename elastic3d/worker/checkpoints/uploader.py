@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from checkpointing.errors import CheckpointError
 from elastic3d import threads
+from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import StateError
 from elastic3d.membership.records import SavedStep
 from elastic3d.values import Generation
@@ -28,12 +29,16 @@ def rest_after(failures: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TilesUploaded:
-    """A slot's tiles of a step are in the store. bytes: of all tiles; new: of those that had to be written."""
+    """A slot's tiles of a step are in the store. bytes: of all tiles; new: of those that had to be written.
+
+    seconds: how long the write took.
+    """
 
     slot: int
     saved: SavedStep
     bytes: int
     new: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +82,10 @@ class Uploader:
         *,
         patience: Callable[[], float] = lambda: 0.0,
         rest: Callable[[int], float] = rest_after,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._slot, self._store, self._tell = slot, write, tell
-        self._patience, self._rest_after = patience, rest
+        self._patience, self._rest_after, self._clock = patience, rest, clock
         self._jobs: queue.SimpleQueue[_Job | _Settled | None] = queue.SimpleQueue()
         self._busy = False
         self._offered = (-1, "")
@@ -173,14 +179,15 @@ class Uploader:
         return patience
 
     def _write(self, job: _Job) -> TilesUploaded | WriteFailed:
-        made = job.generation
+        made, begun = job.generation, self._clock.monotonic()
         saved = SavedStep(step=job.step, made_in=made.number, attempt=made.attempt, world=made.world)
         try:
             with self._slot.pieces(job.step) as pinned:
                 total, new = self._store(pinned, saved, job.last)
         except (CheckpointError, StateError, OSError) as error:
             return self._write_failed(job, str(error))
-        return TilesUploaded(slot=self._slot.index, saved=saved, bytes=total, new=new)
+        seconds = self._clock.monotonic() - begun
+        return TilesUploaded(slot=self._slot.index, saved=saved, bytes=total, new=new, seconds=seconds)
 
     def _write_failed(self, job: _Job, error: str) -> WriteFailed:
         self._failures += 1

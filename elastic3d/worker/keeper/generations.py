@@ -249,7 +249,8 @@ class Generations:
     def pids(self) -> dict[int, int]:
         """Return the pids of the living trainers of the running generation by their slot, as far as they began."""
         world = self.worlds.get(self.running.key) if self.running is not None else None
-        return {} if world is None else {slot: pid for slot, pid in world.pids.items() if slot not in world.ended}
+        # Asked on other threads, too, while pids are added.
+        return {} if world is None else {slot: pid for slot, pid in dict(world.pids).items() if slot not in world.ended}
 
     def stop(self, key: str) -> None:
         """Kill the trainers of a generation."""

@@ -52,6 +52,7 @@ from elastic3d.worker.keeper.ending import Ending
 from elastic3d.worker.keeper.generations import Generations
 from elastic3d.worker.keeper.injected import InjectedFaults, NodeProcesses
 from elastic3d.worker.keeper.meeting import Meeting
+from elastic3d.worker.keeper.node_metrics import LiveNode, NodeMetrics
 from elastic3d.worker.keeper.progress import ProgressReporter
 from elastic3d.worker.keeper.trainer_group import assignment
 from elastic3d.worker.keeper.warming import Inbox, Measured, Signalled, measure, planned_with, wait_at_gate
@@ -103,7 +104,14 @@ class Keeper:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
         self._evidence = evidence
         self._costs = options.costs
-        self._journal = Journal(options.events, settings.run_id, settings.node, limit=options.events_limit)
+        self._metrics = NodeMetrics(settings, options.metrics) if options.metrics is not None else None
+        self._journal = Journal(
+            options.events,
+            settings.run_id,
+            settings.node,
+            limit=options.events_limit,
+            observe=self._metrics.observe if self._metrics is not None else None,
+        )
         self._journal.emit("node.started")
         threads.report_to(self._journal.thread_failed)
         self._figures = Figures(deadlines.figures(options.health))
@@ -114,12 +122,31 @@ class Keeper:
         self._curves = Curves(options.trackers, run_id=settings.run_id, emit=self._journal.emit)
         self._member: Member | None = None
         self._checkpoints: Checkpoints | None = None
+        self._client: EtcdClient | None = None
         self._exit: acts.Exit | None = None
 
     def run(self) -> None:
         """Take part until the job or this node's part in it is over; errors say why it failed."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self._inbox.put(Signalled(number)))
+        if self._metrics is None:
+            self._open_store()
+            return
+        try:
+            self._metrics.serve(self._live(), self._journal.emit)
+            self._open_store()
+        finally:
+            self._metrics.close()
+
+    def _live(self) -> LiveNode:
+        return LiveNode(
+            pulse=lambda: self._pulse() if self._member is not None else None,
+            processes=self._processes,
+            awaited=lambda: self._progress.awaited,
+            answers=lambda: self._client.session.answers if self._client is not None else None,
+        )
+
+    def _open_store(self) -> None:
         at = self._options.store
         register = None
         if at is not None and at.register:
@@ -444,6 +471,8 @@ class Keeper:
                         self._curves.stepped(event.record, keyed_world[1].generation)
                         if keyed_world[1].first_rank == 0:
                             self._progress.stepped(event.record)
+                        if self._metrics is not None:
+                            self._metrics.stepped(event.record, keyed_world[1])
             case _:
                 pass
 

@@ -25,7 +25,7 @@ PATIENCE = 3.0
 class ProgressReporter:
     """Reports progress through `emit` and in `figures`. For the keeper's main thread; call `look` about once a second.
 
-    All times are monotonic seconds.
+    All times are monotonic seconds. awaited: how many nodes the job waits for, as far as this one leads.
     """
 
     def __init__(self, emit: Callable[..., None], figures: Figures, *, clock: Clock = SYSTEM) -> None:
@@ -35,7 +35,7 @@ class ProgressReporter:
         self._said_step = -1
         self._longest = 0.0
         self._late_at: float | None = None
-        self._awaited = 0
+        self.awaited = 0
         self._awaited_at = 0.0
 
     def began(self, *, first: bool) -> None:
@@ -44,7 +44,7 @@ class ProgressReporter:
         self._first, self._training = first, True
         self._stepped_at, self._longest, self._late_at = now, 0.0, None
         self._said_at, self._said_step = now - EVERY, -1
-        self._awaited = 0
+        self.awaited = 0
         self._figures.training("")
 
     def over(self) -> None:
@@ -68,16 +68,16 @@ class ProgressReporter:
 
     def awaiting(self, nodes: int) -> None:
         """Take note of how many nodes the job waits for, 0 for none."""
-        if nodes and not self._awaited:
+        if nodes and not self.awaited:
             self._awaited_at = self._clock.monotonic() + PATIENCE - EVERY
-        self._awaited = nodes
+        self.awaited = nodes
 
     def look(self) -> None:
         """Report what is due even if nothing has happened."""
         now = self._clock.monotonic()
-        if self._awaited and now - self._awaited_at >= EVERY:
+        if self.awaited and now - self._awaited_at >= EVERY:
             self._awaited_at = now
-            self._emit("nodes.awaited", count=self._awaited, detail=f"waiting for {self._awaited} more node(s)")
+            self._emit("nodes.awaited", count=self.awaited, detail=f"waiting for {self.awaited} more node(s)")
         if not (self._first and self._training):
             return
         seconds = now - self._stepped_at
