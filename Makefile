@@ -6,10 +6,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 TO_RUN := $(VENV)/.ready-to-run
 TO_DEVELOP := $(VENV)/.ready-to-develop
-# Tests wait more than they compute: one more of them at a time than there are cores. Those of a file share what they
+# Tests wait more than they compute: some more of them at a time than there are cores. Those of a file share what they
 # set up, and run one after another; the files that take longest begin first.
-PYTEST := $(BIN)/python -m pytest --durations=20 --numprocesses=$(shell echo $$(($$(nproc) + 1))) --dist=loadfile \
-	--no-loadscope-reorder
+BESIDE = 1
+PYTEST = $(BIN)/python -m pytest --durations=20 --numprocesses=$(shell echo $$(($$(nproc) + $(BESIDE)))) \
+	--dist=loadfile --no-loadscope-reorder
 
 # Where nothing may be written beside sources, every process would compile anew what it imports: seconds for torch alone.
 export PYTHONDONTWRITEBYTECODE :=
@@ -20,7 +21,8 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(TO_RUN)
 	$(BIN)/elastic3d demo --kill 1@20 --join @40
 
-# The core promises, on real parts.
+# The core promises, on real parts. Most of these play no job.
+test: BESIDE = 2
 test: $(TO_DEVELOP)
 	$(PYTEST) -m "not slow and not long"
 
