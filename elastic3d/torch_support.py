@@ -20,6 +20,7 @@ PRIVATE = {
     "torch._C._distributed_c10d": (
         "FileStore", "HashStore", "PrefixStore", "Store", "TCPStore", "set_debug_level_from_env",
     ),
+    "torch.distributed.elastic.rendezvous.utils": ("_parse_rendezvous_config",),
     "torch.distributed.pipelining._backward": ("stage_backward", "stage_backward_input", "stage_backward_weight"),
     "torch.distributed.pipelining.schedules": ("_batch_p2p", "_wait_batch_p2p"),
     "torch.distributed.tensor.placement_types": ("_StridedShard",),
