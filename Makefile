@@ -57,9 +57,10 @@ docs: $(TO_DEVELOP)
 	$(BIN)/zensical build --clean --strict
 	$(BIN)/python -m tools.site site
 
-# The pages of the documentation that are written from the code.
+# The pages of the documentation that are written from the code, and the dashboard for Grafana.
 reference: $(TO_DEVELOP)
 	$(BIN)/python -m tools.reference
+	$(BIN)/python -m tools.grafana
 
 # The locks, with every version and hash. `make lock UPGRADE=--upgrade` takes the newest versions.
 COMPILE = $(BIN)/uv pip compile --quiet pyproject.toml requirements/torch.in --universal --python-version 3.11 \
