@@ -241,7 +241,7 @@ class _Soaked(Player):
             self.waiting.clear()
             self._ask_to_end()
             return
-        if now - self._sampled >= self._each:
+        if now - self._sampled >= self._each or (self.picture.step and not self.samples):
             self._sampled = now
             self.samples.append(self._sample(now - self._began))
         pace = self._pace()

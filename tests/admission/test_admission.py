@@ -76,7 +76,10 @@ def test_an_unfit_node_is_kept_out_until_it_is_repaired(server: EtcdServer, tmp_
     code, said, events = start(server, tmp_path / "first", run_id, tmp_path / "file" / "under")
     assert code == 1
     assert f"node node0 is not fit to take part: disk: {why}" in said
-    assert [(event["event"], event["check"]) for event in events] == [("admission.failed", "disk")]
+    assert [(event["event"], event.get("check")) for event in events] == [
+        ("node.started", None),
+        ("admission.failed", "disk"),
+    ]
     with EtcdClient(server.endpoint) as client:
         ((key, value, lease),) = [(entry.key, entry.value, entry.lease) for entry in client.range(root)[0]]
         assert key == f"{root}refused/node0"
