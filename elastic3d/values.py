@@ -404,7 +404,7 @@ class Generation:
     none was: not the newest one, but never below the first. `distrusted` are rules for states it may not go on from,
     `paces` what was known of machines that are slow, or were. `memory` is what was learned where memory ran out, None
     where it never did.
-    `rollbacks` what it leaves out since the loss jumped up, `paces` what was known of machines that are slow, or were.
+    `rollbacks` what it leaves out since the loss jumped up.
     `writer` is the place among `nodes` of the one that writes the run's curves: the one that did so before, else the
     first that trained before and so heard the steps that may not be written yet, else the first.
     """

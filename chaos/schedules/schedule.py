@@ -61,17 +61,15 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
                     f"{one} and {other}: the second needs a server on this machine's loopback device, which nodes that "
                     "are hosts of their own do not reach"
                 )
+            if Need.CERTIFICATES in one.ABOUT.needs and isinstance(other, ClockJump):
+                raise UsageError(
+                    f"{one} and {other}: by a clock that is wrong a new certificate is not valid yet, or over"
+                )
         of_one = isinstance(first, _OF_ONE) or isinstance(second, _OF_ONE)
         if of_one and Need.MEMBERS in first.ABOUT.needs | second.ABOUT.needs:
             raise UsageError(f"{first} and {second}: one is of an etcd of one member, one of an etcd of three")
         if of_one and Need.PASSWORD in first.ABOUT.needs | second.ABOUT.needs:
             raise UsageError(f"{first} and {second}: an etcd whose data are replaced has another password")
-        if (Need.CERTIFICATES in first.ABOUT.needs and isinstance(second, ClockJump)) or (
-            Need.CERTIFICATES in second.ABOUT.needs and isinstance(first, ClockJump)
-        ):
-            raise UsageError(
-                f"{first} and {second}: by a clock that is wrong a new certificate is not valid yet, or over"
-            )
         if same and first == second and not isinstance(first, Join):
             raise UsageError(f"{first}: it is there twice")
         if isinstance(first, InScript) and isinstance(second, InScript) and first.when.step == second.when.step:
