@@ -6,14 +6,13 @@ be half written, huge, or hold anything at all; what cannot be read is passed ov
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from elastic3d.accounting.recorded_events import SECOND, RecordedEvent, recorded
 from elastic3d.dashboard.series import StepFigures
 from elastic3d.errors import UsageError
 from elastic3d.health.meanings import MEANINGS
@@ -37,9 +36,6 @@ LONGEST = 1 << 20
 
 KEPT = 200
 """Most notable events, and most troubles, that are kept."""
-
-LAST_NUMBER = 1 << 53
-"""Generations beyond it are nonsense."""
 
 _NAME = re.compile(rb'"event": ?"([a-z_]+\.[a-z_]+)"')
 
@@ -105,7 +101,7 @@ class EventFolder:
 
     def look(self) -> EventNews:
         """Read what is new."""
-        lines: list[dict[str, Any]] = []
+        events: list[RecordedEvent] = []
         problems, more = [], False
         try:
             names = sorted(entry.name for entry in os.scandir(self.folder) if entry.name.endswith(".jsonl"))
@@ -124,26 +120,26 @@ class EventFolder:
                 continue
             more = more or rest
             taken += sum(map(len, read))
-            lines += filter(None, (_event(line) for line in read))
+            events += filter(None, (_event(line) for line in read))
         self.problems = tuple(problems)
         steps = []
-        for line in lines:
-            if self.run and line.get("run") not in (None, self.run):
+        for event in events:
+            if self.run and event.run not in ("", self.run):
                 continue
-            if line["event"] == "step.committed":
-                figures = _figures(line)
+            if event.name == "step.committed":
+                figures = _figures(event)
                 if figures is not None:
                     steps.append(figures)
                 continue
             try:
-                self._note(line)
+                self._note(event)
             except (TypeError, ValueError, OverflowError, RecursionError):
                 continue  # its fields are not such as elastic3d writes
         steps.sort(key=lambda figures: (figures.generation, figures.step))
         return EventNews(steps=tuple(steps), more=more)
 
-    def _note(self, line: dict[str, Any]) -> None:
-        name, at, generation = line["event"], line["at"], _whole(line.get("generation"))
+    def _note(self, event: RecordedEvent) -> None:
+        name, at, generation, line = event.name, event.at / SECOND, event.generation, dict(event.fields)
         kind = EVENTS[name]
         if is_trouble(name, line):
             one = Trouble(event=name, generation=generation, at=at, fields=line)
@@ -158,7 +154,7 @@ class EventFolder:
                 at=at,
                 name=name,
                 level=kind.level,
-                node=str(line.get("node", ""))[:200],
+                node=event.node[:200],
                 generation=generation,
                 said=str(detail)[:600],
             )
@@ -214,26 +210,18 @@ def _lines(path: Path, place: _Place) -> list[bytes]:
     return lines
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def _event(line: bytes) -> RecordedEvent | None:
     """Return an event of the list, None for anything else."""
     named = _NAME.search(line) if len(line) <= LONGEST else None
     if named is None or named[1] not in _WANTED:
         return None  # most are not parsed at all
-    try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
-        return None  # half a line, as after a crash
-    if not isinstance(data, dict) or not isinstance(data.get("event"), str) or data["event"] not in EVENTS:
-        return None
-    at = data.get("at")
-    if isinstance(at, bool) or not isinstance(at, int | float) or not abs(at) < LAST_NUMBER:
-        return None
-    return data
+    event = recorded(line)
+    return event if event is not None and event.name in EVENTS else None
 
 
-def _figures(line: dict[str, Any]) -> StepFigures | None:
-    step, seconds, loss = line.get("step"), line.get("seconds"), line.get("loss")
-    if type(step) is not int or isinstance(seconds, bool) or not isinstance(seconds, int | float):
+def _figures(event: RecordedEvent) -> StepFigures | None:
+    step, seconds, loss = event.whole("step"), event.fields.get("seconds"), event.fields.get("loss")
+    if step is None or isinstance(seconds, bool) or not isinstance(seconds, int | float):
         return None
     try:
         value = float.fromhex(loss) if isinstance(loss, str) else float(loss) if isinstance(loss, int | float) else None
@@ -242,8 +230,4 @@ def _figures(line: dict[str, Any]) -> StepFigures | None:
         return None
     if value is not None and not math.isfinite(value):
         value = None
-    return StepFigures(step=step, loss=value, seconds=seconds, generation=_whole(line.get("generation")))
-
-
-def _whole(value: object) -> int:
-    return value if type(value) is int and 0 <= value <= LAST_NUMBER else 0
+    return StepFigures(step=step, loss=value, seconds=seconds, generation=event.generation)
