@@ -35,6 +35,7 @@ from elastic3d.health.explanation import Explanation
 from elastic3d.membership.inspection.status import Status
 from elastic3d.membership.records import GenerationHistory
 from elastic3d.metrics import table
+from elastic3d.metrics.metric import COMMON
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -124,7 +125,7 @@ def metrics() -> str:
         'With `elastic3d.run(..., metrics=":9464")` every node serves these for Prometheus; see',
         "[Metrics and alerts](../guides/metrics.md). Written from `elastic3d/metrics/table.py` by `make reference`.",
         "",
-        "Every sample has the labels " + " and ".join(f"`{name}`" for name in table.COMMON) + ": torchrun's",
+        "Every sample has the labels " + " and ".join(f"`{name}`" for name in COMMON) + ": torchrun's",
         "`--rdzv-id`, and the node's name. A histogram has `_bucket`, `_sum` and `_count`, a summary the last two.",
         "Counters begin at 0 for all values of their labels. What only one node of a job counts may be added up over",
         "its nodes. A metric whose value is not known is left out.",

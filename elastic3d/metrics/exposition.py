@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from elastic3d.errors import ConfigurationError
+from elastic3d.metrics.metric import COMMON, Metric, MetricKind
 from elastic3d.metrics.recording import Distribution, MetricValue
-from elastic3d.metrics.table import COMMON, METRICS, Metric, MetricKind
+from elastic3d.metrics.table import METRICS
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

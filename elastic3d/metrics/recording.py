@@ -15,8 +15,9 @@ from itertools import accumulate, product
 from typing import Any
 
 from elastic3d.health.sheet import Row, sheet_of
+from elastic3d.metrics.metric import OTHER, Metric, MetricKind, Rule, Source, Teller
 from elastic3d.metrics.recovery import SIGNS, RecoveryWatch
-from elastic3d.metrics.table import CLEAN, METRICS, OTHER, PHASES, Metric, MetricKind, Rule, Source, Teller
+from elastic3d.metrics.table import CLEAN, METRICS, PHASES
 
 Values = tuple[str, ...]
 """The values of a metric's own labels, in order."""

@@ -11,94 +11,18 @@ A counter is counted by one node only, where all hear of the same thing: the sum
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import StrEnum
 from types import MappingProxyType
 
 from elastic3d.health.hearing import Finding
 from elastic3d.health.sheet import StepSheet
+from elastic3d.metrics.metric import OTHER, Label, Metric, MetricKind, Rule, Source, Teller
 from elastic3d.values import Cause
-
-OTHER = "other"
-"""The value of a label where none of those that are listed fits."""
-
-COMMON = ("run", "node")
-"""Labels of every sample: torchrun's `--rdzv-id`, and the node's name."""
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds of the buckets of steps and of writes."""
 
 LONG_SECONDS = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the buckets of recoveries."""
-
-
-class MetricKind(StrEnum):
-    """Prometheus' types; a summary has a sum and a count only."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"
-    HISTOGRAM = "histogram"
-    SUMMARY = "summary"
-
-
-class Source(StrEnum):
-    """Which nodes have a metric; the values are words for people.
-
-    FIRST: gauges are gone when rank 0 moves to another node; counters stay where they were counted.
-    """
-
-    NODE = "every node, of itself"
-    ALL = "every node, of the job"
-    FIRST = "the node of rank 0"
-    LEADER = "the node that leads"
-
-
-class Teller(StrEnum):
-    """Whose events count, where several tell the same."""
-
-    ANY = "any"
-    RANK_0 = "rank 0"
-    LEADER = "the leader's node"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """What an event does to a metric.
-
-    amount: the event's field that is added (counters), set (gauges) or observed (histograms, summaries), of a list its
-    length; "" for `value`. least: a gauge has no value where the amount is below. labels: the values of the metric's
-    labels, or, with a $ before them, the names of fields that hold them. where: a field that has to be true.
-    """
-
-    event: str
-    amount: str = ""
-    value: float = 1.0
-    least: float | None = None
-    labels: tuple[str, ...] = ()
-    where: str = ""
-    teller: Teller = Teller.ANY
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Label:
-    """A label beside `COMMON`, and its values; `OTHER` is one, too, where they come from events."""
-
-    name: str
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One metric. rules: the events that it is made of; () where it is read when it is scraped, or computed."""
-
-    name: str
-    kind: MetricKind
-    source: Source
-    help: str
-    labels: tuple[Label, ...] = ()
-    rules: tuple[Rule, ...] = ()
-    buckets: tuple[float, ...] = field(default=())
-
 
 PHASES = tuple(name for name in StepSheet.__slots__ if name not in ("work", "rounds", "block"))
 """What a step's seconds go into, as `health.sheet.StepSheet` has them."""

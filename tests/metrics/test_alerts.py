@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from elastic3d.metrics.table import COMMON, METRICS, MetricKind
+from elastic3d.metrics.metric import COMMON, MetricKind
+from elastic3d.metrics.table import METRICS
 from tests.metrics import promtool
 from tests.paths import ROOT
 

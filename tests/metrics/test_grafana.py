@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic3d.metrics.table import COMMON, METRICS, MetricKind
+from elastic3d.metrics.metric import COMMON, MetricKind
+from elastic3d.metrics.table import METRICS
 from tests.metrics import promtool
 from tools import grafana
 

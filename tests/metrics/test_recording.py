@@ -12,8 +12,8 @@ import pytest
 from elastic3d.health.sheet import StepSheet
 from elastic3d.log import EVENTS
 from elastic3d.metrics.exposition import Exposition
+from elastic3d.metrics.metric import OTHER
 from elastic3d.metrics.recording import Distribution, MetricRecorder
-from elastic3d.metrics.table import OTHER
 from tests.metrics import promtool
 from tests.metrics.scraping import parsed
 

@@ -9,7 +9,8 @@ import pytest
 from elastic3d.health.hearing import Finding
 from elastic3d.log import BOUND, EVENTS
 from elastic3d.membership.records import Pulse
-from elastic3d.metrics.table import COMMON, METRICS, OTHER, Metric, MetricKind
+from elastic3d.metrics.metric import COMMON, OTHER, Metric, MetricKind
+from elastic3d.metrics.table import METRICS
 from elastic3d.values import Cause
 from elastic3d.worker.keeper.node_metrics import STATES
 from elastic3d.worker.processes.events import ExitKind
