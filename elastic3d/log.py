@@ -394,7 +394,8 @@ class EventLog:
     Each line is written soon and whole, so that a reader may follow the file while it grows. May be called from
     several threads, and never blocks. `bind` gives a log with more fields on the same file. limit: bytes that the
     events of one keeper may take; past half of them the file is renamed to `<name>.1`, replacing an older one. observe:
-    called with each event and all its fields, on the thread that emits it; must not raise or block.
+    called with each event and all its fields, on the thread that emits it, before its line can be read, so that
+    whoever has read a line finds it counted; must not raise or block.
 
     Raises OSError if the file cannot be made.
     """
@@ -443,10 +444,10 @@ class EventLog:
             if field not in known.fields and field not in BOUND:
                 raise ValueError(f"event {name!r} has no field {field!r}; add it to elastic3d/log.py")
         at = self._clock.wall()
-        if self._lines is not None:
-            self._logger.info(name, at=at, **fields)
         if self._observe is not None:
             self._observe(name, {**structlog.get_context(self._logger), **fields})
+        if self._lines is not None:
+            self._logger.info(name, at=at, **fields)
         level = known.level if level is None else level
         wanted = verbosity()
         if level >= (Level.DEBUG if wanted is Verbosity.DEBUG else Level.INFO):

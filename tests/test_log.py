@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -213,3 +215,17 @@ def test_an_unknown_log_setting_is_refused_at_process_start(monkeypatch: pytest.
     monkeypatch.setenv("ELASTIC3D_LOG", "loud")
     with pytest.raises(ConfigurationError, match="ELASTIC3D_LOG=loud: give one of debug, info, json"):
         output.checked_verbosity()
+
+
+def test_an_event_is_counted_before_its_line_can_be_read(tmp_path: Path) -> None:
+    """Whoever has read a line finds it in the metrics."""
+    path, seen = tmp_path / "events.jsonl", list[tuple[str, str]]()
+
+    def observe(name: str, _: Mapping[str, Any]) -> None:
+        assert log.flush(5.0)
+        seen.append((name, path.read_text()))
+
+    with EventLog(path, observe=observe) as log:
+        log.emit("metrics.served", address="[::]:1")
+    assert seen == [("metrics.served", "")]
+    assert "metrics.served" in path.read_text()
