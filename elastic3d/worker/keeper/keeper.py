@@ -450,6 +450,8 @@ class Keeper:
                     self._checkpoints.offer(event.slot, event.step, keyed_world[1].generation)
                 else:
                     self._slots[event.slot].unpin(event.step)
+            case w.EventSaid():
+                self._journal.said(event)
             case w.SnapshotHeld():
                 self._generations.held(event)
             case w.RankSilent() | w.RankMoving():

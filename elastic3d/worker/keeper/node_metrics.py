@@ -101,7 +101,6 @@ class NodeMetrics:
     def _failed(self, error: Exception) -> None:
         self._failures += 1
         if self._failures == 1:
-            # Not through the journal, which would be counted here.
             process_log().emit("metrics.failed", error=f"{type(error).__name__}: {error}")
 
     # At a scrape.
