@@ -56,7 +56,7 @@ class Desk:
             lambda: Pulse(state="active", generation=3, every=0),
             lambda: period,
             SYSTEM,
-            leads=lambda: leads,
+            token=lambda: int(leads),
             compaction=compaction or Compaction(kept=0.3, every=0.2),
         )
         self.writer.start()

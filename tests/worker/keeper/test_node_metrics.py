@@ -50,6 +50,7 @@ class Keeper:
 
     def serve(self) -> None:
         live = LiveNode(
+            goodput=lambda: {"useful": 41.5},
             pulse=lambda: self.pulse,
             processes=lambda: NodeProcesses(agent="", keepers=(os.getpid(),), trainers={0: 2**22 + 1}),
             awaited=lambda: self.awaited,
