@@ -1,4 +1,4 @@
-"""The account of a live job: no node-second twice, none lost, and the same as `elastic3d goodput` makes of the files."""
+"""The account of a live job: no node-second twice, none lost, and the same as `elastic3d goodput` has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastic3d.accounting.live_account import HEARD, Input, LiveAccount, NodesOu
 from elastic3d.accounting.live_record import GoodputRecord
 from elastic3d.accounting.recorded_events import SECOND, RecordedEvent, recorded
 from elastic3d.values import from_json, to_json
-from tests.accounting.written import TWO, Written, account, started
+from tests.accounting.written import TWO, account, started
 
 FOLDER = Path(__file__).parents[1] / "testdata" / "accounting" / "events"
 
