@@ -29,6 +29,9 @@ PLAIN = 5
 FEWEST = 3
 """Rows of nodes for which the generations and findings make room."""
 
+TITLE = "bold"
+"""Style of what stands above some lines."""
+
 OLD = 15.0
 """Seconds after which what is shown is old."""
 
@@ -54,6 +57,8 @@ def picture(
         # Title and footer, and a line above the nodes.
         free = height - len(head) - 3
         below = below[: max(0, free - min(FEWEST, len(rows)))]
+        while below and (not below[-1].plain or below[-1].style == TITLE):
+            below.pop()
         per_page = max(1, free - len(below))
     pages = max(1, -(-len(rows) // per_page))
     page = min(controls.page, pages - 1)
@@ -179,7 +184,7 @@ def _title(column: Column, chosen: Column, controls: Controls) -> str:
 def _generations(document: PageDocument, most: int, now: float) -> list[Text]:
     if not document.generations:
         return []
-    lines = [Text(), Text("generations", style="bold")]
+    lines = [Text(), Text("generations", style=TITLE)]
     for history in document.generations[:most]:
         moved = " ".join([*(f"+{name}" for name in history.joined[:8]), *(f"-{name}" for name in history.left[:8])])
         spares = f" + {history.spares}" if history.spares else ""
@@ -192,7 +197,7 @@ def _generations(document: PageDocument, most: int, now: float) -> list[Text]:
 def _findings(document: PageDocument, most: int) -> list[Text]:
     if not document.findings:
         return []
-    lines = [Text(), Text("found (elastic3d explain tells all)", style="bold")]
+    lines = [Text(), Text("found (elastic3d explain tells all)", style=TITLE)]
     lines += [Text(clean(f"{one.generation}  {one.title}")) for one in document.findings[:most]]
     return lines
 
