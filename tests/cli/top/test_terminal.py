@@ -23,17 +23,17 @@ from tests.paths import ROOT
 PAGE = """
 import sys
 from rich.console import Console
-from elastic3d.cli.top import command
+from elastic3d.cli.top import showing
 from tests.cli.status import scenes
 from tests.cli.top.pages import document_of
 
-shown = command.Shown()
+shown = showing.Shown()
 shown.publish(document_of(scenes.many()))
 if sys.argv[1:] == ["broken"]:
     def picture(*given, **more):
         raise LookupError("no picture")
-    command.picture = picture
-ended = command._show(Console(highlight=False), shown)
+    showing.picture = picture
+ended = showing.show(Console(highlight=False), shown)
 print("ended by", ended.name if ended else "a key")
 """
 
