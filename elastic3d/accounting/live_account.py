@@ -78,7 +78,10 @@ class LiveAccount:
         self._slowness: tuple[PastSlowness, ...] = ()
         self._at: int | None = None
         self._reached = 0
-        self._forget()
+        self._parts: list[Span] = []
+        self._failed: int | None = None
+        self._awaited: int | None = None
+        self._lost = self._left = self._done = self._silent = False
         self._marked = GoodputRecord()
 
     @classmethod
@@ -152,10 +155,8 @@ class LiveAccount:
 
     def _forget(self) -> None:
         """Forget what was heard since the last mark of how the generation begins or ends."""
-        self._parts: list[Span] = []
-        self._failed: int | None = None
+        self._parts, self._failed, self._awaited = [], None, None
         self._lost = self._left = self._done = self._silent = False
-        self._awaited: int | None = None
 
     def _pass(self, at: int) -> None:
         """Account for the nodes that do not train, up to `at`."""

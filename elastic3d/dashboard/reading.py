@@ -41,7 +41,7 @@ class JobReader:
     def __init__(
         self,
         read: Callable[[], tuple[Status, RunKeys]],
-        publish: Callable[[PageDocument], None],
+        publish: Callable[[PageDocument], object],
         *,
         watched: Callable[[], bool] = lambda: True,
         events: EventFolder | None = None,

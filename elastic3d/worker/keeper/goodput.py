@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from elastic3d.accounting.live_account import HEARD, Input, LiveAccount, NodesOutside
@@ -85,11 +86,17 @@ class LiveGoodput:
         if isinstance(said, RecordedEvent) and said.name == "generation.sealed":
             self._sealed = said
         if self._account is not None:
-            try:
+            with self._harmless():
                 self._account.take(said)
-            except Exception as error:  # noqa: BLE001  # an event is heard on behalf of training, which must go on
-                self._account = None
-                self._tell(f"{type(error).__name__}: {error}; nothing is counted any more")
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Give the account up where it fails, and say so: it is kept beside training, which must go on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            self._account = None
+            self._tell(f"{type(error).__name__}: {error}; nothing is counted any more")
 
     def _now(self) -> int:
         return round(self._clock.monotonic() * SECOND)
@@ -108,7 +115,7 @@ class LiveGoodput:
             return
         except ConfigurationError as error:
             why = str(error)
-        with self._lock:
+        with self._lock, self._harmless():
             if record is None:
                 late = self._sealed is not None and self._sealed.text("cause") != Cause.START
                 why = why or ("there was no account of it in etcd" if late and not self._began_here() else "")
@@ -132,7 +139,9 @@ class LiveGoodput:
                 at, number = self._wrote
                 if now - at < EVERY and number == self._number:
                     return None
-            return encode(self._account.record(self._now(), self._clock.wall()))
+            with self._harmless():
+                return encode(self._account.record(self._now(), self._clock.wall()))
+            return None
 
     def resign(self) -> None:
         """Count no longer: another keeper leads."""
@@ -151,8 +160,11 @@ class LiveGoodput:
 
     def _count(self) -> None:
         with self._lock:
-            sums = self._account.record(self._now(), 0.0).by_category if self._account is not None else None
-            for name, counted in self._counted.items() if sums is not None else ():
+            sums: Mapping[str, int] = {}
+            if self._account is not None:
+                with self._harmless():
+                    sums = self._account.record(self._now(), 0.0).by_category
+            for name, counted in self._counted.items():
                 mine = self._base.get(name, 0) + sums.get(name, 0) - self._before.get(name, 0)
                 self._counted[name] = max(counted, mine)
 

@@ -322,6 +322,7 @@ class Keeper:
         assert self._member is not None
         self._journal.emit("member.fenced", incarnation=self._node.incarnation, detail=self._exit.detail)
         self._curves.stop()
+        self._goodput.resign()
         self._generations.forget()
         if self._checkpoints is not None:
             self._checkpoints.forget()

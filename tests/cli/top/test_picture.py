@@ -18,6 +18,8 @@ from elastic3d.cli.top.controls import Controls
 from elastic3d.cli.top.nodes import COLUMNS, in_order, node_rows
 from elastic3d.cli.top.picture import picture, seconds_a_step
 from elastic3d.dashboard.series import StepFigures
+from elastic3d.membership import actions as acts
+from elastic3d.membership.records import Report
 from tests.cli.status import scenes
 from tests.cli.status.scenes import SCENES, WALL
 from tests.cli.top.pages import document_of, printed
@@ -134,9 +136,7 @@ def test_names_stand_as_people_count() -> None:
 def test_nothing_of_others_reaches_the_terminal_as_a_command() -> None:
     """Names, details and errors are text, without control characters or markup."""
     scene = scenes.failed()
-    scene.write(
-        scenes.A, scenes.acts.PutReport(report=scenes.Report(incarnation="1", error="4.0", detail="[bold]\x1b]0;x"))
-    )
+    scene.write(scenes.A, acts.PutReport(report=Report(incarnation="1", error="4.0", detail="[bold]\x1b]0;x")))
     text = printed(picture(document_of(scene), Controls(), width=200, now=WALL).page, 200)
     assert "\x1b" not in text
     assert "[bold]" in text

@@ -37,7 +37,7 @@ class Keeper:
         self.clock.now = at + self.ahead
         formed = Generation(number=number, cause=cause, nodes=nodes, spares=spares)
         self.goodput.noted(m.GenerationPut(generation=formed, revision=number))
-        names = {"nodes": [node.name for node in nodes], "spares": [node.name for node in spares]}
+        names: dict[str, Any] = {"nodes": [node.name for node in nodes], "spares": [node.name for node in spares]}
         self.hear(at, "generation.sealed", number=number, cause=str(cause), **names)
 
     def step(self, at: float, step: int, generation: int = 1) -> None:
