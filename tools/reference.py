@@ -30,9 +30,9 @@ from elastic3d.cli import application
 from elastic3d.cli.ckpt.documents import CheckpointDocument
 from elastic3d.cli.plan.documents import PlanDocument
 from elastic3d.cli.samples_documents import CheckpointSamplesDocument, EventSamplesDocument, SamplesDocument
+from elastic3d.dashboard.document import PageDocument
 from elastic3d.doctor.findings import Examination
 from elastic3d.health.explanation import Explanation
-from elastic3d.dashboard.document import PageDocument
 from elastic3d.membership.inspection.status import Status
 from elastic3d.membership.records import GenerationHistory
 from elastic3d.metrics import table
