@@ -114,7 +114,7 @@ def _asked(document: PageDocument, now: float) -> Text:
     """Say how old all of this is, and why it is old if etcd is away."""
     age = max(0.0, now - document.read_at)
     if document.away:
-        text = f"etcd does not answer; this is what it showed {spell(age)} ago: {document.away}"
+        text = f"as of {spell(age)} ago, since etcd does not show it now: {document.away}"
         return Text(clean(text), style="bold red")
     leader = f", {clean(document.status.leader)} leads" if document.status.leader else ""
     return Text(f"as of {spell(age)} ago{leader}", style="yellow" if age > OLD else "dim")

@@ -365,7 +365,7 @@ def test_top_restores_the_terminal(place: Place, etcd: EtcdServer) -> None:
         seen = until(mine, b"", b"training")
         etcd.pause()
         try:
-            seen = until(mine, seen, b"etcd does not answer")
+            seen = until(mine, seen, b"etcd does not show it now")
         finally:
             etcd.resume()
         leads(place, acts.PutEnd(end=scenes.End(failed=True, detail="enough"), token=1))

@@ -80,7 +80,7 @@ def test_the_page_says_how_old_it_is_and_when_etcd_is_away() -> None:
     assert "as of 2 s ago, a leads" in fresh
     away = replace(document, away="no endpoint answered: e1 refuses")
     old = printed(picture(away, Controls(), width=100, now=WALL + 200).page, 100)
-    assert "etcd does not answer; this is what it showed 3 min 20 s ago: no endpoint answered: e1 refuses" in old
+    assert "as of 3 min 20 s ago, since etcd does not show it now: no endpoint answered: e1 refuses" in old
     assert "step 1240" in old
 
 
