@@ -91,6 +91,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # counted or read, once.
         "metrics.served": _info("address"),
         "metrics.failed": _warning("error"),
+        # This node leads, and begins the account of where the time of the nodes goes anew: `detail` says why. Once.
+        "goodput.restarted": _warning("detail"),
         # The disk was too slow for `count` events, which are lost.
         "events.dropped": _debug("count"),
         "generation.proposed": _debug("number", "attempt", "cause", "nodes", "spares", "layout", "detail"),

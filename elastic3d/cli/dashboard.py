@@ -64,6 +64,7 @@ def dashboard(
     from elastic3d.dashboard.feed import ViewFeed
     from elastic3d.dashboard.orders import OrderDesk
     from elastic3d.dashboard.reading import JobReader
+    from elastic3d.dashboard.view import view
 
     if allow_orders and open_without_token:
         raise UsageError("--allow-orders needs the token, or anybody gives orders: leave out --open-without-token")
@@ -76,7 +77,12 @@ def dashboard(
         if followed is not None:
             followed.run = job.run_id
         feed = ViewFeed()
-        reader = JobReader(lambda: read_job(client, job), feed, events=followed, orders=allow_orders)
+        reader = JobReader(
+            lambda: read_job(client, job),
+            lambda document: feed.publish(view(document, orders=allow_orders), document.read_at),
+            watched=lambda: feed.watching > 0,
+            events=followed,
+        )
         reader.look()
         access = PageAccess(token="" if open_without_token else new_token(), names=names)
         settings = serving.PageSettings(
