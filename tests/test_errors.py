@@ -42,6 +42,7 @@ CAUGHT_INSIDE = {
 
 BARE = {
     "elastic3d/__init__.py": "AttributeError is how a module says that it has no such name",
+    "elastic3d/accounting/live_record.py": "a record that cannot be read; its reader says which key and why",
     "elastic3d/cli/ckpt/completing.py": "caught there: a shell completes nothing",
     "elastic3d/data/packing.py": "IndexError is how a data set ends",
     "elastic3d/data/permutation.py": "an invariant of positions",

@@ -33,10 +33,10 @@ KEPT = 16_384
 
 
 class LiveGoodput:
-    """The account of one keeper. Thread-safe. emit: writes events."""
+    """The account of one keeper. Thread-safe. restarted: tells people why it could not be gone on with, once."""
 
-    def __init__(self, node: str, emit: Callable[..., None], *, clock: Clock = SYSTEM) -> None:
-        self._node, self._emit, self._clock = node, emit, clock
+    def __init__(self, node: str, restarted: Callable[[str], None], *, clock: Clock = SYSTEM) -> None:
+        self._node, self._restarted, self._clock = node, restarted, clock
         self._lock = threading.Lock()
         self._heard: deque[Input] = deque(maxlen=KEPT)
         self._sealed: RecordedEvent | None = None
@@ -213,7 +213,7 @@ class LiveGoodput:
     def _tell(self, detail: str) -> None:
         if not self._said:
             self._said = True
-            self._emit("goodput.restarted", detail=detail)
+            self._restarted(detail)
 
 
 def _is_moment(one: RecordedEvent, record: GoodputRecord) -> bool:

@@ -108,7 +108,9 @@ class Keeper:
         self._evidence = evidence
         self._costs = options.costs
         self._metrics = NodeMetrics(settings, options.metrics) if options.metrics is not None else None
-        self._goodput = LiveGoodput(settings.node, lambda name, **fields: self._journal.emit(name, **fields))
+        self._goodput = LiveGoodput(
+            settings.node, lambda detail: self._journal.emit("goodput.restarted", detail=detail)
+        )
         self._journal = Journal(
             options.events,
             settings.run_id,
