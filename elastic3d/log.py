@@ -91,6 +91,13 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # counted or read, once.
         "metrics.served": _info("address"),
         "metrics.failed": _warning("error"),
+        # `telemetry=`: this node's metrics and spans are sent there. `telemetry.failed`: the collector does not take
+        # them, with `signal` "traces" or "metrics"; once, until `telemetry.mended`: it does again, and of `failures`
+        # tries in between, `lost` spans are left out for good. `telemetry.unsent`: nor were these when the node ended.
+        "telemetry.started": _info("endpoint", "every"),
+        "telemetry.failed": _warning("signal", "endpoint", "error", "detail"),
+        "telemetry.mended": _info("signal", "failures", "lost"),
+        "telemetry.unsent": _warning("spans", "error"),
         # The disk was too slow for `count` events, which are lost.
         "events.dropped": _debug("count"),
         "generation.proposed": _debug("number", "attempt", "cause", "nodes", "spares", "layout", "detail"),
@@ -269,10 +276,11 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # checkpoints go on.
         "buddy.changed": _warning("buddy", "former", "detail"),
         # A slot's tiles are in the store: `bytes` in all, of which `new` were written and the rest was there already.
-        # `seconds`: how long that took.
-        "checkpoint.written": _debug("step", "bytes", "new", "seconds"),
+        # `seconds`: how long that took. `made_in`: the generation that made the step.
+        "checkpoint.written": _debug("step", "made_in", "bytes", "new", "seconds"),
         # A step is the newest checkpoint. `moved`: by this node; otherwise another one had committed the same save.
-        "checkpoint.committed": _debug("step", "moved"),
+        # `seconds`: since all nodes had written it. `made_in`: as above.
+        "checkpoint.committed": _debug("step", "made_in", "moved", "seconds"),
         # Training goes on. `age` is that of the newest checkpoint this node has committed, in seconds.
         "checkpoint.failed": _warning("step", "error", "age"),
         # The store is busy or away: an operation was tried `tries` times in `seconds`, and is tried on for the time

@@ -70,6 +70,7 @@ _AUDIT = Label(
 )
 _EXAM = Label(name="outcome", values=("passed", "failed", "none"))
 _PROCESS = Label(name="process", values=("keeper", "trainer"))
+_SIGNAL = Label(name="signal", values=("traces", "metrics"))
 _MEMORY = Label(name="kind", values=("anonymous", "file", "shared"))
 
 _LIST: tuple[Metric, ...] = (
@@ -605,6 +606,19 @@ _LIST: tuple[Metric, ...] = (
         source=Source.NODE,
         help="Events that were not written, because the disk was too slow for them.",
         rules=(Rule(event="events.dropped", amount="count"),),
+    ),
+    Metric(
+        name="elastic3d_telemetry_failures_total",
+        kind=_C,
+        source=Source.NODE,
+        help="Exports of `telemetry=` that no collector took, tries of the same spans included.",
+        labels=(_SIGNAL,),
+    ),
+    Metric(
+        name="elastic3d_telemetry_spans_lost_total",
+        kind=_C,
+        source=Source.NODE,
+        help="Spans that no collector has, and none will: they were refused, or too many were waiting.",
     ),
     Metric(
         name="elastic3d_metrics_failures_total",

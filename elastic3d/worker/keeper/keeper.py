@@ -52,7 +52,8 @@ from elastic3d.worker.keeper.ending import Ending
 from elastic3d.worker.keeper.generations import Generations
 from elastic3d.worker.keeper.injected import InjectedFaults, NodeProcesses
 from elastic3d.worker.keeper.meeting import Meeting
-from elastic3d.worker.keeper.node_metrics import LiveNode, NodeMetrics
+from elastic3d.worker.keeper.node_metrics import LiveNode
+from elastic3d.worker.keeper.observers import observers_of
 from elastic3d.worker.keeper.progress import ProgressReporter
 from elastic3d.worker.keeper.trainer_group import assignment
 from elastic3d.worker.keeper.warming import Inbox, Measured, Signalled, measure, planned_with, wait_at_gate
@@ -104,13 +105,13 @@ class Keeper:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
         self._evidence = evidence
         self._costs = options.costs
-        self._metrics = NodeMetrics(settings, options.metrics) if options.metrics is not None else None
+        self._observers = observers_of(settings, options)
         self._journal = Journal(
             options.events,
             settings.run_id,
             settings.node,
             limit=options.events_limit,
-            observe=self._metrics.observe if self._metrics is not None else None,
+            observe=self._observers.observe if self._observers is not None else None,
         )
         self._journal.emit("node.started")
         threads.report_to(self._journal.thread_failed)
@@ -129,14 +130,14 @@ class Keeper:
         """Take part until the job or this node's part in it is over; errors say why it failed."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self._inbox.put(Signalled(number)))
-        if self._metrics is None:
+        if self._observers is None:
             self._open_store()
             return
         try:
-            self._metrics.serve(self._live(), self._journal.emit)
+            self._observers.begin(self._live(), self._journal.emit)
             self._open_store()
         finally:
-            self._metrics.close()
+            self._observers.close()
 
     def _live(self) -> LiveNode:
         return LiveNode(
@@ -342,6 +343,8 @@ class Keeper:
         step, trouble = self._figures.behind()
         if trouble:
             self._journal.emit("checkpoint.behind", step=step, error=trouble)
+        if self._observers is not None:
+            self._observers.finish()
         kind, level = ("error", Level.ERROR) if self._exit.failed else ("done", Level.INFO)
         self._journal.emit_at(level, "job.ended", kind=kind, error=self._exit.detail or None)
         self._journal.close()
@@ -431,6 +434,8 @@ class Keeper:
             self._progress.over()
         self._progress.look()
         self._curves.look()
+        if self._observers is not None:
+            self._observers.look()
 
     def _handle_slot(self, event: object) -> None:
         match event:
@@ -471,8 +476,8 @@ class Keeper:
                         self._curves.stepped(event.record, keyed_world[1].generation)
                         if keyed_world[1].first_rank == 0:
                             self._progress.stepped(event.record)
-                        if self._metrics is not None:
-                            self._metrics.stepped(event.record, keyed_world[1])
+                        if self._observers is not None:
+                            self._observers.stepped(event.record, keyed_world[1])
             case _:
                 pass
 
