@@ -77,6 +77,7 @@ class SourceFiles(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
         text = b"".join(file.read_bytes() for file in files)[:limit]
         self.text, self.context = torch.frombuffer(bytearray(text), dtype=torch.uint8), context
+        self.sample_tokens = context
 
     def __len__(self) -> int:
         return (len(self.text) - 1) // self.context

@@ -33,6 +33,8 @@ from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Notice, Pulse
 from elastic3d.membership.stalls import Judge, Stall, Verdict
 from elastic3d.planner import Plan, plan, plan_below
+from elastic3d.planner.operations import operations
+from elastic3d.planner.traffic import gradient_traffic
 from elastic3d.rendezvous.connect import connect, encryption
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.shortfall import MemoryBound
@@ -169,6 +171,14 @@ class Keeper:
         self._profile = profile = measured.profile
         self._generations.device, self._generations.proven = measured.device, measured.proven
         self._costs = planned_with(self._options.costs, measured.device, profile)
+        counted = operations(profile, measured.device, len(self._slots))
+        self._journal.emit(
+            "model.measured",
+            parameters=profile.parameters,
+            sample_flops=counted.sample,
+            peak_flops=counted.peak,
+            detail=counted.why or None,
+        )
         # A model that no number of nodes could train is refused before the job waits for more of them.
         self._plan(min(self._settings.policy.maximum, profile.blocks * profile.leaves), profile)
         if not wait_at_gate(self._settings.gate, self._inbox):
@@ -371,6 +381,7 @@ class Keeper:
                     self._checkpoints.begin()
                 self._meeting.forget(before=event.generation.number)
                 self._generations.go(event.generation, self._node)
+                self._tell_traffic(event.generation)
                 self._progress.began(first=event.generation.nodes[0].id == self._node.id)
                 self._curves.began(event.generation, self._node)
             case acts.AskLeave():
@@ -436,6 +447,20 @@ class Keeper:
         self._curves.look()
         if self._observers is not None:
             self._observers.look()
+
+    def _tell_traffic(self, generation: Generation) -> None:
+        """Write what the reduction of a generation sends, if this node has its rank 0."""
+        if generation.layout is None or generation.nodes[0].id != self._node.id:
+            return
+        traffic = gradient_traffic(generation.layout, self._profile, len(self._slots))
+        self._journal.emit(
+            "reduction.planned",
+            turn_bytes=traffic.turn,
+            turn_samples=traffic.turn_samples,
+            step_bytes=traffic.step,
+            detail=traffic.why or None,
+            generation=generation.number,
+        )
 
     def _handle_slot(self, event: object) -> None:
         match event:
