@@ -47,8 +47,12 @@ class CheckpointSpans:
 
     def _committed(self, fields: Mapping[str, Any], at: float, generation: int) -> Iterator[TraceSpan]:
         step, start = int(fields["step"]), at - float(fields["seconds"])
-        # A save that is older was given up for this one.
-        begun = min(start, self._begun.get((generation, step), start))
-        self._begun = {key: at for key, at in self._begun.items() if key[0] != generation or key[1] > step}
+        begun = min(start, self._begun.pop((generation, step), start))
+        for older in sorted(made for number, made in self._begun if number == generation and made < step):
+            since, words = self._begun.pop((generation, older)), (CHECKPOINT, older)
+            given_up = f"it was given up for step {step}"
+            yield self._trace.shared(
+                CHECKPOINT, generation, since, at, words=words, parent=(ROOT,), error=given_up, step=older
+            )
         yield self._trace.shared(CHECKPOINT, generation, begun, at, words=(CHECKPOINT, step), parent=(ROOT,), step=step)
         yield self._trace.own("checkpoint.commit", generation, start, at, parent=(CHECKPOINT, step), step=step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -22,13 +23,18 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Receiver:
-    """Listens on the loopback address until it is left. answer: what a caller gets instead, None to take its data."""
+    """Listens on the loopback address until it is left. answer: what a caller gets instead, None to take its data.
+
+    latest, by_node: the newest metrics by name, of all nodes and of each. sender: the node of each span, by its id.
+    """
 
     def __init__(self, *, port: int = 0) -> None:
         self.answer: Answer | None = None
         self.spans: list[Span] = []
         self.resources: list[dict[str, Any]] = []
         self.latest: dict[str, Metric] = {}
+        self.by_node: dict[str, dict[str, Metric]] = defaultdict(dict)
+        self.sender: dict[bytes, str] = {}
         self.headers: list[dict[str, str]] = []
         self.requests = 0
         receiver = self
@@ -79,13 +85,17 @@ class Receiver:
             sent = traces.ExportTraceServiceRequest.FromString(body)
             for group in sent.resource_spans:
                 self.resources.append(plain(group.resource.attributes))
-                self.spans += [span for scope in group.scope_spans for span in scope.spans]
+                spans = [span for scope in group.scope_spans for span in scope.spans]
+                self.sender |= {span.span_id: self.resources[-1]["elastic3d.node"] for span in spans}
+                self.spans += spans
             reply(call, 200, traces.ExportTraceServiceResponse().SerializeToString())
         elif call.path == METRICS:
             given = metrics.ExportMetricsServiceRequest.FromString(body)
             for part in given.resource_metrics:
                 self.resources.append(plain(part.resource.attributes))
-                self.latest |= {one.name: one for scope in part.scope_metrics for one in scope.metrics}
+                read = {one.name: one for scope in part.scope_metrics for one in scope.metrics}
+                self.latest |= read
+                self.by_node[self.resources[-1]["elastic3d.node"]] |= read
             reply(call, 200, metrics.ExportMetricsServiceResponse().SerializeToString())
         else:
             reply(call, 404, b"no such path")

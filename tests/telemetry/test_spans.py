@@ -9,7 +9,7 @@ from elastic3d.metrics.recording import Distribution, MetricRecorder
 from elastic3d.telemetry import trainer_spans, verdict_spans
 from elastic3d.telemetry.span import LONGEST, MOST, Trace, plain
 from elastic3d.worker.processes.events import ExitKind
-from tests.telemetry.histories import LOSS, STEP, restored, sealed, spans_of, trainer, tree
+from tests.telemetry.histories import LOSS, STEP, Line, restored, sealed, spans_of, trainer, tree
 
 FIRST = """\
 generation 100.00 to 105.00
@@ -147,6 +147,36 @@ def test_a_standstill_and_its_verdict_last_as_long_as_the_silence() -> None:
     (stuck,) = [span for span in spans if span.attributes.get("elastic3d.event") == "rank.stuck"]
     assert stuck.attributes["elastic3d.nodes"] == ["a"]
     assert stuck.attributes["elastic3d.act"] is True
+
+
+def test_a_save_that_is_given_up_is_sent_by_the_node_that_commits_a_later_one() -> None:
+    """What was written for it has its parent; another node's commit of the same save is none of its own."""
+
+    def write(step: int, at: float) -> Line:
+        return (at, "checkpoint.written", {"step": step, "made_in": 1, "bytes": 1, "new": 1, "seconds": 0.5, "slot": 0})
+
+    def commit(step: int, at: float, *, moved: bool = True) -> Line:
+        return (at, "checkpoint.committed", {"step": step, "made_in": 1, "moved": moved, "seconds": 0.25})
+
+    lines = [
+        (100.0, "generation.sealed", sealed(1, "ab")),
+        write(5, 101.0),
+        write(6, 102.0),
+        (103.0, "generation.sealed", sealed(2, "a")),
+        commit(6, 104.0),
+        write(7, 105.0),
+        commit(7, 106.0, moved=False),
+    ]
+    spans = spans_of("run", "a", lines)
+    shown = tree([span for span in spans if span.trace == Trace(run="run", generation=1).id]).splitlines()
+    assert shown[2:] == [
+        "  checkpoint 100.50 to 104.00 (it was given up for step 6)",
+        "    checkpoint.write 100.50 to 101.00",
+        "  checkpoint 101.50 to 104.00",
+        "    checkpoint.write 101.50 to 102.00",
+        "    checkpoint.commit 103.75 to 104.00",
+        "? checkpoint.write",
+    ]
 
 
 def test_a_clock_that_is_set_back_makes_no_span_of_less_than_no_time() -> None:

@@ -154,7 +154,7 @@ class SlotLoop:
         )
 
     def replicated(self, mark: Mark, newer: bool, seconds: float, sent: int) -> None:
-        """Take note that a snapshot was sent in so many seconds, or could not be. sent: bytes that a buddy has taken."""
+        """Note that a snapshot was sent in so many seconds, or could not be. sent: bytes that a buddy has taken."""
         self.grant()
         self._sent += sent
         if not newer:
