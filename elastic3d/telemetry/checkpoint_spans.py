@@ -26,11 +26,11 @@ class CheckpointSpans:
             case "checkpoint.verified":
                 start = at - float(fields["seconds"])
                 about = {"step": fields["step"], "kind": fields["kind"]}
-                yield self._trace.own("checkpoint.verify", generation, start, at, **about)
+                yield self._trace.own("checkpoint.verify", generation, start, at, about)
             case "checkpoint.failed":
                 about = {name: fields.get(name) for name in ("step", "age", "slot")}
                 error = str(fields.get("error"))
-                yield self._trace.own("checkpoint.failed", generation, at, at, error=error, **about)
+                yield self._trace.own("checkpoint.failed", generation, at, at, about, error=error)
             case _:
                 pass
 
@@ -43,16 +43,17 @@ class CheckpointSpans:
         key = (generation, step)
         self._begun[key] = min(start, self._begun.get(key, start))
         about = {name: fields.get(name) for name in ("step", "bytes", "new", "slot")}
-        return self._trace.own("checkpoint.write", generation, start, at, parent=(CHECKPOINT, step), **about)
+        return self._trace.own("checkpoint.write", generation, start, at, about, parent=(CHECKPOINT, step))
 
     def _committed(self, fields: Mapping[str, Any], at: float, generation: int) -> Iterator[TraceSpan]:
         step, start = int(fields["step"]), at - float(fields["seconds"])
+        about = {"step": step}
         begun = min(start, self._begun.pop((generation, step), start))
         for older in sorted(made for number, made in self._begun if number == generation and made < step):
             since, words = self._begun.pop((generation, older)), (CHECKPOINT, older)
             given_up = f"it was given up for step {step}"
             yield self._trace.shared(
-                CHECKPOINT, generation, since, at, words=words, parent=(ROOT,), error=given_up, step=older
+                CHECKPOINT, generation, since, at, {"step": older}, words=words, parent=(ROOT,), error=given_up
             )
-        yield self._trace.shared(CHECKPOINT, generation, begun, at, words=(CHECKPOINT, step), parent=(ROOT,), step=step)
-        yield self._trace.own("checkpoint.commit", generation, start, at, parent=(CHECKPOINT, step), step=step)
+        yield self._trace.shared(CHECKPOINT, generation, begun, at, about, words=(CHECKPOINT, step), parent=(ROOT,))
+        yield self._trace.own("checkpoint.commit", generation, start, at, about, parent=(CHECKPOINT, step))

@@ -82,7 +82,7 @@ class OtlpCollector:
 
     def close(self) -> None:
         """End what is being sent. From any thread."""
-        self._spans.shutdown()
+        self._spans.shutdown()  # type: ignore[no-untyped-call]
         self._metrics.shutdown()
 
 

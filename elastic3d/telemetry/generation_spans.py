@@ -144,13 +144,12 @@ class GenerationSpans:
             yield self._phase(f"{name}.first_step", now, now.restored, at)
 
     def _generation(self, now: _Sealed, at: float, outcome: str) -> TraceSpan:
-        more = {**now.attributes, "outcome": outcome}
-        return self._trace.shared(ROOT, now.number, now.begun, at, words=(ROOT,), **more)
+        about = {**now.attributes, "outcome": outcome}
+        return self._trace.shared(ROOT, now.number, now.begun, at, about, words=(ROOT,))
 
-    def _begun(self, name: str, now: _Sealed, start: float, at: float, *, error: str = "", **more: Any) -> TraceSpan:
-        more = {"cause": now.attributes["cause"], **more}
-        words, parent = (BEGINNING,), (ROOT,)
-        return self._trace.shared(name, now.number, start, at, words=words, parent=parent, error=error, **more)
+    def _begun(self, name: str, now: _Sealed, start: float, at: float, *, error: str = "", kind: str = "") -> TraceSpan:
+        about, words = {"cause": now.attributes["cause"], "kind": kind}, (BEGINNING,)
+        return self._trace.shared(name, now.number, start, at, about, words=words, parent=(ROOT,), error=error)
 
     def _phase(self, name: str, now: _Sealed, start: float, end: float) -> TraceSpan:
-        return self._trace.own(name, now.number, start, end, parent=(BEGINNING,))
+        return self._trace.own(name, now.number, start, end, {}, parent=(BEGINNING,))

@@ -83,15 +83,18 @@ class NodeTrace:
         generation: int,
         start: float,
         end: float,
+        about: Mapping[str, Any],
         *,
         words: Sequence[str | int],
         parent: Sequence[str | int] = (),
         error: str = "",
-        **attributes: Any,
     ) -> TraceSpan:
-        """Return the span that these words name on every node. parent: the words of the one above, () for none."""
+        """Return the span that these words name on every node. parent: the words of the one above, () for none.
+
+        about: fields of events, which become attributes.
+        """
         trace = Trace(run=self.run, generation=generation)
-        return self._span(name, trace, trace.span(*words), parent, start, end, error, attributes)
+        return self._span(name, trace, trace.span(*words), parent, start, end, error, about)
 
     def own(
         self,
@@ -99,16 +102,14 @@ class NodeTrace:
         generation: int,
         start: float,
         end: float,
+        about: Mapping[str, Any],
         *,
         parent: Sequence[str | int] | bytes = (ROOT,),
         error: str = "",
-        **attributes: Any,
     ) -> TraceSpan:
-        """Return a span of this node alone. parent: the words, or the id, of the one above."""
+        """Return a span of this node alone. parent: the words, or the id, of the one above. about: as above."""
         trace, self._made = Trace(run=self.run, generation=generation), self._made + 1
-        return self._span(
-            name, trace, trace.span(self.node, self._life, self._made), parent, start, end, error, attributes
-        )
+        return self._span(name, trace, trace.span(self.node, self._life, self._made), parent, start, end, error, about)
 
     def _span(
         self,
@@ -119,7 +120,7 @@ class NodeTrace:
         start: float,
         end: float,
         error: str,
-        attributes: Mapping[str, Any],
+        about: Mapping[str, Any],
     ) -> TraceSpan:
         above = parent if isinstance(parent, bytes) else trace.span(*parent) if parent else b""
         return TraceSpan(
@@ -130,7 +131,7 @@ class NodeTrace:
             # A wall clock that was set back is not to make a span of less than no time.
             start=min(start, end),
             end=end,
-            attributes=plain({"generation": trace.generation, **attributes}),
+            attributes=plain({"generation": trace.generation, **about}),
             error=error[:LONGEST],
         )
 

@@ -38,7 +38,7 @@ class TrainerSpans:
                 kind = str(fields.get("kind"))
                 error = str(fields.get("error") or kind) if kind in FAILED else ""
                 more = {"kind": kind, "step": fields.get("step"), "rank": rank, "slot": slot}
-                yield self._trace.own("trainer", generation, start, at, error=error, **more)
+                yield self._trace.own("trainer", generation, start, at, more, error=error)
             case _:
                 pass
 
@@ -46,10 +46,10 @@ class TrainerSpans:
         parts = [(str(name), float(seconds), float(used)) for name, seconds, used in fields.get("parts") or ()]
         start = at - sum(seconds for _, seconds, _ in parts)
         more = {name: fields.get(name) for name in ("source", "step", "detail", "rank", "slot")}
-        whole = self._trace.own("trainer.begin", generation, start, at, parent=(BEGINNING,), **more)
+        whole = self._trace.own("trainer.begin", generation, start, at, more, parent=(BEGINNING,))
         yield whole
         for name, seconds, used in parts:
             about = {"processor_seconds": used, "rank": more["rank"]}
             end = start + seconds
-            yield self._trace.own(f"trainer.begin.{name}", generation, start, end, parent=whole.id, **about)
+            yield self._trace.own(f"trainer.begin.{name}", generation, start, end, about, parent=whole.id)
             start = end

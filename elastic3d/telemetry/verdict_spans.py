@@ -41,13 +41,13 @@ class VerdictSpans:
 
     def observe(self, event: str, fields: Mapping[str, Any], at: float, generation: int) -> Iterator[TraceSpan]:
         """Take an event of a generation; yield the spans that it ends."""
-        rank = fields.get("rank")
-        if event == "rank.suspected" and rank is not None:
+        rank = int(fields.get("rank", -1))
+        if event == "rank.suspected":
             about = {name: fields.get(name) for name in ("step", "phase", "state", "odd", "detail", "rank")}
             self._silent[generation, rank] = (at - float(fields["seconds"]), about)
         elif event == "rank.recovered" and (generation, rank) in self._silent:
             start, about = self._silent.pop((generation, rank))
-            yield self._trace.own("rank.silent", generation, start, at, **about)
+            yield self._trace.own("rank.silent", generation, start, at, about)
         elif event == "generation.sealed":
             yield from self.end(at)
         elif event in HEARINGS:
@@ -62,10 +62,10 @@ class VerdictSpans:
         """Yield the silences that end with their generation."""
         silent, self._silent = self._silent, {}
         for (generation, _), (start, about) in silent.items():
-            yield self._trace.own("rank.silent", generation, start, at, error="it did not move again", **about)
+            yield self._trace.own("rank.silent", generation, start, at, about, error="it did not move again")
 
     def _found(
         self, name: str, event: str, fields: Mapping[str, Any], start: float, at: float, generation: int
     ) -> TraceSpan:
-        about = {key: fields.get(key) for key in _ABOUT}
-        return self._trace.own(name, generation, start, at, event=event, **about)
+        about = {"event": event, **{key: fields.get(key) for key in _ABOUT}}
+        return self._trace.own(name, generation, start, at, about)

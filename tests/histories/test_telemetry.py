@@ -110,7 +110,7 @@ def test_a_recovery_is_one_trace_of_all_nodes_that_are_left(job_etcd: EtcdServer
     assert {resource["elastic3d.node"] for resource in receiver.resources} == set(names)
 
     def last(node: str, metric: str) -> float:
-        return sum(point.as_double for point in receiver.by_node[node][metric].sum.data_points)
+        return sum(float(point.as_double) for point in receiver.by_node[node][metric].sum.data_points)
 
     # The last values are those of the end: what rank 0's node counted is what the run took.
     assert last(first, "elastic3d.steps") - last(first, "elastic3d.steps_repeated") == STEPS

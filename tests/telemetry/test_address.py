@@ -9,7 +9,6 @@ import pytest
 
 import elastic3d
 from elastic3d.errors import ConfigurationError, UsageError
-from elastic3d.telemetry import address
 from elastic3d.telemetry.address import collector_address, require_sdk
 
 
@@ -78,7 +77,7 @@ def test_a_missing_package_is_said_before_anything_starts(monkeypatch: pytest.Mo
                 raise missing(name)
             return None
 
-        monkeypatch.setattr(address.importlib.util, "find_spec", find)
+        monkeypatch.setattr("importlib.util.find_spec", find)
         with pytest.raises(ConfigurationError, match=r"pip install 'elastic3d\[otel\]'"):
             require_sdk()
         with pytest.raises(ConfigurationError, match=r"pip install 'elastic3d\[otel\]'"):

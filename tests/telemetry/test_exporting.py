@@ -66,7 +66,7 @@ def sending() -> Iterator[Callable[..., Sending]]:
 def numbered(first: int, stop: int) -> Sequence[TraceSpan]:
     """Return spans whose names are numbers."""
     trace = NodeTrace("r", "a")
-    return [trace.own(str(number), 1, number, number) for number in range(first, stop)]
+    return [trace.own(str(number), 1, number, number, {}) for number in range(first, stop)]
 
 
 def names(receiver: Receiver) -> list[int]:
@@ -207,7 +207,12 @@ def test_silence_is_told_before_it_ends(
     receiver.answer = drip
     one = sending(receiver.url)
     one.exporter.put(numbered(0, 1))
-    receiver.until(lambda: bool(one.exporter.look() or one.events))
+
+    def said() -> bool:
+        one.exporter.look()
+        return bool(one.events)
+
+    receiver.until(said)
     one.exporter.look()
     assert one.names() == ["telemetry.failed"]
     assert "no answer for" in one.events[0][1]["error"]
