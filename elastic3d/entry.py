@@ -27,6 +27,7 @@ from elastic3d.quantities import seconds, size
 from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.settings import Settings, from_environment
 from elastic3d.snapshots.interval import AUTO
+from elastic3d.telemetry.address import collector_address, require_sdk
 from elastic3d.trackers.choice import chosen
 from elastic3d.trackers.tracker import Tracker
 from elastic3d.training import Run, run_alone, train
@@ -70,6 +71,7 @@ def run(
     health: Health | str = "on",
     trackers: Sequence[str | Tracker] = (),
     metrics: str | None = None,
+    telemetry: str | None = None,
     **moved: Never,
 ) -> None:
     """Train `main` on whatever nodes are there, and return when the job is over.
@@ -112,6 +114,9 @@ def run(
         metrics: Where each node serves its metrics for Prometheus: ":9464" for its own machine alone, "node:9464" for
             the node's own address, or another address of it; port 0 asks the system for one. None, the default, for
             nowhere. Needs `pip install 'elastic3d[metrics]'`.
+        telemetry: Where each node sends the same metrics, and spans of what happens to the job, by OpenTelemetry's
+            OTLP over HTTP: "otlp" for the collector that OTEL_EXPORTER_OTLP_ENDPOINT names (http://localhost:4318
+            where it is not set), or an address. None, the default, for nowhere. Needs `pip install 'elastic3d[otel]'`.
         moved: Takes nothing; says where options of checkpoints that used to be here are now.
 
     Raises:
@@ -138,6 +143,9 @@ def run(
     served = metrics_address(metrics)
     if served is not None:
         require_client()
+    collector = collector_address(telemetry)
+    if collector is not None:
+        require_sdk()
     device = devices.choose(device)
     at = store_at(store, checkpointing)
     options = RunOptions(
@@ -156,6 +164,7 @@ def run(
         health=watching(health, patience=at.patience if at is not None else 0.0, device=device),
         trackers=chosen(trackers),
         metrics=served,
+        telemetry=collector,
         costs=load(_path(calibration), device=device).costs() if calibration is not None else None,
     )
     settings = from_environment()
@@ -179,6 +188,7 @@ def _by_hand(options: RunOptions) -> str:
     if options.trackers:
         without = f"no curves are written to {', '.join(one.name for one in options.trackers)}, {without}"
     without += "no metrics are served, and " if options.metrics else ""
+    without += "no telemetry is sent, and " if options.telemetry else ""
     return (
         f"started by hand, so this process trains alone: {without}nothing is kept when it ends. For a job, on one node "
         "or many, start it with torchrun --rdzv-backend=etcd --rdzv-conf=mode=resident"

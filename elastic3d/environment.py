@@ -111,6 +111,18 @@ NCCL_MONITORING = _variable(
 )
 NCCL_NVLS = _variable("NCCL_NVLS_ENABLE", SetBy.ELASTIC3D, "0 with tp above 1, where sums in the switch change bits")
 CUBLAS_WORKSPACE = _variable("CUBLAS_WORKSPACE_CONFIG", SetBy.ELASTIC3D, "workspaces with which products repeat")
+OTLP_PROTOCOL = _variable(
+    "OTEL_EXPORTER_OTLP_PROTOCOL",
+    SetBy.USER,
+    "how telemetry= is sent: http/protobuf, and nothing else",
+    "http/protobuf",
+)
+OTEL_INTERVAL = _variable(
+    "OTEL_METRIC_EXPORT_INTERVAL",
+    SetBy.USER,
+    "milliseconds from one export of metrics by telemetry= to the next",
+    "60000",
+)
 VISIBLE_CUDA = _variable("CUDA_VISIBLE_DEVICES", SetBy.USER, "which NVIDIA devices a process sees")
 VISIBLE_ROCM = _variable("HIP_VISIBLE_DEVICES", SetBy.USER, "which AMD devices a process sees")
 TEMPORARY = _variable("TMPDIR", SetBy.MACHINE, "folder for temporary files")

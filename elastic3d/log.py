@@ -85,6 +85,12 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "evidence.lost": _warning("error"),
         # One for each check that this node did not pass; it then ends without joining.
         "admission.failed": _error("check", "detail", "seconds"),
+        # The script's model, before the node joins: operations for one sample, forward and backward, without what is
+        # computed again, and what this node's devices could make in a second. `detail` says why one is not known.
+        "model.measured": _debug("parameters", "sample_flops", "peak_flops", "detail"),
+        # From the node of rank 0, of a generation that begins: bytes of gradients that all ranks send to other nodes,
+        # for each `turn_samples` samples of a step and once a step besides. `detail`: why that is not known.
+        "reduction.planned": _debug("turn_bytes", "turn_samples", "step_bytes", "detail"),
         # An exception ended a background thread, or one turn of it; `consequence` says what follows.
         "thread.failed": _error("thread", "error", "traceback", "consequence", "times"),
         # `metrics=`: this node's are served there for Prometheus. `metrics.failed`: something of them could not be
@@ -93,6 +99,13 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "metrics.failed": _warning("error"),
         # This node leads, and begins the account of where the time of the nodes goes anew: `detail` says why. Once.
         "goodput.restarted": _warning("detail"),
+        # `telemetry=`: this node's metrics and spans are sent there. `telemetry.failed`: the collector does not take
+        # them, with `signal` "traces" or "metrics"; once, until `telemetry.mended`: it does again, and of `failures`
+        # tries in between, `lost` spans are left out for good. `telemetry.unsent`: nor were these when the node ended.
+        "telemetry.started": _info("endpoint", "every"),
+        "telemetry.failed": _warning("signal", "endpoint", "error", "detail"),
+        "telemetry.mended": _info("signal", "failures", "lost"),
+        "telemetry.unsent": _warning("spans", "error"),
         # The disk was too slow for `count` events, which are lost.
         "events.dropped": _debug("count"),
         "generation.proposed": _debug("number", "attempt", "cause", "nodes", "spares", "layout", "detail"),
@@ -169,7 +182,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves. `processor`:
         # seconds of processor time that rank 0 has used for the step. `data`, `copy`: of its `seconds`, those in which
         # rank 0 waited for its data loader, and for the copy of a snapshot. `excluded`, where there are any: positions
-        # among `samples` that are no part of it, as [first, stop) each.
+        # among `samples` that are no part of it, as [first, stop) each. `tokens`: of the others, where the data set
+        # says how many its samples have.
         "step.committed": _debug(
             "step",
             "loss",
@@ -181,6 +195,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             "processor",
             "data",
             "copy",
+            "tokens",
             "excluded",
         ),
         # From the node that writes the curves: `tracker` is as `trackers=` gives it. It writes from now on, and had all
@@ -260,7 +275,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "rank.moving": _debug(),
         # From the leader, while fewer nodes are there than the job may train with.
         "nodes.awaited": _warning("count", "detail"),
-        "snapshot.held": _debug("step"),
+        # A slot's snapshot is held twice. `sent`: bytes of snapshots that its buddy has taken since the one before.
+        "snapshot.held": _debug("step", "sent"),
         # From the node that holds rank 0: snapshots are taken every so many steps from now on, by what they cost
         # the rank where they cost most (-1: little). A node's death then costs at most `at_risk` steps.
         "snapshot.interval": _info("step", "every", "former", "costliest", "at_risk"),
@@ -271,10 +287,11 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # checkpoints go on.
         "buddy.changed": _warning("buddy", "former", "detail"),
         # A slot's tiles are in the store: `bytes` in all, of which `new` were written and the rest was there already.
-        # `seconds`: how long that took.
-        "checkpoint.written": _debug("step", "bytes", "new", "seconds"),
+        # `seconds`: how long that took. `made_in`: the generation that made the step.
+        "checkpoint.written": _debug("step", "made_in", "bytes", "new", "seconds"),
         # A step is the newest checkpoint. `moved`: by this node; otherwise another one had committed the same save.
-        "checkpoint.committed": _debug("step", "moved"),
+        # `seconds`: since all nodes had written it. `made_in`: as above.
+        "checkpoint.committed": _debug("step", "made_in", "moved", "seconds"),
         # Training goes on. `age` is that of the newest checkpoint this node has committed, in seconds.
         "checkpoint.failed": _warning("step", "error", "age"),
         # The store is busy or away: an operation was tried `tries` times in `seconds`, and is tried on for the time

@@ -158,7 +158,8 @@ class StepRecord:
     skipped since they were not finite. spike: the newest step in which the loss had jumped up, -1 for none.
     sheets: the rows of some ranks' steps (`health.sheet`); only on the first slot of a node, where steps are measured.
     clean: the newest step that audits vouch for, -1 where nothing is audited. data, copy: of `seconds`, those in which
-    this rank waited for its data loader, and for the copy of a snapshot.
+    this rank waited for its data loader, and for the copy of a snapshot. tokens: of the samples that were not left out,
+    0 where the data set does not say how many its samples have.
     """
 
     generation: int
@@ -185,6 +186,7 @@ class StepRecord:
     clean: int = -1
     data: float = 0.0
     copy: float = 0.0
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("storage", "etcd_refs"),
     ("membership",),
     ("snapshots", "parallel", "health", "metrics"),
+    ("telemetry",),
     ("rendezvous", "admission"),
     ("worker",),
     ("training",),

@@ -57,6 +57,13 @@ def _share(name: str, quantile: float, more: str = "") -> str:
     return f"histogram_quantile({quantile}, sum by (le) (rate({name}_bucket{{{_RUN}{more}}}[1h])))"
 
 
+_PEAK = f"elastic3d_node_peak_flops_per_second{{{_RUN}}}"
+UTILISATION = (
+    f"{_rate('elastic3d_model_flops_total')} / sum by (run) ({_PEAK}) "
+    f"and on (run) count by (run) ({_PEAK}) == on (run) " + _one("elastic3d_nodes", ',state="active"')
+)
+"""Left out where the peak of a node that trains is not known."""
+
 SECTIONS = (
     Section(
         title="Training",
@@ -84,6 +91,27 @@ SECTIONS = (
                 queries=(
                     (_rate("elastic3d_steps_total"), "steps"),
                     (_rate("elastic3d_samples_total"), "samples"),
+                ),
+            ),
+            Panel(
+                title="Tokens a second",
+                metric="elastic3d_tokens_total",
+                unit="none",
+                queries=((_rate("elastic3d_tokens_total"), "tokens"),),
+            ),
+            Panel(
+                title="Model FLOPs utilisation",
+                metric="elastic3d_model_flops_total",
+                unit="percentunit",
+                queries=((UTILISATION, "of the peak of all devices"),),
+            ),
+            Panel(
+                title="Sent from node to node",
+                metric="elastic3d_gradient_sent_bytes_total",
+                unit="Bps",
+                queries=(
+                    (_rate("elastic3d_gradient_sent_bytes_total"), "gradients"),
+                    (_rate("elastic3d_snapshot_sent_bytes_total"), "snapshots"),
                 ),
             ),
             Panel(

@@ -123,8 +123,9 @@ def metrics() -> str:
     lines = [
         "# Metrics",
         "",
-        'With `elastic3d.run(..., metrics=":9464")` every node serves these for Prometheus; see',
-        "[Metrics and alerts](../guides/metrics.md). Written from `elastic3d/metrics/table.py` by `make reference`.",
+        'With `elastic3d.run(..., metrics=":9464")` every node serves these for Prometheus, with `telemetry="otlp"` it',
+        "sends them to a collector of OpenTelemetry, by its names; see [Metrics and alerts](../guides/metrics.md).",
+        "Written from `elastic3d/metrics/table.py` by `make reference`.",
         "",
         "Every sample has the labels " + " and ".join(f"`{name}`" for name in COMMON) + ": torchrun's",
         "`--rdzv-id`, and the node's name. A histogram has `_bucket`, `_sum` and `_count`, a summary the last two.",

@@ -77,6 +77,7 @@ class SourceFiles(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
         text = b"".join(file.read_bytes() for file in files)[:limit]
         self.text, self.context = torch.frombuffer(bytearray(text), dtype=torch.uint8), context
+        self.sample_tokens = context
 
     def __len__(self) -> int:
         return (len(self.text) - 1) // self.context
@@ -139,6 +140,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--events", default=None, help="folder for event files")
     parser.add_argument("--tracker", action="append", default=[], help="where curves go, such as csv:losses.csv")
     parser.add_argument("--metrics", default=None, help="where each node serves its metrics, such as :9464 or :0")
+    parser.add_argument("--telemetry", default=None, help="where each node sends telemetry: otlp, or an address")
     parser.add_argument("--out", type=Path, default=None, help="folder for the result")
     return parser.parse_args(given)
 
@@ -169,6 +171,7 @@ def start(main: Callable[[elastic3d.Run], None], options: argparse.Namespace, **
         events=options.events,
         trackers=options.tracker,
         metrics=options.metrics,
+        telemetry=options.telemetry,
         snapshot_every=options.snapshot_every,
         every=options.checkpoint_every,
         checkpointing=elastic3d.Checkpointing(keep=options.keep),

@@ -106,6 +106,7 @@ WORDS = 200
 class Batches:
     """Iterate the steps of a run over a data set, map-style or a stream. `step` is the number of steps made, `goal` the
     one up to which to iterate, 0 before that is known. `untried` are holes that were known before their steps.
+    `sample_tokens` is the number of tokens of each sample, 0 where the data set does not say.
 
     The next step is loaded while the present one trains: in a thread, or by `workers` DataLoader processes (one, for a
     stream). They are forked from the trainer when the iteration starts and belong to its process group, so whatever
@@ -154,6 +155,7 @@ class Batches:
         # What nodes, and runs over one state, must have in common besides the length, if the data set has it.
         said = str(getattr(dataset, "fingerprint", ""))
         self.fingerprint = said if len(said) <= WORDS else blake3(said.encode()).hexdigest()
+        self.sample_tokens = _sample_tokens(dataset)
         self._keyed = Keyed(seed, lent=True)
         self._cursors: dict[int, Cursor] = {}
         self._threaded = True
@@ -344,6 +346,19 @@ class Batches:
             inputs = moved(pair[0], self.device) if self.share.inputs else None
             targets = moved(pair[1], self.device) if self.share.targets else None
         return MicroBatch(index=index, like=like, counts=index == like, input=inputs, target=targets)
+
+
+def _sample_tokens(dataset: Any) -> int:
+    """Return how many tokens each sample has, as far as the data set says so; 0 if it does not."""
+    said = getattr(dataset, "sample_tokens", None)
+    if said is None:
+        return 0
+    if not isinstance(said, int) or isinstance(said, bool) or said < 1:
+        raise UsageError(
+            f"run.batches: {type(dataset).__name__}.sample_tokens is {said!r}: give the number of tokens of each "
+            "sample, 1 or more, or leave it out where samples differ or have none"
+        )
+    return said
 
 
 def _pinned(loaded: Loaded) -> Loaded:

@@ -92,6 +92,11 @@ class Packed:
         return blake3(self._pieces.tobytes() + self._rows.tobytes()).hexdigest()
 
     @property
+    def sample_tokens(self) -> int:
+        """Number of tokens of each row, fillers among them: `filled` says how many these are."""
+        return self._length
+
+    @property
     def filled(self) -> float:
         """Share of the rows' tokens that belong to a document."""
         return float((self._pieces[:, 2] - self._pieces[:, 1]).sum() / (len(self) * self._length))

@@ -68,6 +68,11 @@ class TokenFile:
         return repr((self._length, files))
 
     @property
+    def sample_tokens(self) -> int:
+        """Number of tokens of each sample."""
+        return self._length
+
+    @property
     def tokens(self) -> int:
         """Number of tokens in all files."""
         return sum(file.tokens for file in self._files)

@@ -18,11 +18,13 @@ from elastic3d.health.sheet import Row, sheet_of
 from elastic3d.metrics.metric import OTHER, Metric, MetricKind, Rule, Source, Teller
 from elastic3d.metrics.recovery import SIGNS, RecoveryWatch
 from elastic3d.metrics.table import CLEAN, METRICS, PHASES
+from elastic3d.planner.traffic import GradientTraffic
 
 Values = tuple[str, ...]
 """The values of a metric's own labels, in order."""
 
 RECOVERY = "elastic3d_recovery_duration_seconds"
+PEAK = "elastic3d_node_peak_flops_per_second"
 UP = ("elastic3d_etcd_up", "elastic3d_etcd_writable")
 """Gauges that are 1 until an event says otherwise."""
 
@@ -55,6 +57,9 @@ class _State:
     """What is known of the run beside the values themselves."""
 
     leader: str = ""
+    sample_flops: float = 0.0
+    peak: float | None = None
+    traffic: GradientTraffic = field(default_factory=GradientTraffic)
     highest: int = -1
     clean: int | None = None
     unreachable: set[str] = field(default_factory=set)
@@ -129,6 +134,15 @@ class MetricRecorder:
                 self._sealed(fields, at)
             case "step.committed":
                 self._committed(fields, at)
+            case "model.measured":
+                self._state.sample_flops = _number(fields.get("sample_flops")) or 0.0
+                self._state.peak = _number(fields.get("peak_flops"))
+            case "reduction.planned":
+                self._state.traffic = GradientTraffic(
+                    turn=_number(fields.get("turn_bytes")) or 0.0,
+                    step=_number(fields.get("step_bytes")) or 0.0,
+                    turn_samples=int(fields.get("turn_samples") or 0),
+                )
             case "state.restored" if fields.get("rank") == 0:
                 self._state.recovery.restored(at)
             case "peer.unreachable":
@@ -149,6 +163,7 @@ class MetricRecorder:
             self._drop({metric.name for metric in METRICS.values() if metric.source is Source.FIRST})
         if self._node not in nodes:
             self._drop({"elastic3d_step_phase_seconds", "elastic3d_audited_step"})
+        self._set(PEAK, self._state.peak if self._node in nodes else None)
         layout = fields.get("layout") or {}
         for axis in ("pp", "dp", "tp"):
             self._set("elastic3d_layout_size", _number(layout.get(axis)), axis)
@@ -162,6 +177,9 @@ class MetricRecorder:
         excluded = sum(end - start for start, end in fields.get("excluded") or ())
         self._add("elastic3d_samples_total", float(stop - first - excluded))
         self._add("elastic3d_samples_excluded_total", float(excluded))
+        self._add("elastic3d_model_flops_total", (stop - first - excluded) * state.sample_flops)
+        # What is left out is sent nevertheless, and dropped where it arrives.
+        self._add("elastic3d_gradient_sent_bytes_total", state.traffic.of_step(stop - first))
         ended = state.recovery.stepped(at)
         if ended is not None:
             self._distribute(METRICS[RECOVERY], (ended.kind,), ended.total)

@@ -72,6 +72,7 @@ _AUDIT = Label(
 _EXAM = Label(name="outcome", values=("passed", "failed", "none"))
 _PROCESS = Label(name="process", values=("keeper", "trainer"))
 _CATEGORY = Label(name="category", values=tuple(Category))
+_SIGNAL = Label(name="signal", values=("traces", "metrics"))
 _MEMORY = Label(name="kind", values=("anonymous", "file", "shared"))
 
 _LIST: tuple[Metric, ...] = (
@@ -144,6 +145,34 @@ _LIST: tuple[Metric, ...] = (
         kind=_C,
         source=Source.FIRST,
         help="Samples that steps consumed, without those that were left out.",
+    ),
+    Metric(
+        name="elastic3d_tokens_total",
+        kind=_C,
+        source=Source.FIRST,
+        help="Tokens of these samples, where the data set says how many each has (`sample_tokens`); else 0.",
+        rules=(Rule(event="step.committed", amount="tokens"),),
+    ),
+    Metric(
+        name="elastic3d_model_flops_total",
+        kind=_C,
+        source=Source.FIRST,
+        help="Floating-point operations that the model takes for these samples, forward and backward, without what is "
+        "computed again; 0 where they could not be counted, as event `model.measured` says.",
+    ),
+    Metric(
+        name="elastic3d_node_peak_flops_per_second",
+        kind=_G,
+        source=Source.NODE,
+        help="Operations a second that the devices which train on this node could make, by their data sheet, in the "
+        "number format of the run's products; none where no sheet is known, as of CPUs, or this node does not train.",
+    ),
+    Metric(
+        name="elastic3d_gradient_sent_bytes_total",
+        kind=_C,
+        source=Source.FIRST,
+        help="Bytes of gradients that all ranks together sent to ranks of other nodes, by the layout and the ordered "
+        "reduction; 0 where event `reduction.planned` says why they are not known.",
     ),
     Metric(
         name="elastic3d_samples_excluded_total",
@@ -324,6 +353,13 @@ _LIST: tuple[Metric, ...] = (
         source=Source.FIRST,
         help="The newest step that every rank holds twice: where a death would go back to.",
         rules=(Rule(event="step.committed", amount="safe_step", least=0.0),),
+    ),
+    Metric(
+        name="elastic3d_snapshot_sent_bytes_total",
+        kind=_C,
+        source=Source.NODE,
+        help="Bytes of snapshots that this node has sent to the one that keeps its copies, as far as they arrived.",
+        rules=(Rule(event="snapshot.held", amount="sent"),),
     ),
     Metric(
         name="elastic3d_snapshot_age_seconds",
@@ -615,6 +651,19 @@ _LIST: tuple[Metric, ...] = (
         source=Source.NODE,
         help="Events that were not written, because the disk was too slow for them.",
         rules=(Rule(event="events.dropped", amount="count"),),
+    ),
+    Metric(
+        name="elastic3d_telemetry_failures_total",
+        kind=_C,
+        source=Source.NODE,
+        help="Exports of `telemetry=` that no collector took, tries of the same spans included.",
+        labels=(_SIGNAL,),
+    ),
+    Metric(
+        name="elastic3d_telemetry_spans_lost_total",
+        kind=_C,
+        source=Source.NODE,
+        help="Spans that no collector has, and none will: they were refused, or too many were waiting.",
     ),
     Metric(
         name="elastic3d_metrics_failures_total",

@@ -156,11 +156,25 @@ def costs_of(facts: DeviceFacts, compute_bytes: int) -> Costs | None:
     sheet = sheet_of(facts)
     if sheet is None:
         return None
-    halves = (Number.BF16, Number.FP16, Number.FP32)
-    wanted = halves if compute_bytes == 2 else (Number.TF32, Number.FP32) if facts.products == "tf32" else halves[2:]
-    costs = sheet.costs(next(number for number in wanted if number in sheet.peak))
+    costs = sheet.costs(_number(sheet, facts, compute_bytes))
     device = replace(costs.device, name=facts.name, memory=facts.memory, reserve=max(sheet.reserve, facts.reserve))
     return replace(costs, device=device)
+
+
+def peak_of(facts: DeviceFacts, compute_bytes: int) -> float | None:
+    """Return the FLOP/s of dense products that the device's sheet has for a run's number format, None without a sheet.
+
+    compute_bytes: of a number in products.
+    """
+    sheet = sheet_of(facts)
+    return None if sheet is None else sheet.peak[_number(sheet, facts, compute_bytes)]
+
+
+def _number(sheet: DataSheet, facts: DeviceFacts, compute_bytes: int) -> Number:
+    """Return the format in which a run computes its products on a device."""
+    halves = (Number.BF16, Number.FP16, Number.FP32)
+    wanted = halves if compute_bytes == 2 else (Number.TF32, Number.FP32) if facts.products == "tf32" else halves[2:]
+    return next(number for number in wanted if number in sheet.peak)
 
 
 def device_named(name: str) -> DataSheet:

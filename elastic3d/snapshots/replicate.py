@@ -35,7 +35,8 @@ class Replicator:
     """Hashes and sends the snapshots in `memory`.
 
     digested: called once for each snapshot, when its digests are known. ended: called after each attempt, with whether
-    the snapshot is now the newest one held twice, and with the seconds it took; buffers may have become free.
+    the snapshot is now the newest one held twice, the seconds it took, and the bytes that a buddy has taken; buffers
+    may have become free.
     unreachable: called with the buddy's address, the seconds and the last error when nothing could be sent to it for
     `patience` seconds, and again after as long. All are called on the replicator's thread.
     """
@@ -45,7 +46,7 @@ class Replicator:
         memory: SnapshotMemory,
         *,
         digested: Callable[[Mark], None],
-        ended: Callable[[Mark, bool, float], None],
+        ended: Callable[[Mark, bool, float, int], None],
         unreachable: Callable[[str, float, str], None] = lambda buddy, seconds, error: None,
         patience: float = PATIENCE,
         clock: Clock = SYSTEM,
@@ -128,7 +129,8 @@ class Replicator:
                 # If the buddy was changed meanwhile, the node that holds it is no longer the buddy.
                 held = held and self._buddy == buddy
                 newer = self._memory.replicated(work.stored.mark, held=held, refused=refused)
-        self._ended(work.stored.mark, newer, self._clock.monotonic() - begun)
+        sent = work.stored.data.nbytes if held and buddy is not None else 0
+        self._ended(work.stored.mark, newer, self._clock.monotonic() - begun, sent)
         self._judge(buddy, error)
         return not error
 

@@ -49,7 +49,9 @@ class StepTimer:
         """
         since, processor = self._since, self._processor
         self.begin()
-        made, excluded = batches.step - 1, loss.batch.excluded
+        made = batches.step - 1
+        samples, excluded = batches.order.positions(made), batches.order.positions_of(made, loss.batch.excluded)
+        counted = samples[1] - samples[0] - sum(stop - first for first, stop in excluded)
         return StepRecord(
             generation=self._assignment.generation,
             step=batches.step,
@@ -58,13 +60,13 @@ class StepTimer:
             seconds=self._since - since,
             safe_step=outcome.safe_step,
             etcd_away_everywhere=outcome.etcd_away,
-            samples=batches.order.positions(made),
+            samples=samples,
             sample_sum=outcome.sample_sum,
             until=batches.goal,
             snapshot_every=interval.every,
             snapshot_rank=outcome.snapshot_rank if outcome.snapshot_needs > 1 else -1,
             processor=self._processor - processor,
-            excluded=batches.order.positions_of(made, excluded),
+            excluded=excluded,
             why_excluded=why,
             usual=None if spiked is None else spiked.usual,
             why_kept="" if spiked is None else spiked.why_kept,
@@ -75,4 +77,5 @@ class StepTimer:
             clean=-1 if clean is None else clean,
             data=data,
             copy=copy,
+            tokens=counted * batches.sample_tokens,
         )

@@ -260,6 +260,7 @@ class Journal:
                     processor=record.processor,
                     data=record.data,
                     copy=record.copy,
+                    **({"tokens": record.tokens} if record.tokens else {}),
                     **({"excluded": excluded} if excluded else {}),
                 )
                 if record.usual is not None:

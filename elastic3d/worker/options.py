@@ -23,6 +23,7 @@ from elastic3d.metrics.address import MetricsAddress
 from elastic3d.planner.costs import Costs
 from elastic3d.quantities import Every, every, rate, seconds, size
 from elastic3d.snapshots.interval import AUTO
+from elastic3d.telemetry.address import CollectorAddress
 from elastic3d.trackers.choice import Named
 from elastic3d.values import Layout, StoreAt
 from elastic3d.worker.safety import LEAST_SNAPSHOTS, MOST_SECONDS, MOST_SNAPSHOTS
@@ -130,7 +131,7 @@ class RunOptions:
     layouts by shape alone. restore: the checkpoint to go on from where no state is in memory. fresh: whether to begin
     at step 0 even though steps were made before and are lost. device: the kind that trainers compute on. health: how
     ranks that stand still are found, None for not at all. trackers: where curves are written. metrics: where each node
-    serves its own, None for nowhere.
+    serves its own, None for nowhere. telemetry: where each node sends them and its spans, None for nowhere.
     """
 
     store: StoreAt | None = None
@@ -149,6 +150,7 @@ class RunOptions:
     health: Watching | None = None
     trackers: tuple[Named, ...] = ()
     metrics: MetricsAddress | None = None
+    telemetry: CollectorAddress | None = None
 
     def __post_init__(self) -> None:
         if self.snapshot_every is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastic3d import TokenFile
+from elastic3d import Packed, TokenFile
 from elastic3d.data import Batches
 from elastic3d.errors import UsageError
 
@@ -102,3 +102,19 @@ def test_malformed_token_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "torn.npy").write_bytes(b"\x93NUMPY\x01\x00\xff\xff{")
     with pytest.raises(UsageError, match="no valid header"):
         TokenFile(tmp_path / "torn.npy", length=1)
+
+
+def test_samples_of_one_length_say_how_many_tokens_they_have(tmp_path: Path) -> None:
+    """Of a data set that says nothing, none are counted; one that says nonsense is refused."""
+    data = TokenFile(write(tmp_path / "a.bin", range(99)), length=8)
+    assert Batches(data, global_batch=4, micro_batch=2, seed=1).sample_tokens == 8
+    rows = Packed([list(range(5)), list(range(3))], length=8)
+    assert Batches(rows, global_batch=2, micro_batch=1, seed=1).sample_tokens == 8
+    assert Batches([(1, 2)] * 4, global_batch=2, micro_batch=1, seed=1).sample_tokens == 0
+    for wrong in (0, -4, 2.0, "8", True):
+
+        class Own(list[tuple[int, int]]):
+            sample_tokens = wrong
+
+        with pytest.raises(UsageError, match="give the number of tokens of each sample"):
+            Batches(Own([(1, 2)] * 4), global_batch=2, micro_batch=1, seed=1)

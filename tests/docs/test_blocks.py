@@ -20,6 +20,7 @@ from chaos.simulation import schedule as simulated
 from chaos.simulation.bugs import FOUND
 from tests.docs.test_commands import PAGES
 from tests.paths import ROOT
+from tools import grafana
 
 PATIENCE = 240.0
 SHELL = ("elastic3d", "torchrun", "make", "pip", "etcd", "pkill", "python", "curl", "kubectl", "srun", "openssl")
@@ -35,6 +36,7 @@ class Language(StrEnum):
     SHELL = "shell"
     SESSION = "session"
     PROMETHEUS = "configuration of Prometheus"
+    QUERY = "query of Prometheus"
     OUTPUT = "output"
     SCHEDULE = "schedule"
     SIMULATED = "simulated schedule"
@@ -65,6 +67,8 @@ def language(block: str) -> Language | None:
         return Language.SIMULATED
     if first == "scrape_configs:":
         return Language.PROMETHEUS
+    if first.startswith("sum by "):
+        return Language.QUERY
     if re.match(r"(import|from|class|def|model =|batches =|elastic3d\.)", first):
         return Language.PYTHON
     return Language.OUTPUT if first.startswith("Samples  ") else None
@@ -107,6 +111,13 @@ def test_the_configuration_of_prometheus_names_rules_that_are_there() -> None:
     assert [(ROOT / "deploy" / "prometheus" / name).exists() for name in read["rule_files"]] == [True]
     (job,) = read["scrape_configs"]
     assert job["static_configs"][0]["targets"]
+
+
+def test_a_query_is_that_of_the_dashboard() -> None:
+    """For all runs at once, and over five minutes."""
+    ((_page, block),) = of(Language.QUERY)
+    asked = grafana.UTILISATION.replace('{run="$run"}', "").replace('run="$run",', "").replace("$__rate_interval", "5m")
+    assert " ".join(block.split()) == asked
 
 
 def test_schedules_are_read() -> None:

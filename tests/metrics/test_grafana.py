@@ -40,9 +40,9 @@ def test_an_expression_asks_for_series_and_labels_that_there_are(panel: grafana.
         asked = re.findall(r"(elastic3d_\w+)\{([^}]*)\}", expression)
         assert len(asked) == expression.count("elastic3d_")
         labels = set.intersection(*(series[name] for name, _ in asked))
-        for _, choice in asked:
+        for name, choice in asked:
             assert choice.startswith('run="$run"')
-            assert set(re.findall(r"(\w+)=", choice)) <= labels
+            assert set(re.findall(r"(\w+)=", choice)) <= series[name]
         for group in re.findall(r"by \(([^)]*)\)", expression):
             assert set(group.split(", ")) <= labels
         assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= labels

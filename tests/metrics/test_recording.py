@@ -68,6 +68,52 @@ def test_a_step_is_counted_with_its_samples() -> None:
     assert node.value("elastic3d_step_duration_seconds") == Distribution(counts=(0,) * 5 + (2,) * 10, sum=0.6)
 
 
+def test_tokens_and_operations_are_counted_where_they_are_known() -> None:
+    """Those of samples that were left out are not; without the model's figures both stay at 0."""
+    node = Node()
+    node.step(1)
+    assert node.value("elastic3d_tokens_total") == node.value("elastic3d_model_flops_total") == 0
+    node.emit("model.measured", parameters=9, sample_flops=6e9, peak_flops=None, detail="no data sheet")
+    node.step(2, tokens=8 * 64)
+    node.step(3, tokens=6 * 64, excluded=[[25, 27]])
+    assert node.value("elastic3d_tokens_total") == 14 * 64
+    assert node.value("elastic3d_model_flops_total") == 14 * 6e9
+    node.emit("model.measured", parameters=9, sample_flops=None, peak_flops=None, detail="it does not run on meta")
+    node.step(4)
+    assert node.value("elastic3d_model_flops_total") == 14 * 6e9
+
+
+def test_gradients_between_nodes_are_those_of_the_layout() -> None:
+    """Turn by turn, those of samples that were left out as well; until the node of rank 0 says something else."""
+    node = Node()
+    node.emit("reduction.planned", turn_bytes=100.0, turn_samples=6, step_bytes=7.0, detail=None)
+    node.step(1)
+    node.step(2, excluded=[[16, 24]])
+    assert node.value("elastic3d_gradient_sent_bytes_total") == 2 * (2 * 100 + 7)
+    node.emit("reduction.planned", turn_bytes=0.0, turn_samples=0, step_bytes=0.0, detail="fast")
+    node.step(3)
+    assert node.value("elastic3d_gradient_sent_bytes_total") == 414
+    node.emit("snapshot.held", step=3, sent=1000)
+    node.emit("snapshot.held", step=4, sent=0)
+    assert node.value("elastic3d_snapshot_sent_bytes_total") == 1000
+
+
+def test_a_peak_is_there_while_a_node_trains() -> None:
+    """Of a spare nothing could be used, and of a device without a sheet nothing is known."""
+    peak = "elastic3d_node_peak_flops_per_second"
+    node = Node("b")
+    node.emit("model.measured", sample_flops=1.0, peak_flops=8 * 989.5e12)
+    assert node.value(peak) is None
+    node.sealed(1, "a", "b")
+    assert node.value(peak) == 7.916e15
+    node.sealed(2, "a")
+    assert node.value(peak) is None
+    unknown = Node("a")
+    unknown.emit("model.measured", sample_flops=1.0, peak_flops=None)
+    unknown.sealed(1, "a")
+    assert unknown.value(peak) is None
+
+
 def test_steps_that_were_seen_before_are_repeated() -> None:
     """Also by a node that had not rank 0 when they were made first."""
     node = Node()

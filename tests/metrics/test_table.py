@@ -15,7 +15,7 @@ from elastic3d.values import Cause
 from elastic3d.worker.keeper.node_metrics import STATES
 from elastic3d.worker.processes.events import ExitKind
 
-UNITS = ("seconds", "bytes", "ratio", "steps", "info", "step", "total")
+UNITS = ("seconds", "bytes", "ratio", "steps", "info", "step", "total", "second")
 UNNAMED = re.compile(
     r"elastic3d_(loss|gradient_norm|generation|nodes.*|layout_size|peers_unreachable|.*_(stale|failing|up"
     r"|writable|healthy|state|nodes)|processes)"

@@ -48,7 +48,7 @@ class Place:
         self.held: list[Mark] = []
         self.digested: list[Mark] = []
         self.replicator = Replicator(
-            self.memory, digested=self.digested.append, ended=lambda m, new, _: new and self.held.append(m)
+            self.memory, digested=self.digested.append, ended=lambda m, new, *_: new and self.held.append(m)
         )
         self.server.set_credentials(self.credentials)
         self.replicator.set_credentials(self.credentials)

@@ -274,7 +274,7 @@ def test_a_replicator_reports_a_buddy_that_takes_nothing() -> None:
     replicator = Replicator(
         home.memory,
         digested=home.digested.append,
-        ended=lambda mark, newer, _: newer and home.held.append(mark),
+        ended=lambda mark, newer, *_: newer and home.held.append(mark),
         unreachable=lambda *args: reports.put(args),
         patience=0.2,
     )

@@ -26,10 +26,11 @@ _LONGEST = 5.0  # seconds between two tries
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitDone:
-    """A save is a committed checkpoint."""
+    """A save is a committed checkpoint. seconds: since that was asked for."""
 
     saved: SavedStep
     committed: Committed
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +214,8 @@ class Committer:
             self._done.update(over)
             for other in over:
                 del self._saves[other]
-            self._report(CommitDone(saved=saved, committed=committed))
+            seconds = self._clock.monotonic() - task.since
+            self._report(CommitDone(saved=saved, committed=committed, seconds=seconds))
 
     def _say(self, task: _Task, saved: SavedStep | None, error: str, *, again: bool, deposed: bool = False) -> None:
         if not task.reported or not again:

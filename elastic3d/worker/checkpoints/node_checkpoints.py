@@ -136,7 +136,13 @@ class Checkpoints:
             return None
         step = event.saved.step
         self._journal.emit(
-            "checkpoint.written", step=step, bytes=event.bytes, new=event.new, seconds=event.seconds, slot=event.slot
+            "checkpoint.written",
+            step=step,
+            made_in=event.saved.made_in,
+            bytes=event.bytes,
+            new=event.new,
+            seconds=event.seconds,
+            slot=event.slot,
         )
         if self._figures.wrote(step):
             self._journal.emit("checkpoint.mended", step=step)
@@ -192,7 +198,13 @@ class Checkpoints:
             self._settled(event.saved, event.error)
 
     def _done(self, event: CommitDone, now: float) -> None:
-        self._journal.emit("checkpoint.committed", step=event.saved.step, moved=event.committed.moved)
+        self._journal.emit(
+            "checkpoint.committed",
+            step=event.saved.step,
+            made_in=event.saved.made_in,
+            moved=event.committed.moved,
+            seconds=event.seconds,
+        )
         if self._figures.committed(event.saved.step, now):
             self._journal.emit("checkpoint.mended", step=event.saved.step)
         for uploader in self._uploaders:

@@ -274,7 +274,9 @@ class Generations:
 
     def held(self, event: w.SnapshotHeld) -> None:
         """Take note of a snapshot that is held at home and at the buddy."""
-        self._journal.emit("snapshot.held", step=event.step, slot=event.slot, generation=event.generation)
+        self._journal.emit(
+            "snapshot.held", step=event.step, sent=event.sent, slot=event.slot, generation=event.generation
+        )
         self._held_at[event.slot], self._patience = self._clock.monotonic(), HELD_WITHIN
         for world in self.worlds.values():
             if world.generation.number == event.generation:

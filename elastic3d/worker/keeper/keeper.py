@@ -35,6 +35,8 @@ from elastic3d.membership.records import MemberRecord, Notice, Pulse
 from elastic3d.membership.stalls import Judge, Stall, Verdict
 from elastic3d.metrics.memory import resident
 from elastic3d.planner import Plan, plan, plan_below
+from elastic3d.planner.operations import operations
+from elastic3d.planner.traffic import gradient_traffic
 from elastic3d.rendezvous.connect import connect, encryption
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.shortfall import MemoryBound
@@ -55,7 +57,8 @@ from elastic3d.worker.keeper.generations import Generations
 from elastic3d.worker.keeper.goodput import LiveGoodput
 from elastic3d.worker.keeper.injected import InjectedFaults, NodeProcesses
 from elastic3d.worker.keeper.meeting import Meeting
-from elastic3d.worker.keeper.node_metrics import LiveNode, NodeMetrics, own_row
+from elastic3d.worker.keeper.node_metrics import LiveNode, own_row
+from elastic3d.worker.keeper.observers import observers_of
 from elastic3d.worker.keeper.progress import ProgressReporter
 from elastic3d.worker.keeper.trainer_group import assignment
 from elastic3d.worker.keeper.warming import Inbox, Measured, Signalled, measure, planned_with, wait_at_gate
@@ -107,10 +110,10 @@ class Keeper:
         self._settings, self._options, self._slots, self._inbox = settings, options, list(slots), inbox
         self._evidence = evidence
         self._costs = options.costs
-        self._metrics = NodeMetrics(settings, options.metrics) if options.metrics is not None else None
         self._goodput = LiveGoodput(
             settings.node, lambda detail: self._journal.emit("goodput.restarted", detail=detail)
         )
+        self._observers = observers_of(settings, options)
         self._journal = Journal(
             options.events,
             settings.run_id,
@@ -135,20 +138,20 @@ class Keeper:
         """Take part until the job or this node's part in it is over; errors say why it failed."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _frame: self._inbox.put(Signalled(number)))
-        if self._metrics is None:
+        if self._observers is None:
             self._open_store()
             return
         try:
-            self._metrics.serve(self._live(), self._journal.emit)
+            self._observers.begin(self._live(), self._journal.emit)
             self._open_store()
         finally:
-            self._metrics.close()
+            self._observers.close()
 
     def _observe(self, event: str, fields: Mapping[str, Any]) -> None:
         """Count what the journal writes. Runs on any thread."""
         self._goodput.observe(event, fields)
-        if self._metrics is not None:
-            self._metrics.observe(event, fields)
+        if self._observers is not None:
+            self._observers.observe(event, fields)
 
     def _live(self) -> LiveNode:
         return LiveNode(
@@ -181,6 +184,14 @@ class Keeper:
         self._profile = profile = measured.profile
         self._generations.device, self._generations.proven = measured.device, measured.proven
         self._costs = planned_with(self._options.costs, measured.device, profile)
+        counted = operations(profile, measured.device, len(self._slots))
+        self._journal.emit(
+            "model.measured",
+            parameters=profile.parameters,
+            sample_flops=counted.sample,
+            peak_flops=counted.peak,
+            detail=counted.why or None,
+        )
         # A model that no number of nodes could train is refused before the job waits for more of them.
         self._plan(min(self._settings.policy.maximum, profile.blocks * profile.leaves), profile)
         if not wait_at_gate(self._settings.gate, self._inbox):
@@ -360,6 +371,8 @@ class Keeper:
         step, trouble = self._figures.behind()
         if trouble:
             self._journal.emit("checkpoint.behind", step=step, error=trouble)
+        if self._observers is not None:
+            self._observers.finish()
         kind, level = ("error", Level.ERROR) if self._exit.failed else ("done", Level.INFO)
         self._journal.emit_at(level, "job.ended", kind=kind, error=self._exit.detail or None)
         self._journal.close()
@@ -386,6 +399,7 @@ class Keeper:
                     self._checkpoints.begin()
                 self._meeting.forget(before=event.generation.number)
                 self._generations.go(event.generation, self._node)
+                self._tell_traffic(event.generation)
                 self._progress.began(first=event.generation.nodes[0].id == self._node.id)
                 self._curves.began(event.generation, self._node)
             case acts.AskLeave():
@@ -449,6 +463,22 @@ class Keeper:
             self._progress.over()
         self._progress.look()
         self._curves.look()
+        if self._observers is not None:
+            self._observers.look()
+
+    def _tell_traffic(self, generation: Generation) -> None:
+        """Write what the reduction of a generation sends, if this node has its rank 0."""
+        if generation.layout is None or generation.nodes[0].id != self._node.id:
+            return
+        traffic = gradient_traffic(generation.layout, self._profile, len(self._slots))
+        self._journal.emit(
+            "reduction.planned",
+            turn_bytes=traffic.turn,
+            turn_samples=traffic.turn_samples,
+            step_bytes=traffic.step,
+            detail=traffic.why or None,
+            generation=generation.number,
+        )
 
     def _handle_slot(self, event: object) -> None:
         match event:
@@ -493,8 +523,8 @@ class Keeper:
                         self._figures.sheet(own_row(event.record, keyed_world[1]))
                         if keyed_world[1].first_rank == 0:
                             self._progress.stepped(event.record)
-                        if self._metrics is not None:
-                            self._metrics.stepped(event.record, keyed_world[1])
+                        if self._observers is not None:
+                            self._observers.stepped(event.record, keyed_world[1])
             case _:
                 pass
 

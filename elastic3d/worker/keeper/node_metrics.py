@@ -22,6 +22,7 @@ from elastic3d.metrics.recording import Distribution, MetricRecorder, MetricValu
 from elastic3d.metrics.server import MetricsServer
 from elastic3d.port import StepRecord
 from elastic3d.rendezvous.settings import Settings
+from elastic3d.telemetry.exporting import ExportCounts
 from elastic3d.trust.listening import Refusal
 from elastic3d.worker.keeper.injected import NodeProcesses
 from elastic3d.worker.keeper.trainer_group import TrainerGroup
@@ -38,7 +39,7 @@ class LiveNode:
 
     pulse: how the node is, None before it has joined. processes: its own. awaited: how many nodes the job waits for, as
     far as this one leads. answers: how etcd has answered, None while nobody has asked it. goodput: node-seconds that it
-    has counted as leader, by category.
+    has counted as leader, by category. exports: what became of telemetry, None where none is sent.
     """
 
     pulse: Callable[[], Pulse | None]
@@ -46,12 +47,16 @@ class LiveNode:
     awaited: Callable[[], int]
     answers: Callable[[], Answers | None]
     goodput: Callable[[], Mapping[str, float]]
+    exports: Callable[[], ExportCounts | None] = lambda: None
 
 
 class NodeMetrics:
-    """One keeper's metrics, for all generations that it lives through. Thread-safe."""
+    """One keeper's metrics, for all generations that it lives through. Thread-safe.
 
-    def __init__(self, settings: Settings, address: MetricsAddress, *, clock: Clock = SYSTEM) -> None:
+    address: where they are served, None where they only become telemetry.
+    """
+
+    def __init__(self, settings: Settings, address: MetricsAddress | None, *, clock: Clock = SYSTEM) -> None:
         self._settings, self._address, self._clock = settings, address, clock
         self._recorder = MetricRecorder(settings.node)
         self._failures = 0
@@ -61,11 +66,13 @@ class NodeMetrics:
         self._emit: Callable[..., None] = process_log().emit
 
     def serve(self, live: LiveNode, emit: Callable[..., None]) -> None:
-        """Begin to serve; ConfigurationError where nobody can listen. emit: writes events."""
+        """Begin to read what is asked for, and to serve; ConfigurationError where nobody can listen. emit: events."""
         self._live, self._emit = live, emit
-        exposition = Exposition(self._settings.run_id, self._settings.node, self._values)
+        if self._address is None:
+            return
+        exposition = Exposition(self._settings.run_id, self._settings.node, self.values)
         self._server = MetricsServer(
-            self._address, exposition.document, own=self._settings.address, failed=self._failed, refused=self._refused
+            self._address, exposition.document, own=self._settings.address, failed=self.failed, refused=self._refused
         )
         self._emit("metrics.served", address=self._server.address)
 
@@ -79,7 +86,7 @@ class NodeMetrics:
         try:
             self._recorder.observe(event, fields, self._clock.monotonic())
         except Exception as error:  # noqa: BLE001  # an event is written on behalf of training, which must go on
-            self._failed(error)
+            self.failed(error)
 
     def stepped(self, record: StepRecord, group: TrainerGroup) -> None:
         """Count a step of the node's first slot, after its event. Never raises."""
@@ -88,7 +95,7 @@ class NodeMetrics:
             now = self._clock.monotonic()
             self._recorder.stepped(record.step, now, clean=record.clean, row=row, first=rank == 0)
         except Exception as error:  # noqa: BLE001  # as above
-            self._failed(error)
+            self.failed(error)
 
     def _refused(self, refusal: Refusal) -> None:
         self._emit(
@@ -99,26 +106,33 @@ class NodeMetrics:
             more=refusal.more or None,
         )
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """Count an exception of whatever observes events: a bug of elastic3d. Told once."""
         self._failures += 1
         if self._failures == 1:
             process_log().emit("metrics.failed", error=f"{type(error).__name__}: {error}")
 
     # At a scrape.
 
-    def _values(self) -> list[MetricValue]:
+    def values(self) -> list[MetricValue]:
+        """Return the present values; a part that cannot be read is left out."""
         values = {(one.name, one.labels): one for one in self._recorder.values() if one.name != FAILURES}
         for part in (self._own, self._pulse, self._etcd, self._memory, self._goodput):
             try:
                 values |= {(one.name, one.labels): one for one in part()}
             except Exception as error:  # noqa: BLE001  # the other parts are there
-                self._failed(error)
+                self.failed(error)
         return [*values.values(), _value(FAILURES, self._failures)]
 
     def _own(self) -> Iterator[MetricValue]:
         yield _value("elastic3d_info", 1, self._version)
         if self._live is not None:
             yield _value("elastic3d_nodes_awaited", self._live.awaited())
+            exports = self._live.exports()
+            if exports is not None:
+                for signal, count in exports.failures.items():
+                    yield _value("elastic3d_telemetry_failures_total", count, signal)
+                yield _value("elastic3d_telemetry_spans_lost_total", exports.lost)
 
     def _pulse(self) -> Iterator[MetricValue]:
         pulse = self._live.pulse() if self._live is not None else None

@@ -128,11 +128,15 @@ class SnapshotTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotHeld:
-    """A snapshot is held at home and at the buddy (at home alone while there is no buddy)."""
+    """A snapshot is held at home and at the buddy (at home alone while there is no buddy).
+
+    sent: bytes of snapshots that a buddy has taken since the one before.
+    """
 
     slot: int
     generation: int
     step: int
+    sent: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,7 @@ class SlotLoop:
         self._ready = True
         self._newest = -1
         self._writer: int | None = None
+        self._sent = 0
         self._taken: dict[Mark, tuple[int, bool]] = {}
         self._posted: collections.deque[Callable[[], object]] = collections.deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -152,15 +153,17 @@ class SlotLoop:
             )
         )
 
-    def replicated(self, mark: Mark, newer: bool, seconds: float) -> None:
-        """Take note that a snapshot was sent in so many seconds, or could not be sent."""
+    def replicated(self, mark: Mark, newer: bool, seconds: float, sent: int) -> None:
+        """Note that a snapshot was sent in so many seconds, or could not be. sent: bytes that a buddy has taken."""
         self.grant()
+        self._sent += sent
         if not newer:
             return
         trainer = self._trainers.get(self._writer or 0)
         if trainer is not None and trainer.assignment.generation == mark.generation:
             self._send(trainer, channel.SnapshotSafe(step=mark.step, seconds=seconds))
-        self._tell(events.SnapshotHeld(slot=self._index, generation=mark.generation, step=mark.step))
+        sent, self._sent = self._sent, 0
+        self._tell(events.SnapshotHeld(slot=self._index, generation=mark.generation, step=mark.step, sent=sent))
 
     def unreachable(self, address: str, seconds: float, error: str) -> None:
         """Report that nothing can be sent to the buddy."""

@@ -143,6 +143,6 @@ def test_events_are_counted_though_no_file_takes_them() -> None:
     metrics = NodeMetrics(SETTINGS, address)
     journal = Journal(None, "run", "a", observe=metrics.observe)
     journal.emit("etcd.lost", error="?")
-    values = {(one.name, one.labels): one.value for one in metrics._values()}
+    values = {(one.name, one.labels): one.value for one in metrics.values()}
     assert values["elastic3d_etcd_up", ()] == 0
     journal.close()
