@@ -18,6 +18,7 @@ from elastic3d.cli.dashboard import dashboard
 from elastic3d.cli.doctor import doctor
 from elastic3d.cli.explain import explain_job
 from elastic3d.cli.goodput import show_goodput
+from elastic3d.cli.init import init
 from elastic3d.cli.job import about_a_job
 from elastic3d.cli.plan import plan
 from elastic3d.cli.timeline import show_timeline
@@ -30,6 +31,8 @@ AHEAD, NODE, AFTER = "Before a job", "Run a node", "What a job did with its time
 _HELP = """Fault-tolerant elastic training for PyTorch: nodes come and go, the bits stay the same.
 
 Examples:
+
+    elastic3d init first --on local
 
     elastic3d demo --kill 1@20 --join @40
 
@@ -72,6 +75,7 @@ def application() -> typer.Typer:
     ):
         app.command(name, rich_help_panel=ORDER)(about_a_job(command))
     app.command("agent", context_settings=agent.CONTEXT, rich_help_panel=NODE)(agent.agent)
+    app.command("init", rich_help_panel=AHEAD)(init)
     app.command("doctor", rich_help_panel=AHEAD)(doctor)
     app.command("plan", rich_help_panel=AHEAD)(plan)
     app.command("calibrate", rich_help_panel=AHEAD)(calibrate)
