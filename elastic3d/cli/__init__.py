@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from elastic3d.cli import agent, ckpt, node_commands, samples, status
+from elastic3d.cli import agent, ckpt, etcd, node_commands, samples, status
 from elastic3d.cli.calibrate import calibrate
 from elastic3d.cli.dashboard import dashboard
 from elastic3d.cli.doctor import doctor
@@ -79,9 +79,10 @@ def application() -> typer.Typer:
     app.command("doctor", rich_help_panel=AHEAD)(doctor)
     app.command("plan", rich_help_panel=AHEAD)(plan)
     app.command("calibrate", rich_help_panel=AHEAD)(calibrate)
+    app.add_typer(etcd.app, name="etcd", rich_help_panel=AHEAD)
     app.add_typer(ckpt.app, name="ckpt", rich_help_panel="Look at checkpoints")
     app.add_typer(samples.app, name="samples", rich_help_panel="Look at checkpoints")
-    own = {"ckpt", "samples", *(command.name for command in app.registered_commands)}
+    own = {"ckpt", "etcd", "samples", *(command.name for command in app.registered_commands)}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if point.name in own:
             continue

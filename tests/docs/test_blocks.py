@@ -65,7 +65,7 @@ def language(block: str) -> Language | None:
         return Language.SIMULATED
     if first == "scrape_configs:":
         return Language.PROMETHEUS
-    if re.match(r"(import|from|class|def|model =|batches =|elastic3d\.)", first):
+    if re.match(r'("""|import|from|class|def|model =|batches =|elastic3d\.)', first):
         return Language.PYTHON
     return Language.OUTPUT if first.startswith("Samples  ") else None
 
