@@ -27,9 +27,18 @@ if os.getppid() != int(sys.argv[1]): sys.exit(1)
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
+_ARCHITECTURE = "ETCD_UNSUPPORTED_ARCH"
+"""No flag of etcd's: without it, older ones do not start on ARM."""
+
 
 def launch(arguments: Sequence[str], log: Path, *, own_group: bool = False) -> subprocess.Popen[bytes]:
-    """Start a program, with its output at the end of `log`. own_group: a terminal's Ctrl-C does not reach it."""
+    """Start a program, with its output at the end of `log`. own_group: a terminal's Ctrl-C does not reach it.
+
+    Variables that etcd would take for flags are not passed on: it ends where a flag is given, too.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("ETCD_") or name == _ARCHITECTURE
+    }
     command = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *arguments]
     with open(log, "ab") as output:
         return subprocess.Popen(
@@ -38,6 +47,7 @@ def launch(arguments: Sequence[str], log: Path, *, own_group: bool = False) -> s
             stdout=output,
             stderr=output,
             cwd="/",
+            env=environment,
             process_group=0 if own_group else None,
         )
 

@@ -129,7 +129,7 @@ class Supervisor:
         now = self.clock.monotonic()
         if running.due is not None:
             if now >= running.due.at:
-                self._launch(running)
+                self._launch_again(running, running.due)
             return
         if _alive(running):
             return
@@ -145,21 +145,26 @@ class Supervisor:
             f"it is started again in {running.due.at - now:.1f} s"
         )
 
-    def _launch(self, running: _Running) -> None:
-        running.due = None
+    def _launch_again(self, running: _Running, due: Restart) -> None:
         try:
-            if running.log.stat().st_size > MOST_LOG:
-                running.log.replace(running.log.with_suffix(".log.1"))
-        except FileNotFoundError:
-            pass
-        running.begins = running.log.stat().st_size if running.log.exists() else 0
+            self._launch(running)
+        except ConfigurationError as error:
+            running.due = next_restart(due.times, started=due.at, now=self.clock.monotonic())
+            running.ends = running.due.times
+            self.say(f"{error}; it is tried again")
+
+    def _launch(self, running: _Running) -> None:
         command = [str(self.binary), *arguments(self.cluster, running.member, self.folder, self.version)]
         try:
+            if running.log.exists() and running.log.stat().st_size > MOST_LOG:
+                running.log.replace(running.log.with_suffix(".log.1"))
+            running.begins = running.log.stat().st_size if running.log.exists() else 0
             running.process = launch(command, running.log, own_group=True)
         except OSError as error:
             raise ConfigurationError(
                 f"etcd: {running.member.name} cannot be started: {error.strerror} ({error.filename})"
             ) from error
+        running.due = None
         running.started = self.clock.monotonic()
 
     def _why(self, running: _Running) -> str:

@@ -24,7 +24,10 @@ class PlannedFile:
 
 def planned(folder: Path, files: Sequence[NewFile]) -> tuple[PlannedFile, ...]:
     """Return what would be written to `folder`; UsageError where a folder or a link stands in a file's way."""
-    return tuple(_planned(folder, one) for one in files)
+    try:
+        return tuple(_planned(folder, one) for one in files)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be looked at: {error.strerror}; give another folder") from error
 
 
 def _planned(folder: Path, file: NewFile) -> PlannedFile:
@@ -38,8 +41,6 @@ def _planned(folder: Path, file: NewFile) -> PlannedFile:
         before = path.read_bytes()
     except FileNotFoundError:
         return PlannedFile(path=path, text=file.text, there=False, same=False)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     return PlannedFile(path=path, text=file.text, there=True, same=before == file.text.encode())
 
 

@@ -335,6 +335,7 @@ def test_what_stands_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "b" / "train.py").symlink_to(tmp_path / "file")
     assert "no plain file" in refused(tmp_path / "b", "--on", "local", "--force")
     assert (tmp_path / "file").read_text() == "x"
+    assert "File name too long" in refused(tmp_path / ("x" * 300), "--on", "local", "--name", "a")
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "kubernetes").write_text("x")
     assert "is no folder" in refused(tmp_path / "c", "--on", "kubernetes", "--store", "s3://b/x")

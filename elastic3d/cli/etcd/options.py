@@ -12,7 +12,7 @@ import typer
 
 from elastic3d import environment
 from elastic3d.cli.job import JobOptions
-from elastic3d.errors import ConfigurationError, UsageError
+from elastic3d.errors import UsageError
 from elastic3d.etcd import Endpoint, EtcdClient, Tls, parse_endpoints, password_warning
 from elastic3d.etcd_server.binary import Version, etcd_version, find_etcd, require_sound
 from elastic3d.etcd_server.cluster import ServerCluster, client_tls, new_cluster, read_cluster
@@ -154,8 +154,8 @@ def asked_cluster(
 
 
 def checked_folder(data: Path) -> Path:
-    """Return the whole path of a folder; ConfigurationError for one whose name etcd cannot be given."""
+    """Return the whole path of a folder; UsageError for one that could not be named in --rdzv-conf."""
     folder = data.absolute()
-    if not str(folder).isprintable():
-        raise ConfigurationError(f"--data {str(data)!r}: give a name of printable characters")
+    if not str(folder).isprintable() or set(str(folder)) & set(",= "):
+        raise UsageError(f"--data {str(data)!r}: give a folder without spaces, commas and equals signs in its path")
     return folder

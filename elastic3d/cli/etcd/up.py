@@ -211,10 +211,11 @@ class _Told:
 
 @contextmanager
 def _until_told() -> Iterator[_Told]:
-    """Count the signals that say stop; the second one is KeyboardInterrupt."""
-    told_by = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    """Count the signals that say stop; the second one is KeyboardInterrupt. Those ignored, as under nohup, stay so."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     stop = _Told()
-    before = {number: signal.signal(number, stop) for number in told_by}
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield stop
     finally:
