@@ -19,8 +19,8 @@ from hypothesis import settings
 
 from chaos.machine.preloaded import PreloadedServer
 from chaos.machine.processes import Found, all_pids, descendants, marked, wait_until
-from chaos.servers.certificates import Certificates
 from elastic3d import log, threads
+from elastic3d.etcd_server.certificates import Certificates
 from elastic3d.threads import ThreadFailure
 
 GRACE = 5.0

@@ -15,7 +15,8 @@ PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 # Inside elastic3d each line may import itself and what stands above it. `training` is the Run that a user's main sees,
 # `entry` the elastic3d.run that a script calls; `storage` is the run's store, `etcd_refs` its refs in etcd;
 # `rendezvous` is torchrun's side of a node, `worker` the job's. `calibration` asks scripts and measures,
-# `doctor` looks at one node. `dashboard` says what commands print, as a page, and one command serves it.
+# `doctor` looks at one node. `etcd_server` runs the servers of those who have none. `scaffold` has the files that a job
+# begins with. `dashboard` says what commands print, as a page, and one command serves it.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "accounting",
@@ -40,7 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ),
     ("devices",),
     ("planner", "data", "etcd", "notices", "trackers", "trust", "port"),
-    ("storage", "etcd_refs"),
+    ("storage", "etcd_refs", "etcd_server"),
     ("membership",),
     ("snapshots", "parallel", "health", "metrics"),
     ("telemetry",),
@@ -49,7 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("training",),
     ("calibration", "doctor"),
     ("entry",),
-    ("cli", "dashboard"),
+    ("cli", "dashboard", "scaffold"),
 )
 
 

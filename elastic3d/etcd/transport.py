@@ -197,6 +197,7 @@ LEASE_KEEP_ALIVE = _method("Lease", "LeaseKeepAlive")
 LEASE_TIME_TO_LIVE = _method("Lease", "LeaseTimeToLive")
 LEASE_LEASES = _method("Lease", "LeaseLeases")
 STATUS = _method("Maintenance", "Status")
+SNAPSHOT = _method("Maintenance", "Snapshot")
 AUTHENTICATE = _method("Auth", "Authenticate")
 
 
@@ -273,14 +274,19 @@ class EndpointChannel:
         except ValueError as error:  # the channel was closed by another thread before the call was sent
             raise RpcFailure("NOT_SENT", str(error)) from None
 
-    def stream(self, method: Method, requests: Iterable[Any], *, metadata: Metadata = ()) -> RpcStream:
-        """Open a stream; `requests` is consumed by a thread of gRPC's. Closing the stream closes this channel."""
+    def stream(
+        self, method: Method, requests: Iterable[Any], *, metadata: Metadata = (), limit: float | None = None
+    ) -> RpcStream:
+        """Open a stream; `requests` is consumed by a thread of gRPC's. Closing the stream closes this channel.
+
+        limit: seconds after which it ends in DEADLINE_EXCEEDED.
+        """
         multi = self._channel.stream_stream(
             method.path,
             request_serializer=messages.CLASSES[method.request].SerializeToString,
             response_deserializer=messages.CLASSES[method.response].FromString,
         )
-        return RpcStream(multi(iter(requests), metadata=metadata), self)
+        return RpcStream(multi(iter(requests), metadata=metadata, timeout=limit), self)
 
     def outdated(self) -> bool:
         """Return whether the TLS files have changed: the channel dials with those it was made from."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -86,16 +87,16 @@ class Refused(Exception):
     """A manifest does not fit its schema."""
 
 
-def documents(path: str) -> list[dict[str, Any]]:
-    """Return the documents of a file under deploy/kubernetes."""
-    return [*yaml.safe_load_all((FOLDER / path).read_text())]
+def documents(path: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
+    """Return the documents of a file under deploy/kubernetes, or another folder."""
+    return [*yaml.safe_load_all((folder / path).read_text())]
 
 
-def everything() -> Iterator[tuple[str, dict[str, Any]]]:
+def everything(folder: Path = FOLDER) -> Iterator[tuple[str, dict[str, Any]]]:
     """Return every document with the path of its file."""
-    for path in sorted(FOLDER.rglob("*.yaml")):
-        name = str(path.relative_to(FOLDER))
-        yield from ((name, document) for document in documents(name))
+    for path in sorted(folder.rglob("*.yaml")):
+        name = str(path.relative_to(folder))
+        yield from ((name, document) for document in documents(name, folder))
 
 
 def validate(document: dict[str, Any]) -> None:

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from chaos.machine.processes import wait_until
-from chaos.servers.etcd import find_etcd
 from elastic3d.errors import EtcdError
 from elastic3d.etcd import EtcdClient, Tls
+from elastic3d.etcd_server.binary import find_etcd
 from tests.deploy.manifests import documents, pods
 from tests.paths import ROOT
 

@@ -19,7 +19,8 @@ import pytest
 from chaos.history.follow import Follower, Picture, picture
 from chaos.machine.cluster import Cluster, Launch
 from chaos.machine.processes import send, wait_until
-from chaos.servers.etcd import EtcdServer, find_etcd
+from chaos.servers.etcd import EtcdServer
+from elastic3d.etcd_server.binary import find_etcd
 from tests.deploy.slurm_cluster import SlurmCluster, missing
 from tests.paths import ROOT
 

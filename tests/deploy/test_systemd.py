@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.servers.etcd import find_etcd
 from elastic3d import environment
 from elastic3d.cli.agent import LEFT
+from elastic3d.etcd_server.binary import find_etcd
 from elastic3d.quantities import parse_seconds
 from tests.deploy.options import started
 from tests.deploy.units import Unknown, command, read, variables

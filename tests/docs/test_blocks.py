@@ -69,7 +69,7 @@ def language(block: str) -> Language | None:
         return Language.PROMETHEUS
     if first.startswith("sum by "):
         return Language.QUERY
-    if re.match(r"(import|from|class|def|model =|batches =|elastic3d\.)", first):
+    if re.match(r'("""|import|from|class|def|model =|batches =|elastic3d\.)', first):
         return Language.PYTHON
     return Language.OUTPUT if first.startswith("Samples  ") else None
 

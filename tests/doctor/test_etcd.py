@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from chaos.machine.processes import wait_until
-from chaos.servers.certificates import Certificates
 from chaos.servers.etcd import EtcdCluster, EtcdServer
 from elastic3d.clock import SYSTEM
 from elastic3d.doctor import etcd
@@ -22,6 +21,7 @@ from elastic3d.doctor.running import CheckRun, Stopped
 from elastic3d.errors import EtcdError
 from elastic3d.etcd import OutcomeUnknown, Tls, parse_endpoints
 from elastic3d.etcd import diagnosis as etcd_diagnosis
+from elastic3d.etcd_server.certificates import Certificates
 from tests.doctor.looks import under_way
 
 pytestmark = pytest.mark.etcd

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from chaos.servers.etcd import EtcdServer, installed_etcds
+from chaos.servers.etcd import EtcdServer
 from elastic3d.etcd import EtcdClient
+from elastic3d.etcd_server.binary import installed_etcds
 from tests.etcd.etcd_helpers import wait_until
 
 BINARIES: list[Path] = installed_etcds()

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from chaos.servers import etcd_attacks
-from chaos.servers.certificates import Certificates
 from chaos.servers.etcd import EtcdCluster, EtcdMember
 from elastic3d.errors import ConfigurationError, EtcdRefused, EtcdUnavailable
 from elastic3d.etcd import (
@@ -31,6 +30,7 @@ from elastic3d.etcd import (
     Tls,
     Watch,
 )
+from elastic3d.etcd_server.certificates import Certificates
 from tests.etcd.etcd_helpers import wait_until
 
 pytestmark = [pytest.mark.etcd, pytest.mark.long]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.servers.etcd import EtcdServer, etcd_version, find_etcd
+from chaos.servers.etcd import EtcdServer
 from elastic3d.errors import ConfigurationError, EtcdRefused, EtcdUnavailable, UsageError
 from elastic3d.etcd import (
     Changes,
@@ -31,6 +31,7 @@ from elastic3d.etcd import (
     Put,
     Watch,
 )
+from elastic3d.etcd_server.binary import etcd_version, find_etcd
 from tests.etcd.etcd_helpers import wait_until
 
 pytestmark = pytest.mark.etcd

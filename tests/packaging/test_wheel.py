@@ -31,6 +31,10 @@ for package in (chaos, checkpointing, elastic3d):
     assert (home / "py.typed").exists(), home
 assert (Path(checkpointing.__file__).parent / "format.md").exists()
 assert (Path(elastic3d.__file__).parent / "dashboard" / "page.html").exists()
+from elastic3d.scaffold import files, places
+for place in places.Place:
+    for one in places.templates(place, with_etcd=True):
+        assert (files.HOME / one.source).is_file() and not (files.HOME / one.source).parent.is_symlink(), one
 """
 
 
@@ -48,8 +52,9 @@ def test_the_wheel_works_with_only_its_dependencies_installed(tmp_path: Path) ->
     """Built and installed without a network; the dependencies are those of the environment that runs the tests."""
     source, bare = tmp_path / "source", tmp_path / "bare"
     # A copy: a build leaves folders beside the sources, and reuses those of older builds.
-    for name in ("elastic3d", "checkpointing", "chaos"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    # With its links: what `elastic3d init` writes lies in deploy/.
+    for name in ("elastic3d", "checkpointing", "chaos", "deploy"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     run(sys.executable, "-c", BUILD, tmp_path, folder=source)

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.elastic.utils.store import barrier
 
-from chaos.servers.certificates import Certificates
 from elastic3d.errors import UsageError
+from elastic3d.etcd_server.certificates import Certificates
 from elastic3d.rendezvous.seat import GenerationOver, Seat
 from elastic3d.rendezvous.store import GenerationStore
 from elastic3d.rendezvous.table import KeyTableServer

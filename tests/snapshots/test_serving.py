@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos.servers.certificates import Certificates
 from checkpointing.errors import SourceError
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.format.tiles import digest as tile_digest
 from checkpointing.reading.resolver import resolve
+from elastic3d.etcd_server.certificates import Certificates
 from elastic3d.snapshots import client, wire
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.client import PeerSource, inventories

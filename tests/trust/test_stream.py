@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chaos.servers.certificates import Certificates
+from elastic3d.etcd_server.certificates import Certificates
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption, load
 from elastic3d.trust.handshake import ALERT, Answering, Dialling, HandshakeRejected, PortRole

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from chaos.servers.certificates import Certificates
+from elastic3d.etcd_server.certificates import Certificates
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import Links

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from chaos.servers.certificates import Certificates
+from elastic3d.etcd_server.certificates import Certificates
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.messages import MOST_TAKEN, SHAPE, Answer, Ask, Garbled, Message, Messages

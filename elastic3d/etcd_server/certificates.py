@@ -1,9 +1,16 @@
-"""PEM files for an encrypted etcd on this machine, which can expire and be replaced."""
+"""PEM files for an encrypted etcd: of its own authority, the servers and a client. They can expire and be replaced.
+
+The openssl program makes them. It is on nearly every machine, and the guide shows the same commands; the cryptography
+package, which could make them as well, is compiled code that nobody needs for anything else here unless checkpoints are
+encrypted.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,26 +22,29 @@ COMMON_NAMES = {"server": "localhost", "client": "root"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """PEM files of an authority, of a server on this machine, and of a client whose common name is root."""
+    """PEM files of an authority, of the servers, and of a client whose common name is root, which etcd lets do all."""
 
     directory: Path
 
     @classmethod
-    def make(cls, directory: Path, *, also: str = "") -> Certificates:
-        """Make them in `directory` with the openssl program; good for a day, for 127.0.0.1, localhost and `also`.
+    def make(
+        cls, directory: Path, *, also: Sequence[str] = (), days: int = 1, authority: str = "test ca"
+    ) -> Certificates:
+        """Make them in `directory`, for 127.0.0.1, localhost and the hosts in `also`; the authority is good for `days`.
 
-        ConfigurationError where that program is missing.
+        The others are good for a tenth of that, and a day at least. ConfigurationError where openssl is missing.
         """
         if shutil.which("openssl") is None:
             raise ConfigurationError("etcd: the openssl program is needed to make certificates, and is not on PATH")
         made = cls(directory=directory)
-        names = ",".join(["IP:127.0.0.1", "DNS:localhost", *([f"IP:{also}"] if also else [])])
+        names = ",".join(map(_alternative_name, ("127.0.0.1", "localhost", *also)))
         (directory / "extensions").write_text(f"subjectAltName={names}\nextendedKeyUsage=serverAuth,clientAuth\n")
         made._openssl(
-            *("req", "-x509", *_NEW_KEY, "-keyout", "ca.key", "-out", "ca.pem", "-days", "1", "-subj", "/CN=test ca")
+            *("req", "-x509", *_NEW_KEY, "-keyout", "ca.key", "-out", "ca.pem"),
+            *("-days", str(days), "-subj", f"/CN={authority}"),
         )
         for name in COMMON_NAMES:
-            made.renew(name)
+            made.renew(name, days=max(days // 10, 1))
         return made
 
     @property
@@ -80,12 +90,29 @@ class Certificates:
         for file in new:
             (self.directory / file).rename(self.directory / file.replace(".new", ""))
 
+    def ends_within(self, name: str, days: int) -> bool:
+        """Return whether the certificate of `server` or `client` is over in so many days, or cannot be read."""
+        arguments = ("openssl", "x509", "-in", f"{name}.pem", "-noout", "-checkend", str(days * 86400))
+        done = subprocess.run(arguments, cwd=self.directory, check=False, capture_output=True, timeout=60)
+        return done.returncode != 0
+
     def expire(self, name: str) -> None:
         """Let the certificate of `server` or `client` be one that is over."""
         self.renew(name, days=-1)
 
     def _openssl(self, *arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=self.directory, check=True, capture_output=True, timeout=60)
+        try:
+            subprocess.run(["openssl", *arguments], cwd=self.directory, check=True, capture_output=True, timeout=60)
+        except subprocess.CalledProcessError as error:
+            said = error.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise ConfigurationError(f"etcd: openssl made no certificates in {self.directory}: {said}") from error
+
+
+def _alternative_name(host: str) -> str:
+    try:
+        return f"IP:{ipaddress.ip_address(host)}"
+    except ValueError:
+        return f"DNS:{host}"
 
 
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")

@@ -1,0 +1,58 @@
+"""Why a member of etcd ended, by what it logged, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+
+# Texts of etcd's logs, the same in 3.4 and 3.5, in the order in which they are looked for: what comes first says more.
+_REASONS = (
+    ("no space left on device", "the disk with its data is full: make room, and it goes on"),
+    (
+        "has already been bootstrapped",
+        "its data are gone, and the others know it: remove it by `etcdctl member remove`, and add it again, empty",
+    ),
+    (
+        "cluster ID mismatch",
+        "its data are those of another cluster: give each cluster a folder of its own, and put none together from two",
+    ),
+    (
+        "member count is unequal",
+        "its data are those of a cluster with other members: give the members of its first start",
+    ),
+    ("address already in use", "another process has one of its ports: stop that (`ss -ltnp` says which)"),
+    ("cannot assign requested address", "it is to listen on an address that this machine does not have"),
+    ("permission denied", "it may not use its folder: that belongs to somebody else"),
+    ("read-only file system", "the file system with its data takes no writes any more: look at the disk"),
+    ("input/output error", "the disk with its data reports errors: move the data, or restore a backup elsewhere"),
+    (
+        "crc mismatch",
+        "its data are damaged: remove it by `etcdctl member remove`, and add it again, empty; or restore a backup",
+    ),
+    ("snapshot file doesn't exist", "its data are not whole: restore a backup into another folder"),
+    ("walpb: crc", "its data are damaged: restore a backup into another folder"),
+    ("data inconsistency", "its data differ from the others': remove it by `etcdctl member remove`, and add it, empty"),
+    ("bad certificate", "the members do not take each other's certificates: one authority has to have made all"),
+    ("x509:", "a certificate is refused: one authority has to have made all, for the hosts' names, and none is over"),
+)
+MOST = 300
+"""Letters of a log that are shown."""
+
+
+def reason(log: str) -> str:
+    """Return why, and what to do; the last line of the log where nobody knows, "" for an empty log."""
+    lower = log.lower()
+    for text, why in _REASONS:
+        if text.lower() in lower:
+            return why
+    lines = [line for line in log.splitlines() if line.strip()]
+    return f"it said last: {_said(lines[-1])}" if lines else ""
+
+
+def _said(line: str) -> str:
+    """Return the message of a line of etcd's log, which is JSON, and its error."""
+    try:
+        parts = json.loads(line)
+        said = ": ".join(str(parts[name]) for name in ("msg", "error") if parts.get(name))
+    except (ValueError, AttributeError):
+        said = line
+    return "".join(letter if letter.isprintable() else "?" for letter in (said or line).strip())[:MOST]

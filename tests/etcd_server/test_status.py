@@ -1,0 +1,73 @@
+"""What follows from what the members of an etcd say."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from elastic3d.etcd import MemberStatus
+from elastic3d.etcd_server.status import ServerState, ServerStatus, judge, of_member
+
+SAID = MemberStatus(
+    cluster=0xABC,
+    member=0x1,
+    version="3.5.21",
+    leads=False,
+    has_leader=True,
+    learner=False,
+    size=1 << 20,
+    in_use=1 << 19,
+    quota=0,
+    errors=(),
+)
+AWAY = ServerStatus(endpoint="http://e3:2379", state=ServerState.AWAY, problem="no answer")
+
+
+def member(number: int, **said: object) -> ServerStatus:
+    return of_member(f"http://e{number}:2379", dataclasses.replace(SAID, member=number, **said))  # type: ignore[arg-type]
+
+
+def test_a_member_is_what_it_says() -> None:
+    """Alarms are problems."""
+    assert member(1).state is ServerState.FOLLOWS
+    assert member(1, leads=True).state is ServerState.LEADS
+    assert member(1, has_leader=False).state is ServerState.WAITS
+    assert member(1, learner=True).state is ServerState.LEARNS
+    assert member(1, errors=("NOSPACE",)).problem == "NOSPACE"
+    assert member(26).member == "1a"
+
+
+def test_three_members_that_are_well_need_nothing() -> None:
+    """One leads, the others follow."""
+    seen = judge((member(1, leads=True), member(2), member(3)))
+    assert seen.serving
+    assert seen.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("members", "serving", "warning"),
+    [
+        ((member(1, leads=True), member(2), AWAY), True, "if one more member were lost"),
+        ((member(1, has_leader=False), AWAY, AWAY), False, "takes no writes"),
+        ((member(1), member(2), AWAY), False, "takes no writes"),
+        ((AWAY,), False, "takes no writes"),
+        ((member(1, leads=True), member(2)), True, "run an odd number"),
+        ((member(1, leads=True), member(2, cluster=7), member(3)), False, "different clusters"),
+        ((member(1, leads=True, version="3.5.2"), member(2), member(3)), True, r"3\.5\.2 loses data"),
+        ((member(1, leads=True, in_use=2 << 30), member(2), member(3)), True, "half of its database"),
+    ],
+)
+def test_what_is_wrong_is_said(members: tuple[ServerStatus, ...], serving: bool, warning: str) -> None:
+    """And whether it takes writes all the same."""
+    import re
+
+    seen = judge(members)
+    assert seen.serving is serving
+    assert [one for one in seen.warnings if re.search(warning, one)], seen.warnings
+
+
+def test_a_version_that_nobody_can_read_is_none_of_the_list() -> None:
+    """Such as a build of one's own."""
+    assert judge((member(1, leads=True, version="3.5.1+git"),)).warnings != ()
+    assert judge((member(1, leads=True, version="main"),)).warnings == ()

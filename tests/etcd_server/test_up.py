@@ -1,0 +1,150 @@
+"""`elastic3d etcd`, with real servers: up, a member killed, stopped, up again, backed up, and restored."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.machine.processes import wait_until
+from elastic3d.etcd import EtcdClient, Tls
+from elastic3d.etcd_server.binary import etcd_version, find_etcd, spell_version
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.etcd
+PATIENCE = 60.0
+PROGRAM = "from elastic3d.cli import main; main()"
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-c", PROGRAM, "etcd", *map(str, words)]
+
+
+def version() -> list[str]:
+    """Return the options that take the etcd of this machine, whatever it is known for."""
+    binary = find_etcd()
+    return ["--binary", str(binary), "--allow-version", spell_version(etcd_version(binary))]
+
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ELASTIC3D_")} | {
+    "PYTHONPATH": str(ROOT),
+    "ETCD_NAME": "somebody-elses",  # etcd would end for it, beside --name
+}
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words), env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+def said(*words: object) -> dict[str, Any]:
+    """Run a command that has to succeed, and return its document."""
+    done = run(*words, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+@contextmanager
+def up(data: Path, *words: object) -> Iterator[tuple[dict[str, Any], subprocess.Popen[str]]]:
+    """Run an etcd until the end of the block, and yield what it said once it served."""
+    with open(data.parent / "up.err", "a+") as errors:
+        process = subprocess.Popen(
+            command("up", "--data", data, *words, *version(), "--json"),
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            errors.seek(0)
+            assert line, errors.read()
+            yield json.loads(line), process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_members_are_kept_running_and_leave_nothing(tmp_path: Path) -> None:
+    """One that is killed is started again and told; data outlive a stop, and are in a backup and what is made of it."""
+    data, copy, again = tmp_path / "data", tmp_path / "jobs.db", tmp_path / "again"
+    with up(data, "--members", 3, "--tls") as (first, process):
+        files = dict(part.split("=", 1) for part in first["conf"].split(",")[1:])
+        with EtcdClient(first["endpoint"], tls=Tls.of(files["ca"], files["cert"], files["key"])) as client:
+            client.put("/elastic3d/x", b"1", budget=PATIENCE)
+            victim = first["members"][1]["pid"]
+            os.kill(victim, signal.SIGKILL)
+            told = tmp_path / "up.err"
+            assert wait_until(lambda: "m1 was killed by signal 9" in told.read_text(), PATIENCE)
+            # Two of three serve meanwhile.
+            client.put("/elastic3d/x", b"2", budget=PATIENCE)
+
+            def all_there() -> bool:
+                members = json.loads(run("status", "--data", data, "--json").stdout)["members"]
+                return sorted(one["state"] for one in members) == ["follows", "follows", "leads"]
+
+            assert wait_until(all_there, PATIENCE)
+            facts = said("backup", copy, "--data", data)
+            client.put("/elastic3d/x", b"3", budget=PATIENCE)
+        assert copy.stat().st_size == facts["size"]
+        assert "another `elastic3d etcd` runs" in run("up", "--data", data, *version()).stderr
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+        assert not any(alive(member["pid"]) for member in first["members"])
+
+    with up(data) as (second, process):
+        assert second["endpoint"] == first["endpoint"]
+        with EtcdClient(second["endpoint"], tls=Tls.of(files["ca"], files["cert"], files["key"])) as client:
+            item = client.get("/elastic3d/x", budget=PATIENCE)
+        assert item is not None
+        assert item.value == b"3"
+        # Killed itself, it takes its members with it.
+        process.kill()
+        assert wait_until(lambda: not any(alive(member["pid"]) for member in second["members"]), PATIENCE)
+
+    (tmp_path / "half.db").write_bytes(copy.read_bytes()[:-512])
+    assert "no whole snapshot" in run("restore", tmp_path / "half.db", "--data", again, *version()).stderr
+    assert not again.exists()
+    made = said("restore", copy, "--data", again, "--members", 1, *version())
+    assert "a cluster is there already" in run("restore", copy, "--data", again, *version()).stderr
+    with up(again) as (third, process):
+        assert third["endpoint"] == made["endpoint"]
+        with EtcdClient(third["endpoint"]) as client:
+            item = client.get("/elastic3d/x", budget=PATIENCE)
+        assert item is not None
+        assert item.value == b"2"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "data", "half.db", "jobs.db", "up.err"]
+
+
+def test_a_port_that_is_taken_and_data_that_are_gone_are_named(tmp_path: Path) -> None:
+    """And what to do; before a member is started on them."""
+    data = tmp_path / "data"
+    with up(data, "--members", 1) as (first, _process):
+        port = first["endpoint"].rpartition(":")[2]
+        other = run("up", "--data", tmp_path / "other", "--members", 1, "--port", port, *version())
+        assert other.returncode == 2
+        assert f"port {port} of m0 cannot be had" in other.stderr
+    (data / "m0").rename(tmp_path / "taken-away")
+    lost = run("up", "--data", data, *version())
+    assert lost.returncode == 2
+    assert "the data of m0 are not in" in lost.stderr
