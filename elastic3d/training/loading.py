@@ -120,8 +120,9 @@ def facts(
     asked: AskedState | None,
     begun_from: str,
     health: HealthFacts,
+    loss: float,
 ) -> StateFacts:
-    """Return the state that is not tensors, equal on all ranks."""
+    """Return the state that is not tensors, equal on all ranks. loss: of the last step, NaN for none."""
     cursor = batches.cursor
     return StateFacts(
         step=batches.step,
@@ -134,5 +135,6 @@ def facts(
         loss_scale=None if scale.fixed else scale,
         asked=asked,
         begun_from=begun_from,
+        loss=loss.hex(),
         **state_facts.fields_of(health),
     )

@@ -15,6 +15,7 @@ another rank is lost, or this one has to leave, the port ends the process: `main
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -83,6 +84,7 @@ class Run:
         self._batches: Batches | None = None
         self._ledger: Ledger = ()
         self._scale = LossScale.of(Precision.FP32)
+        self._last_loss = math.nan
         self._step_timer = StepTimer(port.assignment, clock)
         self._timer = CheckpointTimer(port.assignment, clock)
         self._interval = Interval(port.assignment.snapshot_every)
@@ -307,6 +309,7 @@ class Run:
         )
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
+        self._last_loss = loaded.loss
         assembly.experts.settle(optimizer)
         with self._peers.followed():
             going_back = GoingBack(
@@ -345,6 +348,9 @@ class Run:
         `loss_fn(output, target)` returns the mean loss of a micro-batch; or, where micro-batches differ in their number
         of tokens, a pair (sum over its tokens, their number): the step's gradient is then the mean over all tokens of
         the global batch. The output is in the compute dtype: compute losses from `output.float()`.
+
+        The loss that is returned is a number once `run.step` has taken it. Until then `loss.item()` is that of the step
+        before, NaN in the first one, the same on every rank, and warns (`elastic3d.training.loss`).
         """
         assembly = self._made()
         if model is not self._model:
@@ -356,7 +362,8 @@ class Run:
         self._progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
         with self._peers.followed(), self._outside.inside(), self._health.convicting():
             made = self._health.run(assembly, batch, objected)
-        loss = Loss(made, batch, passed=objected if self._health.looks_at_micro_batches else None)
+        passed = objected if self._health.looks_at_micro_batches else None
+        loss = Loss(made, batch, passed=passed, before=self._last_loss)
         self._progress.in_script()
         return loss
 
@@ -422,6 +429,7 @@ class Run:
             schedule.step()
         optimizer.zero_grad(set_to_none=True)
         loss.settle(outcome.loss, skipped=change.skipped)
+        self._last_loss = outcome.loss
         self._health.skipped(change)
         self._ledger = add(
             self._ledger,
@@ -552,6 +560,7 @@ class Run:
             asked=self._asked,
             begun_from="" if restore in restoring.MOVING else restore,
             health=self._health.facts,
+            loss=self._last_loss,
         )
         state = LocalState(step=self.steps, tiles=tiles, facts=state_facts.to_plain(facts))
         self._interval.taken(self.steps)

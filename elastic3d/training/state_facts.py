@@ -19,6 +19,7 @@ _BEGUN_FROM = "begun_from"
 _CLEAN = "clean"
 _LOSSES = "losses"
 _NONDETERMINISM = "nondeterminism"
+_LOSS, NO_LOSS = "loss", "nan"
 _ROLLBACKS, _SPIKE, _SKIPPED = "rollbacks", "spike", "skipped"
 
 
@@ -108,6 +109,13 @@ class StateFacts(HealthFacts):
     """What the script asked for; None in states of older versions, which do not say."""
     begun_from: str = ""
     """The checkpoint that `restore=` named and the run went back to, "" for none."""
+    loss: str = NO_LOSS
+    """The loss of the last step, in hexadecimal, "nan" for none, and in states of older versions."""
+
+    @property
+    def last_loss(self) -> float:
+        """The loss of the last step, NaN where it is not known."""
+        return float.fromhex(self.loss)
 
 
 def to_plain(facts: StateFacts) -> dict[str, Any]:
@@ -123,7 +131,7 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
         del plain[CLEAN_NODES]
     if facts.nondeterminism is None:
         del plain[_NONDETERMINISM]
-    for name, nothing in ((_ROLLBACKS, ()), (_SPIKE, -1), (_SKIPPED, 0)):
+    for name, nothing in ((_ROLLBACKS, ()), (_SPIKE, -1), (_SKIPPED, 0), (_LOSS, NO_LOSS)):
         if getattr(facts, name) == nothing:
             del plain[name]
     return plain
@@ -144,12 +152,14 @@ def parse(plain: Mapping[str, Any] | None, step: int) -> StateFacts:
     if plain is None:
         raise StateUnfit(f"the state of step {step} has no facts beside its tensors; it was not saved by a run")
     try:
-        return from_json(StateFacts, plain)
-    except (TypeError, ValueError) as error:
+        facts = from_json(StateFacts, plain)
+        _ = facts.last_loss
+    except (OverflowError, TypeError, ValueError) as error:
         raise StateUnfit(
             f"what the state of step {step} says beside its tensors cannot be read: {error}. Trying again does not "
             "help: upgrade if a newer version saved it, or go back to another checkpoint with restore="
         ) from error
+    return facts
 
 
 def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> None:

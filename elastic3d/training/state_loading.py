@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ class LoadedState:
     """In words, where the script differs from the one that saved the state."""
     health: HealthFacts
     """How far the state can be relied on, as it says itself."""
+    loss: float
+    """Of the state's last step, NaN where there is none or it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,8 @@ class StateLoader:
                 )
             if not found_damaged:
                 changes = tuple(self._changes(decision))
-                facts = self._facts(decision) or HealthFacts()
+                saved = self._facts(decision)
+                facts = saved or HealthFacts()
                 rollbacks = (*facts.rollbacks, *self._new_to(decision, go))
                 self.batches.leave_out((one.first, one.stop) for one in rollbacks)
                 return LoadedState(
@@ -110,6 +114,7 @@ class StateLoader:
                         rollbacks=rollbacks,
                         spike=max((facts.spike, *(one.spike for one in rollbacks))),
                     ),
+                    loss=saved.last_loss if saved is not None else math.nan,
                 )
             process_log().emit(
                 "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
