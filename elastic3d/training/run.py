@@ -27,6 +27,7 @@ from torch import nn
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
+from elastic3d.data.collating import Collate
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.devices.contract import deterministic
 from elastic3d.errors import UsageError
@@ -230,8 +231,13 @@ class Run:
         seed: int = 0,
         workers: int = 0,
         exclude: Iterable[tuple[int, int]] = (),
+        collate: Collate | None = None,
+        one_shape: bool = False,
     ) -> Batches:
-        """Return the run's batches over a data set of (input, target) pairs.
+        """Return the run's batches over a data set of pairs (input, target), or of dictionaries with `labels`.
+
+        A dictionary's entry `labels` is the target, and all its others are the input; lists of numbers in it become
+        tensors.
 
         dataset: map-style, which is shuffled anew for each epoch by `seed`; or iterable, a stream that is the same each
         time it is started, and is read in its own order, over and over, by every rank. A stream's iterator may have
@@ -240,7 +246,10 @@ class Run:
         global_batch, micro_batch: in samples; the second divides the first and stays the same for the whole run. The
         first may be a function of the step, such as `Growing((0, 256), (1000, 512))`. workers: processes that load
         ahead, 0 for a thread. exclude: pairs (first, stop) of positions that are left out of training, whole
-        micro-batches: nothing else takes their place, so that all others keep theirs.
+        micro-batches: nothing else takes their place, so that all others keep theirs. collate: makes the list of the
+        samples of one micro-batch into a pair (input, target), or a dictionary with `labels`, such as by padding them
+        to the longest; what it draws from the global random numbers is keyed like what samples draw. one_shape: what it
+        makes is of one shape for all micro-batches, which pipeline stages need.
         """
         if self._plan is None:
             raise UsageError("call run.shard before run.batches")
@@ -258,6 +267,8 @@ class Run:
             exclude=exclude,
             share=share,
             workers=workers,
+            collate=collate,
+            one_shape=one_shape,
             device=self._port.device.torch_device,
             progress=self._progress,
         )
