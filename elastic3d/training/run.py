@@ -40,7 +40,7 @@ from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.numerics import local_step
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.objective import UserLoss, objective
-from elastic3d.parallel.numerics.precision import Precision
+from elastic3d.parallel.numerics.precision import Precision, over_masters
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.numerics.update import scale_gradients, update
 from elastic3d.parallel.outside import Outside
@@ -167,7 +167,8 @@ class Run:
                 sum is sent, so that fewer bytes are. 1, the default, for each by itself. It divides the number of
                 micro-batches of a step and stays the same for the whole run: each has bits of its own.
             precision: "fp32", the default, trains the model as it is built; "bf16" and "fp16" compute in that dtype
-                over fp32 parameters and optimizer state, and fp16 scales its losses.
+                over fp32 parameters and optimizer state, to which a model in 16 bits is widened; fp16 scales its
+                losses.
             recompute: What each block computes again in the backward pass: "none", the default, "full" for all of it,
                 "selective" for all but products with weights and fused attention. Bits stay the same.
             experts: Path of layers of experts, such as "blocks.*.mlp.experts", that are spread over the data-parallel
@@ -181,6 +182,8 @@ class Run:
         """
         if self._plan is not None:
             raise UsageError("run.shard was called twice; a run has one model")
+        numerics = Numerics.of(precision=precision, recompute=recompute)
+        build = over_masters(build, numerics.precision)
         self._plan = ShardRequest(
             build=build,
             blocks=blocks,
@@ -190,7 +193,7 @@ class Run:
             leaf=leaf,
             whole_below=whole_below,
             tensor=tensor,
-            numerics=Numerics.of(precision=precision, recompute=recompute),
+            numerics=numerics,
             experts=experts,
         )
         self._scale = LossScale.of(self._plan.numerics.precision)
