@@ -140,7 +140,11 @@ class StateLoader:
                 distrusted=go.distrusted,
                 rollbacks=go.rollbacks,
             )
-            decided = restoring.dump(restoring.decide(self.tiers, go.servers, given.store, self.assembly.specs, known))
+            decision = restoring.decide(self.tiers, go.servers, given.store, self.assembly.specs, known)
+            untrained = max(known.reached, known.newest) <= 0 and not known.fresh
+            if decision.source == restoring.NONE and given.store is not None and untrained:
+                starting.check_imported(given.store)
+            decided = restoring.dump(decision)
         return starting.from_the_start(restoring.load(mesh.broadcast(decided)))
 
     @staticmethod
