@@ -206,7 +206,12 @@ def _picture(where: str, ledger: Ledger, order: Order, account: Account, width: 
             Text(clean(line.layout)),
             _mark(line, account),
         )
-    return Group(made, _verdict(clean(where), account)) if ledger else _verdict(clean(where), account)
+    changed = [
+        Text(f"from step {line.first_step:,} on, as the script asked for: {clean(line.changed)}", style="dim")
+        for line in ledger
+        if line.changed
+    ]
+    return Group(made, *changed, _verdict(clean(where), account)) if ledger else _verdict(clean(where), account)
 
 
 def _mark(line: Line, account: Account) -> Text:

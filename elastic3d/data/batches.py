@@ -182,19 +182,22 @@ class Batches:
         """The stream's position after `step` steps; None for a map-style data set, and before the first step."""
         return self._cursors.get(self.step)
 
-    def go_on(self, step: int, cursor: Cursor | None, holes: Holes | None = None) -> str:
+    def go_on(self, step: int, cursor: Cursor | None, saved: Order | None = None) -> str:
         """Continue after `step` steps, as in the run's state; return what people should know, "" for nothing.
 
-        holes: those of the state, None for one that no run has made. What was consumed before it stays consumed, and
-        what was excluded, excluded.
+        saved: the order of the state, None for one that no run has made. What was consumed before it stays consumed,
+        and what was excluded, excluded.
         """
         self.step = step
         late: Holes = ()
-        if holes is not None:
+        if saved is not None:
+            holes = saved.holes
+            self.order = self.order.following(saved, step)
             end = self.order.positions(step)[0]
             late = tuple(part for hole in inside(self.order.holes, 0, end) for part in between(holes, *hole))
             ahead = inside(self.order.holes, end, max((end, *(stop for _, stop in self.order.holes))))
             self.order = replace(self.order, holes=joined((*holes, *ahead))).whole_holes(self.share.leaf, since=step)
+            self.take(self.share)
         self._cursors = {step: cursor} if cursor is not None else {}
         if not late:
             return ""

@@ -85,7 +85,7 @@ class Run:
         self._batches: Batches | None = None
         self._ledger: Ledger = ()
         self._scale = LossScale.of(Precision.FP32)
-        self._last_loss = math.nan
+        self._last_loss, self._changed = math.nan, ""
         self._step_timer = StepTimer(port.assignment, clock)
         self._timer = CheckpointTimer(port.assignment, clock)
         self._interval = Interval(port.assignment.snapshot_every)
@@ -284,13 +284,20 @@ class Run:
         optimizer: torch.optim.Optimizer,
         batches: Batches,
         schedule: Any = None,
+        accept: str | Iterable[str] = (),
     ) -> None:
         """Load the newest state there is; at the run's start, leave everything as it was built.
+
+        accept: changes of the script since the state was saved, which are refused unless they are named here, and
+        written into the ledger. "data": the data set is another one from here on, such as one that has grown; one
+        of another length begins an epoch here. "schedule": one was added, dropped or replaced; it begins anew here, and
+        learning rates are the script's. What is named and has not changed means nothing.
 
         Blocks until the generation may begin. While measuring, it reports the model's profile and does not return.
         """
         if self._plan is None or model is not self._model or batches is not self._batches:
             raise UsageError("run.restore needs the model of run.shard and the batches of run.batches")
+        accepted = identity.accepted(accept)
         look_at_parameters(model, optimizer)
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
         if self.measuring:
@@ -319,11 +326,12 @@ class Run:
             schedule=schedule,
             batches=batches,
             asked=self._asked,
+            accept=accepted,
             peers=self._peers.followed,
         )
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
-        self._last_loss = loaded.loss
+        self._last_loss, self._changed = loaded.loss, "; ".join(loaded.accepted)
         assembly.experts.settle(optimizer)
         with self._peers.followed():
             going_back = GoingBack(
@@ -341,7 +349,7 @@ class Run:
                 source=decision.source,
                 step=decision.step,
                 generation=decision.generation,
-                detail="; ".join(filter(None, [decision.detail, *loaded.changes])),
+                detail="; ".join(filter(None, [decision.detail, *loaded.accepted, *loaded.changes])),
                 damaged=decision.damaged,
                 parts=self._parts.ended(),
                 audits=self._health.coverage,
@@ -454,7 +462,9 @@ class Run:
             sample_sum=outcome.sample_sum,
             excluded=outcome.excluded,
             excluded_sum=outcome.excluded_sum,
+            changed=self._changed,
         )
+        self._changed = ""
         batches.step = done
         self._interval.voted(outcome.snapshot_needs)
         if outcome.checkpoint:

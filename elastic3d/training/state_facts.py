@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from elastic3d.data import Order
@@ -137,6 +137,9 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
     return plain
 
 
+_ACCEPT = '; where the data set has grown on purpose, say so: run.restore(..., accept="data")'
+
+
 def by_a_run(plain: Mapping[str, Any]) -> bool:
     """Return whether a run has saved this: it says which samples were consumed."""
     return "order" in plain
@@ -162,13 +165,25 @@ def parse(plain: Mapping[str, Any] | None, step: int) -> StateFacts:
     return facts
 
 
-def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> None:
+def data_change(facts: StateFacts, order: Order, data: str = "") -> str:
+    """Return in words how the data set is another one than that of a state, "" where it is not, as far as is known."""
+    if facts.order.length != order.length:
+        return f"the data set had {facts.order.length} samples and has {order.length} from here on"
+    if facts.data and data and facts.data != data:
+        return f"the data set was {facts.data} and is {data} from here on"
+    return ""
+
+
+def check_facts(facts: StateFacts, step: int, order: Order, data: str = "", *, accept: Collection[str] = ()) -> None:
     """Accept the facts of the state of a step; StateUnfit if its samples were counted in another order than these.
 
     The micro-batch may differ: it changes the bits, but not which samples are consumed. data: the data set's
-    fingerprint; a data set without one is taken on trust.
+    fingerprint; a data set without one is taken on trust. accept: what may have changed (`identity.ACCEPTED`).
     """
     saved = facts.order
+    numbered = saved.length is not None, order.length is not None
+    if "data" in accept and numbered[0] == numbered[1]:
+        saved, data = replace(saved, length=order.length), ""
     for name in ("length", "global_batch", "seed"):
         then, now = getattr(saved, name), getattr(order, name)
         if name == "global_batch":
@@ -177,12 +192,12 @@ def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> N
             raise StateUnfit(
                 f"the state of step {step} was trained with {name}={then} and run.batches now has {now}: its "
                 "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
-                "new run"
+                f"new run{_ACCEPT if name == 'length' and all(numbered) else ''}"
             )
     then = facts.data
     if then and data and then != data:
         raise StateUnfit(
             f"the state of step {step} was trained on the data set {then} and run.batches now has {data}: its "
             "samples could not be accounted for. Trying again does not help: go back to the old files, or start a new "
-            "run"
+            f"run{_ACCEPT}"
         )

@@ -32,6 +32,8 @@ class LoadedState:
     scale: LossScale
     changes: tuple[str, ...]
     """In words, where the script differs from the one that saved the state."""
+    accepted: tuple[str, ...]
+    """Likewise, what is only so because the script asks for it."""
     health: HealthFacts
     """How far the state can be relied on, as it says itself."""
     loss: float
@@ -51,6 +53,8 @@ class StateLoader:
     batches: Batches
     asked: AskedState
     """What the script asks for."""
+    accept: frozenset[str]
+    """What may have changed since the state was saved."""
     peers: Callable[[], AbstractContextManager[None]]
     """Surrounds what all ranks do together, and ends the process if one of them is lost."""
 
@@ -84,6 +88,7 @@ class StateLoader:
                             decision,
                             sources,
                             self.assembly.mesh.computes_on,
+                            accept=self.accept,
                             arrived=self.assembly.mesh.progress.tick,
                         )
                 except MissingTile as error:
@@ -99,8 +104,8 @@ class StateLoader:
                     decision.source == restoring.STORE and self.assembly.mesh.highest(missing is not None) > 0
                 )
             if not found_damaged:
-                changes = tuple(self._changes(decision))
                 saved = self._facts(decision)
+                changes = tuple(self._changes(decision))
                 facts = saved or HealthFacts()
                 rollbacks = (*facts.rollbacks, *self._new_to(decision, go))
                 self.batches.leave_out((one.first, one.stop) for one in rollbacks)
@@ -109,6 +114,7 @@ class StateLoader:
                     ledger=ledger,
                     scale=scale,
                     changes=changes,
+                    accepted=() if saved is None else self._accepted(saved),
                     health=replace(
                         HealthFacts(**state_facts.fields_of(facts)),
                         rollbacks=rollbacks,
@@ -167,4 +173,9 @@ class StateLoader:
             return []
         saved = state_facts.parse(decision.facts, decision.step).asked
         identity.check_leaf(saved, self.asked)
-        return [] if saved is None else identity.changes(saved, self.asked)
+        return [] if saved is None else identity.changes(saved, self.asked, self.accept)
+
+    def _accepted(self, saved: StateFacts) -> tuple[str, ...]:
+        data = state_facts.data_change(saved, self.batches.order, self.batches.fingerprint)
+        schedule = "" if saved.asked is None else identity.schedule_change(saved.asked, self.asked)
+        return tuple(filter(None, (data, schedule)))
