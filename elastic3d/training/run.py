@@ -38,6 +38,7 @@ from elastic3d.parallel.digest import state_digest
 from elastic3d.parallel.initial import WHOLE_BELOW, nbytes, outline, skeleton
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.numerics import local_step
+from elastic3d.parallel.numerics.carried import check_carried
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.objective import UserLoss, objective
 from elastic3d.parallel.numerics.precision import Precision, over_masters
@@ -300,6 +301,8 @@ class Run:
         accepted = identity.accepted(accept)
         look_at_parameters(model, optimizer)
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
+        with self._peers.followed():
+            check_carried(optimizer)
         if self.measuring:
             profile, proven = measure(self._plan, model, batches)
             script, planned = identity.script_digest(), identity.schedule_digest(optimizer, schedule)
