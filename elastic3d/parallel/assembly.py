@@ -60,7 +60,7 @@ from elastic3d.values import ModelProfile, ProvenChain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRequest:
-    """The arguments of `run.shard`. blocks: dotted path of the ModuleList, None for no pipeline stages."""
+    """The arguments of `run.shard`. blocks: dotted path of the repeated layers, None for no pipeline stages."""
 
     build: Callable[[], nn.Module]
     blocks: str | None
@@ -333,7 +333,7 @@ def _computed(plan: ShardRequest, model: nn.Module, example: Any) -> tuple[nn.Mo
     """Return a model, the path of its blocks and an example of its input beside it, as they are computed with."""
     assert plan.blocks is not None
     device, precision = next(model.parameters()).device, plan.numerics.precision
-    model = as_computed(model, stages.find_blocks(model, plan.blocks), precision)
+    model = as_computed(model, stages.find_blocks(model, plan.blocks).children(), precision)
     beside = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, example)
     return model, plan.blocks, cast(beside, precision)
 

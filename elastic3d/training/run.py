@@ -154,8 +154,8 @@ class Run:
 
         Args:
             build: Returns the model; called in each process, under keyed random numbers.
-            blocks: Dotted path of the ModuleList of repeated layers, which pipeline stages and ZeRO shards are made
-                of. None, the default, for no pipeline stages.
+            blocks: Dotted path of the ModuleList or ModuleDict of repeated layers, in the order in which they run, of
+                which pipeline stages and ZeRO shards are made. None, the default, for no pipeline stages.
             tensor: Patterns of module names and how tensor parallelism cuts them (see
                 `elastic3d.parallel.tensor.styles`); "auto" for the plan of a Hugging Face model. None, the default,
                 for tp 1.

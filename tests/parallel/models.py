@@ -101,6 +101,23 @@ class Plain(nn.Module):
         return logits
 
 
+class NamedPlain(Plain):
+    """The same with its blocks in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ("first", "second", "10")
+        self.blocks = nn.ModuleDict(dict(zip(names, self.blocks, strict=True)))  # type: ignore[assignment, arg-type]
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        places = self.places(x)
+        for block in self.blocks.values():
+            x = block(x, places)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
 class Places(nn.Module):
     """Sines of positions; a buffer that is no state."""
 
