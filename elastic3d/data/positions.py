@@ -50,7 +50,7 @@ class Order:
             )
         ends = [0, *(end for end, _ in self.earlier)]
         if any(here >= there for here, there in pairwise(ends)) or any(length < 1 for _, length in self.earlier):
-            raise ValueError(f"earlier data sets are (position, length), in order; they are {self.earlier}")
+            raise UsageError(f"earlier data sets are (position, length), in order; they are {self.earlier}")
         sizes.check_parts(self.parts)
         for step, batch in self.parts:
             if batch % self.micro_batch:

@@ -136,7 +136,7 @@ def test_only_what_may_change_can_be_accepted(tmp_path: Path) -> None:
     for wrong in ("optimizer", ["data", "seed"], [3]):
         with pytest.raises(UsageError, match="accept= takes 'data' and 'schedule'"):
             identity.accepted(wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="earlier data sets"):
+    with pytest.raises(UsageError, match="earlier data sets"):
         Order(length=5, global_batch=2, micro_batch=1, seed=0, earlier=((4, 0),))
     state = leave(tmp_path, "state", Texts(5))
 

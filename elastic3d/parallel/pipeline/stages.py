@@ -3,9 +3,9 @@
 The model's repeated layers, its *blocks*, are one ModuleList or ModuleDict named by its dotted path. A stage keeps a
 contiguous run of them, as the layout's cuts say; every other block is replaced by `Absent`, which passes its first
 argument on, so that the user's own `forward` runs unchanged on every stage and parameter names stay global. Modules
-registered before the blocks, at every level on the path to them, belong to the first stage; those registered after them to the last.
-`chain` proves that a model's forward really is such a chain. Modules without parameters are cut when that proof is
-made: a dropout between embedding and blocks must run once, a table of rotary embeddings on every stage.
+registered before the blocks, at every level on the path to them, belong to the first stage; those registered after them
+to the last. `chain` proves that a model's forward really is such a chain. Modules without parameters are cut when that
+proof is made: a dropout between embedding and blocks must run once, a table of rotary embeddings on every stage.
 """
 
 from __future__ import annotations
