@@ -194,8 +194,8 @@ class Assembly:
         layout, leaf = self.mesh.layout, self.plan.leaf
         if batches.order.holes and (why := self.unexcluded()):
             raise UsageError(f"run.batches: exclude= leaves micro-batches out of their steps, but {why}")
-        if batches.varies and (why := unstaged(layout)):
-            raise LayoutError(f"{layout}: {why}")
+        if batches.varies and (unfit := unstaged(layout)):
+            raise LayoutError(f"{layout}: {unfit}")
         for count in batches.order.counts:
             unfit = unshared(layout, self.plan.reduction, self.plan.experts is not None, count // leaf)
             if layout.shares and unfit is not None:

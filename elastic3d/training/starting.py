@@ -48,11 +48,11 @@ def check_imported(at: StoreAt) -> None:
     folder = Path(at.url.removeprefix("file://"))
     if "://" in at.url and not at.url.startswith("file://"):
         return
-    found = sorted(path.name for pattern in _FOREIGN_FILES for path in folder.glob(pattern) if path.is_file())
-    if found:
+    foreign = sorted(path.name for pattern in _FOREIGN_FILES for path in folder.glob(pattern) if path.is_file())
+    if foreign:
         raise StateError(
-            f"store {at.url} holds no checkpoint of a run, but another tool's ({', '.join(found[:_SHOWN])}"
-            f"{', ...' if len(found) > _SHOWN else ''}), which would be ignored: the run would begin with random "
+            f"store {at.url} holds no checkpoint of a run, but another tool's ({', '.join(foreign[:_SHOWN])}"
+            f"{', ...' if len(foreign) > _SHOWN else ''}), which would be ignored: the run would begin with random "
             f"weights. Trying again does not help: `elastic3d ckpt import NEW-STORE {at.url}` and begin with "
             "store=NEW-STORE to start from these weights; else give the run an empty store, or say "
             "elastic3d.run(..., fresh=True)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_a_later_generation_goes_on_with_the_grown_data_set(tmp_path: Path) -> N
     whole, _, _ = live(lambda run: train(run, Texts(11), steps=9, accept=["data"]), take=small)
     grown = leave(tmp_path, "grown", Texts(11), take=small, accept=("data",))
     for accept in ((), "data"):
-        run, order, _ = live(lambda run, accept=accept: train(run, Texts(11), steps=9, accept=accept), take=grown)
+        run, order, _ = live(partial(train, texts=Texts(11), steps=9, accept=accept), take=grown)
         assert (run.digest(), order.earlier) == (whole.digest(), ((12, 5),))
         assert [line.changed != "" for line in run.ledger] == [False, True, False]
         assert check(run.ledger, order).whole

@@ -27,7 +27,7 @@ class Lion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -40,7 +40,7 @@ class Lion(torch.optim.Optimizer):
 class Counting(Lion):
     """Keeps a number that is no tensor."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -50,7 +50,7 @@ class Counting(Lion):
 class Local(Lion):
     """Keeps a part of a distributed tensor as if it were the whole."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -61,7 +61,7 @@ class Local(Lion):
 class Averaging(Lion):
     """Keeps one number for each row."""
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()
         for group in self.param_groups:
             for parameter in group["params"]:
