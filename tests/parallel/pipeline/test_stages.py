@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -393,7 +394,7 @@ def test_blocks_are_timed_only_where_they_are_one_work_and_nothing_compiles_the_
         outer.inner = inner
         return outer
 
-    def layers(model: nn.Module) -> nn.ModuleList:
+    def layers(model: nn.Module) -> Any:
         return stages.find_blocks(model, "inner.layers")
 
     model = nested()
