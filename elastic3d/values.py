@@ -224,11 +224,11 @@ class ModelProfile:
     first, block, last: costs before the blocks, of one of them (their mean), after them. boundary: bytes that a stage
     passes to the next for one micro-batch. logits: bytes of the model's output for one micro-batch. heads: a number
     that tp must divide; 0 for a model without a tensor-parallel plan. tied: the first and the last part share a
-    parameter. held_bytes, compute_bytes, gradient_bytes, optimizer_bytes: per parameter, as it is held sharded, as
-    forward and backward use it, of the gradients' sum, of the optimizer's state. recompute: the kind the run uses.
-    counts: all numbers of micro-batches that a step may have, the smallest of which is micro_batches; () for that one.
-    experts: a number that dp must divide if experts are spread over it; 0 if none are. compress, leaf: as in
-    `run.shard`; the latter divides all numbers of micro-batches.
+    parameter. varies: micro-batches may be of several shapes. held_bytes, compute_bytes, gradient_bytes,
+    optimizer_bytes: per parameter, as it is held sharded, as forward and backward use it, of the gradients' sum, of the
+    optimizer's state. recompute: the kind the run uses. counts: all numbers of micro-batches that a step may have, the
+    smallest of which is micro_batches; () for that one. experts: a number that dp must divide if experts are spread
+    over it; 0 if none are. compress, leaf: as in `run.shard`; the latter divides all numbers of micro-batches.
     audit: share of the computing that audits may take.
     script, schedule: digests of the script's own file, and of its optimizer and schedule; "" if not known.
     health: options of `health=` that all nodes must share, as "name=value".
@@ -246,6 +246,7 @@ class ModelProfile:
     logits: int = 0
     heads: int = 0
     tied: bool = False
+    varies: bool = False
     held_bytes: int = 4
     compute_bytes: int = 4
     gradient_bytes: int = 4

@@ -23,6 +23,7 @@ CAUGHT_INSIDE = {
     "Convicted": "training.run, which has the port end the trainer",
     "Unheard": "notices.watcher, which tries again and says so",
     "OutsidePromise": "a warning",
+    "EarlyLoss": "a warning",
     "GenerationOver": "rendezvous.restart, which goes on to the next one",
     "WaitedTooLong": "rendezvous.store, which answers torchrun as its protocol has it",
     "NoRoom": "snapshots.server, which answers with it",

@@ -79,7 +79,7 @@ def time_block(plan: ShardRequest, profile: ModelProfile, example: Any, *, devic
 
 
 def _block(model: nn.Module, path: str | None) -> nn.Module:
-    return model if path is None else find_blocks(model, path)[0]
+    return model if path is None else next(find_blocks(model, path).children())
 
 
 def _calls(plan: ShardRequest, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

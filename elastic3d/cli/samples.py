@@ -100,10 +100,16 @@ def _store(url: str, key_file: str, checkpoint: str, as_json: bool) -> bool:
         order = from_json(Order, facts["order"])
         ledger = tuple(from_json(Line, line) for line in facts["ledger"])
         steps = int(facts["step"])
-    except (KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
         raise StateError(
-            f"checkpoint {chosen.name} carries no account of samples ({error}): it was not saved by elastic3d.run. "
-            "Trying again does not help"
+            f"checkpoint {chosen.name} carries no account of samples (no {error.args[0]!r} beside its tensors): no run "
+            "has saved it, as if it was imported. Trying again does not help: a run that begins with it has an account "
+            "from its first checkpoint on"
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise StateError(
+            f"what checkpoint {chosen.name} says of its samples cannot be read: {error}. Trying again does not help: "
+            "upgrade if a newer version saved it"
         ) from error
     total = order.positions(0, steps)[1]
     with bar("adding up samples", total=total, in_bytes=False) as advance:
@@ -200,7 +206,12 @@ def _picture(where: str, ledger: Ledger, order: Order, account: Account, width: 
             Text(clean(line.layout)),
             _mark(line, account),
         )
-    return Group(made, _verdict(clean(where), account)) if ledger else _verdict(clean(where), account)
+    changed = [
+        Text(f"from step {line.first_step:,} on, as the script asked for: {clean(line.changed)}", style="dim")
+        for line in ledger
+        if line.changed
+    ]
+    return Group(made, *changed, _verdict(clean(where), account)) if ledger else _verdict(clean(where), account)
 
 
 def _mark(line: Line, account: Account) -> Text:

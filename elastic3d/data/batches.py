@@ -20,11 +20,12 @@ from blake3 import blake3
 from torch.utils.data import IterableDataset
 
 from elastic3d.data.ahead import Ahead
+from elastic3d.data.collating import Collate, Collating, Pair
 from elastic3d.data.holes import Holes, between, given, inside, joined
 from elastic3d.data.making import Drawn, Keyed, Undrawn, moved, pinned
 from elastic3d.data.positions import Order, fold_sums
 from elastic3d.data.sizes import Growing
-from elastic3d.data.sources import Loaded, Numbered, Pair, SampleSource, Share, Streamed
+from elastic3d.data.sources import Loaded, Numbered, SampleSource, Share, Streamed
 from elastic3d.data.streams import Cursor, check_stream
 from elastic3d.errors import UsageError
 from elastic3d.owners import SenderTurn
@@ -32,7 +33,7 @@ from elastic3d.port import UNRECORDED, Progress
 
 
 class Dataset(Protocol):
-    """A map-style data set of (input, target) pairs, numbered from 0."""
+    """A map-style data set of samples, numbered from 0: pairs (input, target), or dictionaries with `labels`."""
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -105,8 +106,9 @@ WORDS = 200
 
 class Batches:
     """Iterate the steps of a run over a data set, map-style or a stream. `step` is the number of steps made, `goal` the
-    one up to which to iterate, 0 before that is known. `untried` are holes that were known before their steps.
-    `sample_tokens` is the number of tokens of each sample, 0 where the data set does not say.
+    one up to which to iterate, 0 before that is known. `untried` are holes that were known before their steps. `varies`
+    is whether micro-batches may be of several shapes, `sample_tokens` the number of tokens of each sample, 0 where the
+    data set does not say.
 
     The next step is loaded while the present one trains: in a thread, or by `workers` DataLoader processes (one, for a
     stream). They are forked from the trainer when the iteration starts and belong to its process group, so whatever
@@ -123,6 +125,8 @@ class Batches:
         exclude: Iterable[tuple[int, int]] = (),
         share: Share | None = None,
         workers: int = 0,
+        collate: Collate | None = None,
+        one_shape: bool = False,
         device: torch.device | None = None,
         progress: Progress = UNRECORDED,
     ) -> None:
@@ -144,6 +148,8 @@ class Batches:
         self.untried = self.order.holes
         self._numbered = numbered
         self._dataset = dataset
+        self._collating = Collating(collate)
+        self.varies = collate is not None and not one_shape
         self.take(share or Share())
         self.order.check_leaf(self.share.leaf)
         self._check_holes()
@@ -164,7 +170,9 @@ class Batches:
     def take(self, share: Share) -> None:
         """Load this part of each step from now on; not while steps are iterated."""
         self.share = share
-        self._source: SampleSource = (Numbered if self._numbered else Streamed)(self._dataset, self.order, share)
+        self._source: SampleSource = (Numbered if self._numbered else Streamed)(
+            self._dataset, self.order, share, self._collating
+        )
 
     @property
     def rereads(self) -> bool:
@@ -176,19 +184,22 @@ class Batches:
         """The stream's position after `step` steps; None for a map-style data set, and before the first step."""
         return self._cursors.get(self.step)
 
-    def go_on(self, step: int, cursor: Cursor | None, holes: Holes | None = None) -> str:
+    def go_on(self, step: int, cursor: Cursor | None, saved: Order | None = None) -> str:
         """Continue after `step` steps, as in the run's state; return what people should know, "" for nothing.
 
-        holes: those of the state, None for one that no run has made. What was consumed before it stays consumed, and
-        what was excluded, excluded.
+        saved: the order of the state, None for one that no run has made. What was consumed before it stays consumed,
+        and what was excluded, excluded.
         """
         self.step = step
         late: Holes = ()
-        if holes is not None:
+        if saved is not None:
+            holes = saved.holes
+            self.order = self.order.following(saved, step)
             end = self.order.positions(step)[0]
             late = tuple(part for hole in inside(self.order.holes, 0, end) for part in between(holes, *hole))
             ahead = inside(self.order.holes, end, max((end, *(stop for _, stop in self.order.holes))))
             self.order = replace(self.order, holes=joined((*holes, *ahead))).whole_holes(self.share.leaf, since=step)
+            self.take(self.share)
         self._cursors = {step: cursor} if cursor is not None else {}
         if not late:
             return ""

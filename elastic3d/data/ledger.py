@@ -20,7 +20,8 @@ from elastic3d.data.positions import STRIDE, Order, fold_sums
 class Line:
     """Steps [first_step, stop_step) as one generation made them; samples: how many; sample_sum: keyed sum of ids.
 
-    excluded, excluded_sum: the same of those that were left out.
+    excluded, excluded_sum: the same of those that were left out. changed: what the script was allowed to change before
+    them, in words; "" for nothing.
     """
 
     generation: int
@@ -31,6 +32,7 @@ class Line:
     sample_sum: int
     excluded: int = 0
     excluded_sum: int = 0
+    changed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +67,10 @@ def add(
     sample_sum: int,
     excluded: int = 0,
     excluded_sum: int = 0,
+    changed: str = "",
 ) -> Ledger:
-    """Return the ledger with the step from `step` to `step + 1` added."""
-    if ledger:
+    """Return the ledger with the step from `step` to `step + 1` added. changed: as in `Line`, of this step."""
+    if ledger and not changed:
         last = ledger[-1]
         if (last.generation, last.stop_step, last.layout) == (generation, step, layout):
             longer = replace(
@@ -90,6 +93,7 @@ def add(
             sample_sum=sample_sum,
             excluded=excluded,
             excluded_sum=excluded_sum,
+            changed=changed,
         ),
     )
 

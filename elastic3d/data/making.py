@@ -1,4 +1,4 @@
-"""Samples made into micro-batches: whatever a data set raises or draws belongs to one sample, which is named.
+"""Samples are made: whatever a data set raises or draws belongs to one of them, which is named.
 
 A data set that draws from the global random numbers of torch, numpy or Python (an augmentation, say) gets them seeded
 by the position of the sample in the run, so that it draws the same in every layout, and its draws do not affect others.
@@ -8,18 +8,15 @@ That cannot be done in a thread beside the model, which draws from the same gene
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
-from torch.utils.data import default_collate
 
 from elastic3d.data.permutation import key
-from elastic3d.errors import UsageError
 
 
 class Drawn(Exception):
@@ -112,36 +109,6 @@ def naming(what: Callable[[], str]) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"elastic3d: this was raised for {what()}")
         raise
-
-
-def collate(samples: Sequence[Any], names: Sequence[str]) -> tuple[Any, Any]:
-    """Return the samples of a micro-batch as one pair (input, target); UsageError names the one that does not fit."""
-    for name, sample in zip(names, samples, strict=True):
-        if not isinstance(sample, list | tuple) or len(sample) != 2:
-            size = f" of {len(sample)}" if isinstance(sample, list | tuple) else ""
-            raise UsageError(
-                f"each sample of the data set must be a pair (input, target); {name} is {type(sample).__name__}{size}"
-            )
-    first, *others = [_outline(sample) for sample in samples]
-    for name, other in zip(names[1:], others, strict=True):
-        if other != first:
-            raise UsageError(
-                f"the samples of a micro-batch must be of one shape, but {name} is {_spelled(other)} and {names[0]} is "
-                f"{_spelled(first)}; pad or cut them, or pack texts of several lengths with elastic3d.Packed"
-            )
-    inputs, targets = default_collate(list(samples))
-    return inputs, targets
-
-
-def _outline(sample: Any) -> tuple[str, tuple[Any, ...]]:
-    leaves, structure = tree_flatten(sample)
-    return str(structure), tuple(
-        tuple(leaf.shape) if isinstance(leaf, torch.Tensor | np.ndarray) else type(leaf).__name__ for leaf in leaves
-    )
-
-
-def _spelled(outline: tuple[str, tuple[Any, ...]]) -> str:
-    return ", ".join(str(list(leaf)) if isinstance(leaf, tuple) else leaf for leaf in outline[1])
 
 
 def pinned(value: Any) -> Any:

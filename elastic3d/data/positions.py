@@ -1,14 +1,16 @@
 """The samples that a step consumes: pure functions of (data set length, global batches, seed, step).
 
 Position k of the run is sample pi(k mod n) of the epoch k // n; for a stream, whose length nobody knows, it is the k-th
-sample that comes. Step s consumes the B(s) positions after those of all steps before it, and its micro-batch j the
+sample that comes. Where the data set of a run has changed its length, positions from there on count from 0 in it, in
+epochs of new numbers. Step s consumes the B(s) positions after those of all steps before it, and its micro-batch j the
 positions [j*b, (j+1)*b) among them. Nothing here depends on ranks, so no change of layout can lose or repeat a sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -27,7 +29,8 @@ class Order:
     """The order in which a run of one seed consumes a data set of `length` samples; None for a stream.
 
     global_batch: samples of step 0. changes: (from step, global batch) of every later size, in order of steps.
-    holes: positions that are excluded, and never consumed.
+    holes: positions that are excluded, and never consumed. earlier: (position behind its last, length) of every data
+    set that the run consumed before this one, in order.
     """
 
     length: int | None
@@ -36,6 +39,7 @@ class Order:
     seed: int
     changes: sizes.Parts = ()
     holes: Holes = ()
+    earlier: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
@@ -44,6 +48,9 @@ class Order:
             raise UsageError(
                 f"global_batch and micro_batch must be 1 or more; they are {self.global_batch} and {self.micro_batch}"
             )
+        ends = [0, *(end for end, _ in self.earlier)]
+        if any(here >= there for here, there in pairwise(ends)) or any(length < 1 for _, length in self.earlier):
+            raise UsageError(f"earlier data sets are (position, length), in order; they are {self.earlier}")
         sizes.check_parts(self.parts)
         for step, batch in self.parts:
             if batch % self.micro_batch:
@@ -143,13 +150,34 @@ class Order:
         """Return the sample ids at positions [first, stop) of the run; a stream's are the positions themselves."""
         if self.length is None:
             return np.arange(first, stop, dtype=np.uint64)
-        parts = []
-        for epoch in range(first // self.length, -(-stop // self.length)):
-            start = max(first, epoch * self.length) - epoch * self.length
-            end = min(stop, (epoch + 1) * self.length) - epoch * self.length
-            permutation = KeyedPermutation(self.length, self.seed, epoch)
-            parts.append(permutation.of(np.arange(start, end, dtype=np.uint64)))
+        parts: list[Indices] = []
+        begin = epochs = 0
+        last = max(stop, *(end for end, _ in self.earlier), 0)
+        for end, length in (*self.earlier, (last, self.length)):
+            if first < end and begin < stop:
+                parts += self._permuted(length, epochs, max(first, begin) - begin, min(stop, end) - begin)
+            epochs += -(-(end - begin) // length)
+            begin = end
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
+
+    def _permuted(self, length: int, epochs: int, first: int, stop: int) -> Iterator[Indices]:
+        """Yield the sample ids at positions [first, stop) of a data set, whose first epoch is number `epochs`."""
+        for epoch in range(first // length, -(-stop // length)):
+            start = max(first, epoch * length) - epoch * length
+            end = min(stop, (epoch + 1) * length) - epoch * length
+            permutation = KeyedPermutation(length, self.seed, epochs + epoch)
+            yield permutation.of(np.arange(start, end, dtype=np.uint64))
+
+    def following(self, saved: Order, step: int) -> Order:
+        """Return this order as it goes on after the steps of another one: what those consumed stays as it was.
+
+        saved: in which a state of `step` steps was made, of a data set of any length.
+        """
+        earlier, here = saved.earlier, self.positions(step)[0]
+        reached = earlier[-1][0] if earlier else 0
+        if saved.length is not None and saved.length != self.length and here > reached:
+            earlier = (*earlier, (here, saved.length))
+        return replace(self, earlier=earlier)
 
     def micro_batch_samples(self, step: int, index: int) -> list[int]:
         """Return the sample ids of micro-batch `index` of a step."""

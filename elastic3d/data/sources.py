@@ -11,13 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from elastic3d.data.making import Draws, Keyed, collate, naming
+from elastic3d.data.collating import Collating, Pair
+from elastic3d.data.making import Draws, Keyed, naming
 from elastic3d.data.positions import Order
 from elastic3d.data.streams import Cursor, StreamReader
 from elastic3d.owners import Owners, SenderTurn
 from elastic3d.values import rounds
-
-Pair = tuple[Any, Any]
 
 
 def nothing_more(step: int, micro_batches: int) -> Sequence[int]:
@@ -128,8 +127,8 @@ class Numbered:
 
     reads_always = False
 
-    def __init__(self, dataset: Any, order: Order, share: Share) -> None:
-        self._dataset, self._order, self._share = dataset, order, share
+    def __init__(self, dataset: Any, order: Order, share: Share, collating: Collating) -> None:
+        self._dataset, self._order, self._share, self._collating = dataset, order, share, collating
         # A thread may load the next step while a micro-batch of this one is loaded again.
         self._alone = threading.Lock()
 
@@ -148,7 +147,7 @@ class Numbered:
             batch_sampler=_Given(self._places(first, stop)),
             num_workers=workers,
             prefetch_factor=max(2, -(-most // workers)),
-            collate_fn=_collated,
+            collate_fn=self._collated,
             pin_memory=pin,
             # A separate generator: the loader draws a seed, and must not draw it from the model's random numbers.
             generator=torch.Generator(),
@@ -174,7 +173,10 @@ class Numbered:
     def _pair(self, step: int, index: int, draws: Draws) -> Pair:
         sampled = _Sampled(self._dataset, self._order)
         with self._alone, draws.around():
-            return _collated([sampled.make(place, draws) for place in self._order.micro_batch_places(step, index)])
+            return self._collated([sampled.make(place, draws) for place in self._order.micro_batch_places(step, index)])
+
+    def _collated(self, named: list[tuple[str, Any]]) -> Pair:
+        return self._collating.pair([sample for _, sample in named], [name for name, _ in named])
 
 
 class Streamed:
@@ -182,8 +184,8 @@ class Streamed:
 
     reads_always = True
 
-    def __init__(self, dataset: Any, order: Order, share: Share) -> None:
-        self._dataset, self._order, self._share = dataset, order, share
+    def __init__(self, dataset: Any, order: Order, share: Share, collating: Collating) -> None:
+        self._dataset, self._order, self._share, self._collating = dataset, order, share, collating
 
     def steps(self, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> Iterator[Loaded]:
         """Load this rank's part of each step, beginning at the cursor."""
@@ -201,7 +203,7 @@ class Streamed:
                 start = reader.position
                 with draws.around(), naming(lambda: f"step {step}, by the stream's samples"):  # noqa: B023
                     names = [f"sample {position} of the stream" for position in range(start, start + size)]
-                    pairs[index] = collate(reader.take(size), names)
+                    pairs[index] = self._collating.pair(reader.take(size), names)
             yield Loaded(
                 pairs=[pairs[index] for index in wanted],
                 cursor=reader.cursor(),
@@ -229,7 +231,8 @@ class Streamed:
         reader = StreamReader(self._dataset, None, position=0, draws=draws)
         size = self._order.micro_batch
         with draws.around():
-            pair = collate(reader.take(size), [f"sample {position} of the stream" for position in range(size)])
+            names = [f"sample {position} of the stream" for position in range(size)]
+            pair = self._collating.pair(reader.take(size), names)
         if state is not None:
             self._dataset.load_state_dict(state)
         return pair
@@ -263,10 +266,6 @@ def _working(loader: DataLoader[Any]) -> Iterator[Iterator[Any]]:
         yield items
     finally:
         items._shutdown_workers()
-
-
-def _collated(named: list[tuple[str, Any]]) -> Pair:
-    return collate([sample for _, sample in named], [name for name, _ in named])
 
 
 class _Given(Sampler[list[tuple[int, int]]]):

@@ -53,14 +53,14 @@ from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Paper
 from elastic3d.parallel.witness import Witness, all_finite
 from elastic3d.planner import schedules
-from elastic3d.planner.legality import unshared
+from elastic3d.planner.legality import unshared, unstaged
 from elastic3d.shortfall import stronger
 from elastic3d.values import ModelProfile, ProvenChain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRequest:
-    """The arguments of `run.shard`. blocks: dotted path of the ModuleList, None for no pipeline stages."""
+    """The arguments of `run.shard`. blocks: dotted path of the repeated layers, None for no pipeline stages."""
 
     build: Callable[[], nn.Module]
     blocks: str | None
@@ -194,6 +194,8 @@ class Assembly:
         layout, leaf = self.mesh.layout, self.plan.leaf
         if batches.order.holes and (why := self.unexcluded()):
             raise UsageError(f"run.batches: exclude= leaves micro-batches out of their steps, but {why}")
+        if batches.varies and (unfit := unstaged(layout)):
+            raise LayoutError(f"{layout}: {unfit}")
         for count in batches.order.counts:
             unfit = unshared(layout, self.plan.reduction, self.plan.experts is not None, count // leaf)
             if layout.shares and unfit is not None:
@@ -331,7 +333,7 @@ def _computed(plan: ShardRequest, model: nn.Module, example: Any) -> tuple[nn.Mo
     """Return a model, the path of its blocks and an example of its input beside it, as they are computed with."""
     assert plan.blocks is not None
     device, precision = next(model.parameters()).device, plan.numerics.precision
-    model = as_computed(model, stages.find_blocks(model, plan.blocks), precision)
+    model = as_computed(model, stages.find_blocks(model, plan.blocks).children(), precision)
     beside = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, example)
     return model, plan.blocks, cast(beside, precision)
 
@@ -352,7 +354,7 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
     if plan.blocks is not None:
         blocks = len(stages.find_blocks(model, plan.blocks))
         tied = parts_ends(ties(model), *stages.ends(model, plan.blocks))
-        if not tied:
+        if not (tied or batches.varies):
             proven = hand_on(prove_plan(plan, example), model)
         elif plan.reduction == "ordered":
             # What does not run on meta is refused where it trains.
@@ -365,6 +367,7 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
         micro_batch=batches.order.micro_batch,
         digest=profile_digest(plan, [held.spec for held in held_by_model(model)], batches),
         tied=tied,
+        varies=batches.varies,
         compute_bytes=2 if plan.numerics.precision.dtype else 4,
         recompute=plan.numerics.recompute,
         reduction=plan.reduction,

@@ -70,8 +70,8 @@ class _Part:
 def measure_costs(model: nn.Module, blocks: str | None, example: Any) -> ModelCosts:
     """Return the costs of an outline of a whole model for one micro-batch; ModelError if it needs real values.
 
-    blocks: dotted path of the ModuleList, None to measure the model as one part, the first. The model is left as it
-    was, except for gradients on meta, which are dropped.
+    blocks: dotted path of the repeated layers, None to measure the model as one part, the first. The model is left as
+    it was, except for gradients on meta, which are dropped.
     """
     listed = [] if blocks is None else [(f"{blocks}.{n}", m) for n, m in find_blocks(model, blocks).named_children()]
     watch = _Watch(model, listed)

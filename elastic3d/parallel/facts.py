@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -66,15 +67,15 @@ def optimizer_groups(optimizer: torch.optim.Optimizer) -> Any:
     return [encode(group, f"optimizer.param_groups[{i}]") for i, group in enumerate(groups)]
 
 
-def set_optimizer_groups(optimizer: torch.optim.Optimizer, data: Any) -> None:
-    """Give an optimizer the saved hyperparameters."""
+def set_optimizer_groups(optimizer: torch.optim.Optimizer, data: Any, *, besides: Collection[str] = ()) -> None:
+    """Give an optimizer the saved hyperparameters, besides some that it keeps."""
     if len(data) != len(optimizer.param_groups):
         raise StateUnfit(
             f"the saved state has {len(data)} parameter groups and this optimizer {len(optimizer.param_groups)}; make "
             "the same groups in the same order, also those that are empty on this stage"
         )
     for group, saved in zip(optimizer.param_groups, data, strict=True):
-        group.update(decode(saved))
+        group.update({name: value for name, value in decode(saved).items() if name not in besides})
 
 
 def schedule_state(schedule: Any) -> Any:

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from elastic3d.errors import UsageError
+
 
 class Caller:
     """How one model is called. Made from the whole model, before any part of it is wrapped or replaced."""
@@ -30,4 +32,10 @@ class Caller:
         """Return the output of `model`, or of a part of it, for one micro-batch's input."""
         if self.spreads(given):
             return model(**{**self._fixed, **given})
+        if isinstance(given, Mapping) and not self._names.isdisjoint(given):
+            strange = ", ".join(repr(name) for name in given if name not in self._names)
+            raise UsageError(
+                f"the input is a dictionary, and forward of {type(model).__name__} has no parameter for its entries "
+                f"{strange}; leave them out of the samples, or of what run.batches(..., collate=) makes of them"
+            )
         return model(given, **self._fixed)

@@ -24,6 +24,8 @@ def unfit(layout: Layout, profile: ModelProfile) -> str | None:
         return (
             f"pp={layout.pp} would part a parameter that the model's first and last part share: use pp=1, or untie it"
         )
+    if profile.varies and (why := unstaged(layout)):
+        return why
     if profile.compress == "powersgd" and layout.dp > 1 and layout.replicas == 1:
         return f'dp={layout.dp} has one replica, and compress="powersgd" compresses what replicas exchange'
     if layout.shares and (why := unshared(layout, profile.reduction, bool(profile.experts), profile.leaves)):
@@ -31,6 +33,16 @@ def unfit(layout: Layout, profile: ModelProfile) -> str | None:
     counts = profile.counts or (profile.micro_batches,)
     problems = (problem(layout, blocks=profile.blocks, micro_batches=count, leaf=profile.leaf) for count in counts)
     return next(filter(None, problems), None) or _experts(layout, profile, counts)
+
+
+def unstaged(layout: Layout) -> str | None:
+    """Return why a layout cannot train on micro-batches of several shapes, and what would; None if it can."""
+    if layout.pp == 1:
+        return None
+    return (
+        f"pp={layout.pp} passes on activations of one shape, and collate= may make micro-batches of several: use pp=1, "
+        "or pad all to one length and say run.batches(..., one_shape=True)"
+    )
 
 
 def unshared(layout: Layout, reduction: str, experts: bool, leaves: int) -> str | None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from blake3 import blake3
 
-from elastic3d.errors import ConfigurationError, StateError, StateUnfit
+from elastic3d.errors import ConfigurationError, StateError, StateUnfit, UsageError
 from elastic3d.parallel import facts
 from elastic3d.port import Assignment
 from elastic3d.training.state_facts import AskedState
@@ -81,20 +82,52 @@ def check_leaf(saved: AskedState | None, now: AskedState) -> None:
         )
 
 
-def changes(saved: AskedState, now: AskedState) -> list[str]:
+ACCEPTED = ("data", "schedule")
+"""What `run.restore(..., accept=)` may name: changes that are refused unless a script asks for them."""
+
+OF_SCHEDULES = ("lr", "initial_lr")
+"""Hyperparameters that a schedule makes out."""
+
+
+def accepted(accept: str | Iterable[str]) -> frozenset[str]:
+    """Return which changes a script asks for; UsageError for what is none."""
+    asked_for = frozenset((accept,) if isinstance(accept, str) else accept)
+    if unknown := sorted(asked_for.difference(ACCEPTED), key=str):
+        raise UsageError(
+            f"run.restore: accept= takes {' and '.join(map(repr, ACCEPTED))}; {unknown[0]!r} is none of them"
+        )
+    return asked_for
+
+
+def schedule_change(saved: AskedState, now: AskedState) -> str:
+    """Return in words how the schedule is another one than that of a state, "" where it is of the same class."""
+    if saved.schedule == now.schedule:
+        return ""
+    return (
+        f"the schedule was {saved.schedule or 'none'} and is {now.schedule or 'none'} from here on, and learning rates "
+        "are the script's"
+    )
+
+
+def changes(saved: AskedState, now: AskedState, accept: Collection[str] = ()) -> list[str]:
     """Return in words where the script differs from the one that made a saved state, and which of the two counts.
 
-    StateUnfit for another class of optimizer or schedule, whose state means nothing to this one.
+    StateUnfit for another class of optimizer or schedule, whose state means nothing to this one; of a schedule it may
+    be what the script asks for.
     """
     kinds = (("optimizer", saved.optimizer, now.optimizer), ("schedule", saved.schedule, now.schedule))
     for what, then, here in kinds:
-        if then != here:
+        if then != here and what not in accept:
             kind = then or "none"
+            way = '; where it changed on purpose, say so: run.restore(..., accept="schedule")'
             raise StateUnfit(
                 f"the saved state was made with {kind} as its {what}, and this script has {here or 'none'}. Trying "
-                f"again does not help: go back to {kind}, or start a new run"
+                f"again does not help: go back to {kind}, or start a new run{way if what == 'schedule' else ''}"
             )
     lines = []
+    if schedule_change(saved, now):
+        kept = tuple({k: v for k, v in group.items() if k not in OF_SCHEDULES} for group in now.groups)
+        now, saved = replace(now, groups=kept), replace(saved, schedule_state=now.schedule_state)
     if saved.micro_batch != now.micro_batch:
         lines.append(
             f"micro_batch was {saved.micro_batch} and is {now.micro_batch} from here on: the samples are the "

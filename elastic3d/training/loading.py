@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -22,7 +22,7 @@ from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import create_optimizer_state, held_by_model, held_by_optimizer
 from elastic3d.snapshots.lending import BorrowedMemory
-from elastic3d.training import restoring, starting, state_facts
+from elastic3d.training import identity, restoring, starting, state_facts
 from elastic3d.training.state_facts import AskedState, HealthFacts, StateFacts
 
 
@@ -35,11 +35,13 @@ def load(
     sources: Mapping[str, TileSource],
     device: ComputeDevice,
     *,
+    accept: Collection[str] = (),
     arrived: Callable[[], object] = lambda: None,
 ) -> Ledger:
     """Bring the decided state into this rank's model, optimizer, schedule and batches; return its ledger.
 
-    arrived: called after each tile that was read.
+    accept: what may have changed since it was saved (`identity.ACCEPTED`); another schedule than the state's begins
+    anew, with the learning rates that the script has set. arrived: called after each tile that was read.
     From a checkpoint that no run has saved only the weights are taken, and the run begins at step 0. StateError for the
     state of other batches; checkpointing's MissingTile or SpecMismatch where tiles do not fit.
     """
@@ -47,7 +49,7 @@ def load(
         starting.load_weights(model, decision, sources, device, arrived=arrived)
         return ()
     facts = state_facts.parse(decision.facts, decision.step)
-    state_facts.check_facts(facts, decision.step, batches.order, batches.fingerprint)
+    state_facts.check_facts(facts, decision.step, batches.order, batches.fingerprint, accept=accept)
     saved = decision.specs()
     create_optimizer_state(model, optimizer, saved.values())
     buffers = RestoreBuffers([*held_by_model(model), *held_by_optimizer(model, optimizer)], device)
@@ -56,10 +58,12 @@ def load(
     resolved = resolve(wanted, offers, sources, buffers.destination, arrived=arrived)
     tell_read(resolved, sources)
     buffers.settle()
-    written.set_optimizer_groups(optimizer, facts.optimizer_groups)
-    written.set_schedule_state(schedule, facts.schedule)
+    another = "schedule" in accept and facts.asked is not None and facts.asked.schedule != identity.kind_of(schedule)
+    written.set_optimizer_groups(optimizer, facts.optimizer_groups, besides=identity.OF_SCHEDULES if another else ())
+    if not another:
+        written.set_schedule_state(schedule, facts.schedule)
     cursor = facts.cursor
-    said = batches.go_on(decision.step, None if cursor is None else Cursor(**written.decode(cursor)), facts.order.holes)
+    said = batches.go_on(decision.step, None if cursor is None else Cursor(**written.decode(cursor)), facts.order)
     if said:
         process_log().emit("exclude.late", detail=said)
     return facts.ledger
@@ -120,8 +124,9 @@ def facts(
     asked: AskedState | None,
     begun_from: str,
     health: HealthFacts,
+    loss: float,
 ) -> StateFacts:
-    """Return the state that is not tensors, equal on all ranks."""
+    """Return the state that is not tensors, equal on all ranks. loss: of the last step, NaN for none."""
     cursor = batches.cursor
     return StateFacts(
         step=batches.step,
@@ -134,5 +139,6 @@ def facts(
         loss_scale=None if scale.fixed else scale,
         asked=asked,
         begun_from=begun_from,
+        loss=loss.hex(),
         **state_facts.fields_of(health),
     )

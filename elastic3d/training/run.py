@@ -15,6 +15,7 @@ another rank is lost, or this one has to leave, the port ends the process: `main
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +27,7 @@ from torch import nn
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
+from elastic3d.data.collating import Collate
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.devices.contract import deterministic
 from elastic3d.errors import UsageError
@@ -36,9 +38,10 @@ from elastic3d.parallel.digest import state_digest
 from elastic3d.parallel.initial import WHOLE_BELOW, nbytes, outline, skeleton
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.numerics import local_step
+from elastic3d.parallel.numerics.carried import check_carried
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.objective import UserLoss, objective
-from elastic3d.parallel.numerics.precision import Precision
+from elastic3d.parallel.numerics.precision import Precision, over_masters
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.numerics.update import scale_gradients, update
 from elastic3d.parallel.outside import Outside
@@ -83,6 +86,7 @@ class Run:
         self._batches: Batches | None = None
         self._ledger: Ledger = ()
         self._scale = LossScale.of(Precision.FP32)
+        self._last_loss, self._changed = math.nan, ""
         self._step_timer = StepTimer(port.assignment, clock)
         self._timer = CheckpointTimer(port.assignment, clock)
         self._interval = Interval(port.assignment.snapshot_every)
@@ -150,8 +154,8 @@ class Run:
 
         Args:
             build: Returns the model; called in each process, under keyed random numbers.
-            blocks: Dotted path of the ModuleList of repeated layers, which pipeline stages and ZeRO shards are made
-                of. None, the default, for no pipeline stages.
+            blocks: Dotted path of the ModuleList or ModuleDict of repeated layers, in the order in which they run, of
+                which pipeline stages and ZeRO shards are made. None, the default, for no pipeline stages.
             tensor: Patterns of module names and how tensor parallelism cuts them (see
                 `elastic3d.parallel.tensor.styles`); "auto" for the plan of a Hugging Face model. None, the default,
                 for tp 1.
@@ -164,7 +168,8 @@ class Run:
                 sum is sent, so that fewer bytes are. 1, the default, for each by itself. It divides the number of
                 micro-batches of a step and stays the same for the whole run: each has bits of its own.
             precision: "fp32", the default, trains the model as it is built; "bf16" and "fp16" compute in that dtype
-                over fp32 parameters and optimizer state, and fp16 scales its losses.
+                over fp32 parameters and optimizer state, to which a model in 16 bits is widened; fp16 scales its
+                losses.
             recompute: What each block computes again in the backward pass: "none", the default, "full" for all of it,
                 "selective" for all but products with weights and fused attention. Bits stay the same.
             experts: Path of layers of experts, such as "blocks.*.mlp.experts", that are spread over the data-parallel
@@ -178,6 +183,8 @@ class Run:
         """
         if self._plan is not None:
             raise UsageError("run.shard was called twice; a run has one model")
+        numerics = Numerics.of(precision=precision, recompute=recompute)
+        build = over_masters(build, numerics.precision)
         self._plan = ShardRequest(
             build=build,
             blocks=blocks,
@@ -187,7 +194,7 @@ class Run:
             leaf=leaf,
             whole_below=whole_below,
             tensor=tensor,
-            numerics=Numerics.of(precision=precision, recompute=recompute),
+            numerics=numerics,
             experts=experts,
         )
         self._scale = LossScale.of(self._plan.numerics.precision)
@@ -228,8 +235,13 @@ class Run:
         seed: int = 0,
         workers: int = 0,
         exclude: Iterable[tuple[int, int]] = (),
+        collate: Collate | None = None,
+        one_shape: bool = False,
     ) -> Batches:
-        """Return the run's batches over a data set of (input, target) pairs.
+        """Return the run's batches over a data set of pairs (input, target), or of dictionaries with `labels`.
+
+        A dictionary's entry `labels` is the target, and all its others are the input; lists of numbers in it become
+        tensors.
 
         dataset: map-style, which is shuffled anew for each epoch by `seed`; or iterable, a stream that is the same each
         time it is started, and is read in its own order, over and over, by every rank. A stream's iterator may have
@@ -238,7 +250,10 @@ class Run:
         global_batch, micro_batch: in samples; the second divides the first and stays the same for the whole run. The
         first may be a function of the step, such as `Growing((0, 256), (1000, 512))`. workers: processes that load
         ahead, 0 for a thread. exclude: pairs (first, stop) of positions that are left out of training, whole
-        micro-batches: nothing else takes their place, so that all others keep theirs.
+        micro-batches: nothing else takes their place, so that all others keep theirs. collate: makes the list of the
+        samples of one micro-batch into a pair (input, target), or a dictionary with `labels`, such as by padding them
+        to the longest; what it draws from the global random numbers is keyed like what samples draw. one_shape: what it
+        makes is of one shape for all micro-batches, which pipeline stages need.
         """
         if self._plan is None:
             raise UsageError("call run.shard before run.batches")
@@ -256,6 +271,8 @@ class Run:
             exclude=exclude,
             share=share,
             workers=workers,
+            collate=collate,
+            one_shape=one_shape,
             device=self._port.device.torch_device,
             progress=self._progress,
         )
@@ -268,15 +285,24 @@ class Run:
         optimizer: torch.optim.Optimizer,
         batches: Batches,
         schedule: Any = None,
+        accept: str | Iterable[str] = (),
     ) -> None:
         """Load the newest state there is; at the run's start, leave everything as it was built.
+
+        accept: changes of the script since the state was saved, which are refused unless they are named here, and
+        written into the ledger. "data": the data set is another one from here on, such as one that has grown; one
+        of another length begins an epoch here. "schedule": one was added, dropped or replaced; it begins anew here, and
+        learning rates are the script's. What is named and has not changed means nothing.
 
         Blocks until the generation may begin. While measuring, it reports the model's profile and does not return.
         """
         if self._plan is None or model is not self._model or batches is not self._batches:
             raise UsageError("run.restore needs the model of run.shard and the batches of run.batches")
+        accepted = identity.accepted(accept)
         look_at_parameters(model, optimizer)
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
+        with self._peers.followed():
+            check_carried(optimizer)
         if self.measuring:
             profile, proven = measure(self._plan, model, batches)
             script, planned = identity.script_digest(), identity.schedule_digest(optimizer, schedule)
@@ -303,10 +329,12 @@ class Run:
             schedule=schedule,
             batches=batches,
             asked=self._asked,
+            accept=accepted,
             peers=self._peers.followed,
         )
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
+        self._last_loss, self._changed = loaded.loss, "; ".join(loaded.accepted)
         assembly.experts.settle(optimizer)
         with self._peers.followed():
             going_back = GoingBack(
@@ -324,7 +352,7 @@ class Run:
                 source=decision.source,
                 step=decision.step,
                 generation=decision.generation,
-                detail="; ".join(filter(None, [decision.detail, *loaded.changes])),
+                detail="; ".join(filter(None, [decision.detail, *loaded.accepted, *loaded.changes])),
                 damaged=decision.damaged,
                 parts=self._parts.ended(),
                 audits=self._health.coverage,
@@ -345,6 +373,9 @@ class Run:
         `loss_fn(output, target)` returns the mean loss of a micro-batch; or, where micro-batches differ in their number
         of tokens, a pair (sum over its tokens, their number): the step's gradient is then the mean over all tokens of
         the global batch. The output is in the compute dtype: compute losses from `output.float()`.
+
+        The loss that is returned is a number once `run.step` has taken it. Until then `loss.item()` is that of the step
+        before, NaN in the first one, the same on every rank, and warns (`elastic3d.training.loss`).
         """
         assembly = self._made()
         if model is not self._model:
@@ -356,7 +387,8 @@ class Run:
         self._progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
         with self._peers.followed(), self._outside.inside(), self._health.convicting():
             made = self._health.run(assembly, batch, objected)
-        loss = Loss(made, batch, passed=objected if self._health.looks_at_micro_batches else None)
+        passed = objected if self._health.looks_at_micro_batches else None
+        loss = Loss(made, batch, passed=passed, before=self._last_loss)
         self._progress.in_script()
         return loss
 
@@ -422,6 +454,7 @@ class Run:
             schedule.step()
         optimizer.zero_grad(set_to_none=True)
         loss.settle(outcome.loss, skipped=change.skipped)
+        self._last_loss = outcome.loss
         self._health.skipped(change)
         self._ledger = add(
             self._ledger,
@@ -432,7 +465,9 @@ class Run:
             sample_sum=outcome.sample_sum,
             excluded=outcome.excluded,
             excluded_sum=outcome.excluded_sum,
+            changed=self._changed,
         )
+        self._changed = ""
         batches.step = done
         self._interval.voted(outcome.snapshot_needs)
         if outcome.checkpoint:
@@ -552,6 +587,7 @@ class Run:
             asked=self._asked,
             begun_from="" if restore in restoring.MOVING else restore,
             health=self._health.facts,
+            loss=self._last_loss,
         )
         state = LocalState(step=self.steps, tiles=tiles, facts=state_facts.to_plain(facts))
         self._interval.taken(self.steps)

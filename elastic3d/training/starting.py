@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -20,15 +21,42 @@ from elastic3d.errors import StateError
 from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import TensorInMemory, held_by_model
 from elastic3d.training import restoring, state_facts
+from elastic3d.values import StoreAt
 
 _OWN = "model/"
 _PLACES = (_OWN, "", "model.")
 _SHOWN = 4
 
 
+_FOREIGN_FILES = (".metadata", "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+"""What other tools' checkpoints consist of, in a folder that somebody may take for a store."""
+
+
 def is_foreign(decision: restoring.Decision) -> bool:
-    """Return whether the state to load was not saved by a run: it does not say which samples were consumed."""
-    return decision.facts is not None and not state_facts.by_a_run(decision.facts)
+    """Return whether the state to load is not that of a run, but weights.
+
+    It does not say which samples were consumed; or it does, but has no tensor where runs keep them: these are the
+    weights that were exported from a run, with its facts beside them, and imported again.
+    """
+    if decision.facts is None:
+        return False
+    return not (state_facts.by_a_run(decision.facts) and any(key.startswith(_OWN) for key in decision.specs()))
+
+
+def check_imported(at: StoreAt) -> None:
+    """Raise StateError where a store that holds no checkpoint is a folder of another tool's, which would be ignored."""
+    folder = Path(at.url.removeprefix("file://"))
+    if "://" in at.url and not at.url.startswith("file://"):
+        return
+    foreign = sorted(path.name for pattern in _FOREIGN_FILES for path in folder.glob(pattern) if path.is_file())
+    if foreign:
+        raise StateError(
+            f"store {at.url} holds no checkpoint of a run, but another tool's ({', '.join(foreign[:_SHOWN])}"
+            f"{', ...' if len(foreign) > _SHOWN else ''}), which would be ignored: the run would begin with random "
+            f"weights. Trying again does not help: `elastic3d ckpt import NEW-STORE {at.url}` and begin with "
+            "store=NEW-STORE to start from these weights; else give the run an empty store, or say "
+            "elastic3d.run(..., fresh=True)"
+        )
 
 
 def from_the_start(decision: restoring.Decision) -> restoring.Decision:

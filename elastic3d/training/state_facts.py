@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from elastic3d.data import Order
@@ -19,6 +19,7 @@ _BEGUN_FROM = "begun_from"
 _CLEAN = "clean"
 _LOSSES = "losses"
 _NONDETERMINISM = "nondeterminism"
+_LOSS, NO_LOSS = "loss", "nan"
 _ROLLBACKS, _SPIKE, _SKIPPED = "rollbacks", "spike", "skipped"
 
 
@@ -108,6 +109,13 @@ class StateFacts(HealthFacts):
     """What the script asked for; None in states of older versions, which do not say."""
     begun_from: str = ""
     """The checkpoint that `restore=` named and the run went back to, "" for none."""
+    loss: str = NO_LOSS
+    """The loss of the last step, in hexadecimal, "nan" for none, and in states of older versions."""
+
+    @property
+    def last_loss(self) -> float:
+        """The loss of the last step, NaN where it is not known."""
+        return float.fromhex(self.loss)
 
 
 def to_plain(facts: StateFacts) -> dict[str, Any]:
@@ -123,10 +131,13 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
         del plain[CLEAN_NODES]
     if facts.nondeterminism is None:
         del plain[_NONDETERMINISM]
-    for name, nothing in ((_ROLLBACKS, ()), (_SPIKE, -1), (_SKIPPED, 0)):
+    for name, nothing in ((_ROLLBACKS, ()), (_SPIKE, -1), (_SKIPPED, 0), (_LOSS, NO_LOSS)):
         if getattr(facts, name) == nothing:
             del plain[name]
     return plain
+
+
+_ACCEPT = '; where the data set has grown on purpose, say so: run.restore(..., accept="data")'
 
 
 def by_a_run(plain: Mapping[str, Any]) -> bool:
@@ -144,21 +155,35 @@ def parse(plain: Mapping[str, Any] | None, step: int) -> StateFacts:
     if plain is None:
         raise StateUnfit(f"the state of step {step} has no facts beside its tensors; it was not saved by a run")
     try:
-        return from_json(StateFacts, plain)
-    except (TypeError, ValueError) as error:
+        facts = from_json(StateFacts, plain)
+        _ = facts.last_loss
+    except (OverflowError, TypeError, ValueError) as error:
         raise StateUnfit(
             f"what the state of step {step} says beside its tensors cannot be read: {error}. Trying again does not "
             "help: upgrade if a newer version saved it, or go back to another checkpoint with restore="
         ) from error
+    return facts
 
 
-def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> None:
+def data_change(facts: StateFacts, order: Order, data: str = "") -> str:
+    """Return in words how the data set is another one than that of a state, "" where it is not, as far as is known."""
+    if facts.order.length != order.length:
+        return f"the data set had {facts.order.length} samples and has {order.length} from here on"
+    if facts.data and data and facts.data != data:
+        return f"the data set was {facts.data} and is {data} from here on"
+    return ""
+
+
+def check_facts(facts: StateFacts, step: int, order: Order, data: str = "", *, accept: Collection[str] = ()) -> None:
     """Accept the facts of the state of a step; StateUnfit if its samples were counted in another order than these.
 
     The micro-batch may differ: it changes the bits, but not which samples are consumed. data: the data set's
-    fingerprint; a data set without one is taken on trust.
+    fingerprint; a data set without one is taken on trust. accept: what may have changed (`identity.ACCEPTED`).
     """
     saved = facts.order
+    numbered = saved.length is not None, order.length is not None
+    if "data" in accept and numbered[0] == numbered[1]:
+        saved, data = replace(saved, length=order.length), ""
     for name in ("length", "global_batch", "seed"):
         then, now = getattr(saved, name), getattr(order, name)
         if name == "global_batch":
@@ -167,12 +192,12 @@ def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> N
             raise StateUnfit(
                 f"the state of step {step} was trained with {name}={then} and run.batches now has {now}: its "
                 "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
-                "new run"
+                f"new run{_ACCEPT if name == 'length' and all(numbered) else ''}"
             )
     then = facts.data
     if then and data and then != data:
         raise StateUnfit(
             f"the state of step {step} was trained on the data set {then} and run.batches now has {data}: its "
             "samples could not be accounted for. Trying again does not help: go back to the old files, or start a new "
-            "run"
+            f"run{_ACCEPT}"
         )

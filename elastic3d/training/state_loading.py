@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -31,8 +32,12 @@ class LoadedState:
     scale: LossScale
     changes: tuple[str, ...]
     """In words, where the script differs from the one that saved the state."""
+    accepted: tuple[str, ...]
+    """Likewise, what is only so because the script asks for it."""
     health: HealthFacts
     """How far the state can be relied on, as it says itself."""
+    loss: float
+    """Of the state's last step, NaN where there is none or it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,8 @@ class StateLoader:
     batches: Batches
     asked: AskedState
     """What the script asks for."""
+    accept: frozenset[str]
+    """What may have changed since the state was saved."""
     peers: Callable[[], AbstractContextManager[None]]
     """Surrounds what all ranks do together, and ends the process if one of them is lost."""
 
@@ -81,6 +88,7 @@ class StateLoader:
                             decision,
                             sources,
                             self.assembly.mesh.computes_on,
+                            accept=self.accept,
                             arrived=self.assembly.mesh.progress.tick,
                         )
                 except MissingTile as error:
@@ -96,8 +104,9 @@ class StateLoader:
                     decision.source == restoring.STORE and self.assembly.mesh.highest(missing is not None) > 0
                 )
             if not found_damaged:
+                saved = self._facts(decision)
                 changes = tuple(self._changes(decision))
-                facts = self._facts(decision) or HealthFacts()
+                facts = saved or HealthFacts()
                 rollbacks = (*facts.rollbacks, *self._new_to(decision, go))
                 self.batches.leave_out((one.first, one.stop) for one in rollbacks)
                 return LoadedState(
@@ -105,11 +114,13 @@ class StateLoader:
                     ledger=ledger,
                     scale=scale,
                     changes=changes,
+                    accepted=() if saved is None else self._accepted(saved),
                     health=replace(
                         HealthFacts(**state_facts.fields_of(facts)),
                         rollbacks=rollbacks,
                         spike=max((facts.spike, *(one.spike for one in rollbacks))),
                     ),
+                    loss=saved.last_loss if saved is not None else math.nan,
                 )
             process_log().emit(
                 "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
@@ -135,7 +146,11 @@ class StateLoader:
                 distrusted=go.distrusted,
                 rollbacks=go.rollbacks,
             )
-            decided = restoring.dump(restoring.decide(self.tiers, go.servers, given.store, self.assembly.specs, known))
+            decision = restoring.decide(self.tiers, go.servers, given.store, self.assembly.specs, known)
+            untrained = max(known.reached, known.newest) <= 0 and not known.fresh
+            if decision.source == restoring.NONE and given.store is not None and untrained:
+                starting.check_imported(given.store)
+            decided = restoring.dump(decision)
         return starting.from_the_start(restoring.load(mesh.broadcast(decided)))
 
     @staticmethod
@@ -158,4 +173,9 @@ class StateLoader:
             return []
         saved = state_facts.parse(decision.facts, decision.step).asked
         identity.check_leaf(saved, self.asked)
-        return [] if saved is None else identity.changes(saved, self.asked)
+        return [] if saved is None else identity.changes(saved, self.asked, self.accept)
+
+    def _accepted(self, saved: StateFacts) -> tuple[str, ...]:
+        data = state_facts.data_change(saved, self.batches.order, self.batches.fingerprint)
+        schedule = "" if saved.asked is None else identity.schedule_change(saved.asked, self.asked)
+        return tuple(filter(None, (data, schedule)))

@@ -270,3 +270,32 @@ def train_packed(run: Run) -> str:
         run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
     assert check(run.ledger, batches.order).whole
     return run.digest()
+
+
+def pad(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Pad to the longest, as collators for transformers do; the first words are masked by chance."""
+    longest = max(len(sample["tokens"]) for sample in samples)
+    made = {}
+    for name, filler in (("tokens", 0), ("labels", -100)):
+        made[name] = torch.tensor([one[name] + [filler] * (longest - len(one[name])) for one in samples])
+    made["tokens"][:, 0] = torch.where(torch.rand(len(samples)) < 0.5, made["tokens"][:, 0], 0)
+    return made
+
+
+def train_padded(run: Run, *, one_shape: bool = False) -> str:
+    """Train on dictionaries of several lengths, padded to the longest of their micro-batch, or all to one."""
+    model = run.shard(lambda: Model(), blocks="blocks", seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    texts = [sentence(n)[0].tolist()[: 5 if one_shape else n % 4 + 2] for n in range(37)]
+    dataset = [{"tokens": text, "labels": [*text[1:], -100]} for text in texts]
+    batches = run.batches(dataset, global_batch=14, micro_batch=2, seed=11, collate=pad, one_shape=one_shape)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=STEPS):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
+    assert check(run.ledger, batches.order).whole
+    return run.digest()
+
+
+def train_padded_alike(run: Run) -> str:
+    """Train on dictionaries that are padded to one length."""
+    return train_padded(run, one_shape=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -96,6 +98,23 @@ class Plain(nn.Module):
         x = self.drop(self.embed(tokens))
         places = self.places(x)
         for block in self.blocks:
+            x = block(x, places)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+class NamedPlain(Plain):
+    """The same with its blocks in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ("first", "second", "10")
+        self.blocks = nn.ModuleDict(dict(zip(names, self.blocks, strict=True)))  # type: ignore[assignment]
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        places, blocks = self.places(x), cast(nn.ModuleDict, self.blocks)
+        for block in blocks.values():
             x = block(x, places)
         logits: torch.Tensor = self.head(x)
         return logits

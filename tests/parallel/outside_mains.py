@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -92,3 +93,17 @@ def save_once(run: Run) -> None:
         if run.steps == 1 and run.rank == run.world - 1:
             run.save()
         run.step(optimizer, loss=loss)
+
+
+def read_early(run: Run) -> list[tuple[float | None, float]]:
+    """Return each step's loss as it reads before `run.step`, None for NaN, and after it."""
+    model, optimizer, batches = begun(run)
+    read = []
+    for batch in batches.until(step=3):
+        loss = run.backward(model, batch, loss_fn)
+        early = loss.item()
+        if run.rank == 0:
+            print(f"step {batch.step}: {loss:.3f}")  # as people write it: on one rank alone
+        run.step(optimizer, loss=loss)
+        read.append((None if math.isnan(early) else early, loss.item()))
+    return read

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from elastic3d.training import Run
-from tests.parallel.models import Model, Recomputing, Sentences, loss_fn
+from tests.parallel.models import Model, NamedPlain, Recomputing, Sentences, loss_fn
 
 
 class Folded(Model):
@@ -34,6 +34,11 @@ def train(run: Run, *, build: type[nn.Module] | None = None, precision: str = "f
 def folded(run: Run) -> str:
     """Train blocks that return views and use a parameter twice."""
     return train(run, build=Folded)
+
+
+def named(run: Run) -> str:
+    """Train blocks that are in a dictionary."""
+    return train(run, build=NamedPlain)
 
 
 class Again(Recomputing):

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
-from elastic3d.data import Batch
 from elastic3d.errors import UsageError
 from elastic3d.training import Main, Run
-from elastic3d.training.loss import Loss
 from elastic3d.training.standalone import StandalonePort
 from elastic3d.values import Layout
 from tests.parallel import outside_mains as mains
@@ -74,11 +71,3 @@ def test_a_job_without_a_store_cannot_save() -> None:
     port.assignment = replace(port.assignment, store_prefix="1.1")
     with pytest.raises(UsageError, match="no store to save to"):
         Run(port).save()
-
-
-def test_a_loss_can_be_printed_at_any_time() -> None:
-    """As a number once there is one."""
-    loss = Loss({0: torch.tensor(0.5)}, Batch.__new__(Batch))
-    assert str(loss) == repr(loss) == "Loss(known after run.step)"
-    loss.settle(0.25, skipped=False)
-    assert (str(loss), repr(loss), f"{loss:.3f}") == ("0.25", "Loss(0.25)", "0.250")

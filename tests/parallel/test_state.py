@@ -457,7 +457,7 @@ def test_calls_in_the_wrong_order_say_what_is_missing() -> None:
         run.restore(model=model, optimizer=optimizer, batches=batches)
         loss = run.backward(model, next(batches.until(step=1)), loss_fn)
         with pytest.raises(UsageError, match=r"known after run.step"):
-            float(loss)
+            _ = loss.value
         with pytest.raises(UsageError, match=r"the optimizer and the schedule that run.restore was given"):
             run.step(torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
         run.step(optimizer, loss=loss)

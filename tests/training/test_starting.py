@@ -94,3 +94,28 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert "head.bias is float32 [3] there, float32 [29] here" in said
     assert "scale is float64 [2] there, float32 [2] here" in said
     assert "elastic3d ckpt import" in said
+
+
+def test_exported_weights_of_a_run_are_weights(tmp_path: Path) -> None:
+    """An export of `model/` has the facts of its run beside it, and no state of a run: another one starts at step 0."""
+    torch.save(trained(), tmp_path / "in.pt")
+    facts = {"step": 7, "order": {"length": 3, "global_batch": 1, "micro_batch": 1, "seed": 0}, "ledger": []}
+    import_checkpoint("torch", tmp_path / "in.pt", open_store(str(tmp_path / "store")), step=7, facts=facts)
+    host, weights = begin(tmp_path / "store")
+    assert (host.began, host.facts[0]["step"]) == ([("store", 0)], 0)
+    assert all(torch.equal(weights[name], value) for name, value in trained().items())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin"])
+def test_a_folder_that_was_not_imported_is_not_taken_for_an_empty_store(name: str, tmp_path: Path) -> None:
+    """Its weights would be ignored, and nobody would know; the error says how to start from them."""
+    (tmp_path / name).write_bytes(b"weights")
+    with pytest.raises(StateError, match=rf"another tool's \({name}\).* `elastic3d ckpt import NEW-STORE"):
+        begin(tmp_path)
+
+
+def test_other_files_in_a_store_are_nobodys_weights(tmp_path: Path) -> None:
+    """Such as notes, and what the script itself saves."""
+    (tmp_path / "notes.txt").write_text("7")
+    (tmp_path / "best.pt").write_bytes(b"")
+    assert begin(tmp_path)[0].began == [("none", 0)]

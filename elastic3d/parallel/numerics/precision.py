@@ -1,6 +1,7 @@
 """The dtype that a step computes in, over fp32 state.
 
-Parameters and optimizer state stay fp32 whatever the precision, so that a checkpoint does not depend on it. FSDP2 casts
+Parameters and optimizer state stay fp32 whatever the precision, so that a checkpoint does not depend on it; those of a
+model that comes in 16 bits, as many pretrained ones do, are widened when it is built. FSDP2 casts
 a unit's parameters when it gathers them, and floating-point arguments where they enter the model and each block. A
 micro-batch's gradient arrives in the compute dtype and is cast to fp32 before it is summed. With one replica the model
 is sharded over a mesh of one rank, so that the same casts are made in the same places: FSDP2 then gathers and reduces
@@ -10,7 +11,7 @@ by copying, and adds micro-batch after micro-batch in fp32, which is the order o
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -40,6 +41,29 @@ class Precision(StrEnum):
         return MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32 if self.dtype else None)
 
 
+WIDENED = (torch.bfloat16, torch.float16)
+"""Dtypes of parameters whose values fp32 holds exactly, as pretrained models come in them."""
+
+
+def over_masters(build: Callable[[], nn.Module], precision: Precision) -> Callable[[], nn.Module]:
+    """Return `build`, but with parameters in 16 bits widened to the fp32 masters that `precision` computes over.
+
+    Each keeps its value, its identity and with it its ties. Buffers stay as they are: nothing casts them later, either.
+    """
+    if precision.dtype is None:
+        return build
+
+    @functools.wraps(build)
+    def built() -> nn.Module:
+        model = build()
+        for parameter in model.parameters() if isinstance(model, nn.Module) else ():
+            if parameter.dtype in WIDENED:
+                parameter.data = parameter.data.float()
+        return model
+
+    return built
+
+
 def check_masters(model: nn.Module, precision: Precision) -> None:
     """Refuse by name parameters that are not fp32 masters; without casts any dtype will do."""
     if precision.dtype is None:
@@ -48,7 +72,8 @@ def check_masters(model: nn.Module, precision: Precision) -> None:
         if parameter.dtype != torch.float32:
             raise ModelError(
                 f"parameter {name!r} is {parameter.dtype}; precision={precision.value!r} computes over parameters that "
-                'are kept in fp32. Build the model in fp32, or leave precision="fp32" to train it as it is built'
+                "are kept in fp32, to which only 16 bits are widened. Build the model in fp32, or leave "
+                'precision="fp32" to train it as it is built'
             )
 
 

@@ -25,6 +25,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
 
 from elastic3d.data.batches import Batch, MicroBatch
+from elastic3d.errors import UsageError
 from elastic3d.health.phases import Phase
 from elastic3d.parallel.pipeline.frame import Frame
 from elastic3d.parallel.pipeline.passes import LossFunction, scaled
@@ -84,6 +85,7 @@ class Pipeline:
         ]
         self._last: Reduction | None = next((reduction for part, reduction in parts if part.last), None)
         self._first = any(part.first for part, _ in parts)
+        self._shape = tuple(example_input.shape)
         self._end = layout.stages - 1
         self._schedule: Any = None
         self._rounds = 0
@@ -116,13 +118,25 @@ class Pipeline:
             stage.reduction.begin_step(batch.counted, batch.excluded)
             stage.has_backward = True
             stage.clear_runtime_states()
+        given = [self._entering(batch.step, part) if self._first else () for part in self._parts]
         with self._neighbours.noted():
             self._schedule._step_microbatches(
-                arg_mbs=[(self._frame.tensor(part.input),) if self._first else () for part in self._parts],
+                arg_mbs=given,
                 target_mbs=[part.target for part in self._parts] if self._last else None,
                 return_outputs=False,
             )
         return self._losses
+
+    def _entering(self, step: int, part: MicroBatch) -> tuple[torch.Tensor]:
+        """Return what enters the first stage; UsageError for another shape than the activations are passed on for."""
+        tensor = self._frame.tensor(part.input)
+        if tuple(tensor.shape) != self._shape:
+            raise UsageError(
+                f"micro-batch {part.like} of step {step} is of shape {list(tensor.shape)}, and the first one of the "
+                f"run of {list(self._shape)}: pipeline stages pass on activations of one shape. Pad all to one length, "
+                "or train without stages: elastic3d.run(..., layout=Layout(pp=1))"
+            )
+        return (tensor,)
 
     def made(self, stage: int, tensor: torch.Tensor) -> None:
         """Digest what a stage made of the present micro-batch, where that is audited."""

@@ -1,11 +1,11 @@
 """Cutting a model into pipeline stages without renaming anything in it.
 
-The model's repeated layers, its *blocks*, are one ModuleList named by its dotted path. A stage keeps a contiguous run
-of them, as the layout's cuts say; every other block is replaced by `Absent`, which passes its first argument on, so
-that the user's own `forward` runs unchanged on every stage and parameter names stay global. Modules registered before
-the blocks, at every level on the path to them, belong to the first stage; those registered after them to the last.
-`chain` proves that a model's forward really is such a chain. Modules without parameters are cut when that proof is
-made: a dropout between embedding and blocks must run once, a table of rotary embeddings on every stage.
+The model's repeated layers, its *blocks*, are one ModuleList or ModuleDict named by its dotted path. A stage keeps a
+contiguous run of them, as the layout's cuts say; every other block is replaced by `Absent`, which passes its first
+argument on, so that the user's own `forward` runs unchanged on every stage and parameter names stay global. Modules
+registered before the blocks, at every level on the path to them, belong to the first stage; those registered after them
+to the last. `chain` proves that a model's forward really is such a chain. Modules without parameters are cut when that
+proof is made: a dropout between embedding and blocks must run once, a table of rotary embeddings on every stage.
 """
 
 from __future__ import annotations
@@ -42,19 +42,24 @@ def first_of(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     return args[0] if args else next(iter(named.values()), None)
 
 
-def find_blocks(model: nn.Module, path: str) -> nn.ModuleList:
-    """Return the ModuleList at a dotted path; ModelError naming the candidates if there is none."""
+Blocks = nn.ModuleList | nn.ModuleDict
+
+
+def find_blocks(model: nn.Module, path: str) -> Blocks:
+    """Return the ModuleList or ModuleDict at a dotted path; ModelError naming the candidates if there is none."""
     try:
         module = model.get_submodule(path)
     except AttributeError:
         module = None
-    if isinstance(module, nn.ModuleList) and path and len(module):
+    if isinstance(module, Blocks) and path and len(module):
         return module
-    candidates = [
-        f"{name!r} ({len(m)})" for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m)
-    ]
-    what = "no such module" if module is None else f"a {type(module).__name__}, not a ModuleList with blocks in it"
-    hint = f"ModuleLists in the model: {', '.join(candidates)}" if candidates else "the model has no ModuleList; "
+    candidates = [f"{name!r} ({len(m)})" for name, m in model.named_modules() if isinstance(m, Blocks) and len(m)]
+    what = (
+        "no such module"
+        if module is None
+        else f"a {type(module).__name__}, not a ModuleList or ModuleDict with blocks in it"
+    )
+    hint = f"Those in the model: {', '.join(candidates)}" if candidates else "the model has no such list; "
     if not candidates:
         hint += "keep the repeated layers in one, or leave blocks= out to train without pipeline stages"
     raise ModelError(f"blocks={path!r}: {what} in {type(model).__name__}. {hint}")
@@ -70,12 +75,15 @@ def comparable(model: nn.Module, path: str | None) -> bool:
         return False
     blocks = find_blocks(model, path)
     around = [model, *map(model.get_submodule, accumulate(path.split(".")[:-1], "{}.{}".format))]
-    if any(one._compiled_call_impl is not None for one in (*around, *blocks)):
+    if any(one._compiled_call_impl is not None for one in (*around, *blocks.children())):
         return False
     # What `torch.compile` returns for a module holds it under this name.
     if any(hasattr(one, "_orig_mod") for one in around):
         return False
-    shapes = [(type(one), [(name, parameter.shape) for name, parameter in one.named_parameters()]) for one in blocks]
+    shapes = [
+        (type(one), [(name, parameter.shape) for name, parameter in one.named_parameters()])
+        for one in blocks.children()
+    ]
     return all(shape == shapes[0] for shape in shapes)
 
 
@@ -158,8 +166,9 @@ def cut(model: nn.Module, path: str | None, layout: Layout, rank: int) -> list[S
     modules = dict.fromkeys(mine, model) if len(mine) == 1 else {stage: _copy(model, path) for stage in mine}
     for module, kept in [(model, mine), *((module, (stage,)) for stage, module in modules.items())]:
         blocks = find_blocks(module, path)
+        names = list(blocks._modules)
         for index in set(range(count)).difference(*(runs[stage] for stage in kept)):
-            blocks[index] = Absent()
+            setattr(blocks, names[index], Absent())
         before, after = ends(module, path)
         for name in ([] if 0 in kept else before) + ([] if layout.stages - 1 in kept else after):
             if any(True for _ in module.get_submodule(name).parameters()):

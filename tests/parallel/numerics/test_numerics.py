@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elastic3d.data.positions import Order
-from elastic3d.errors import ModelError, UsageError
+from elastic3d.errors import UsageError
 from elastic3d.parallel.numerics.recompute import PRODUCTS, Recompute, recompute
 from elastic3d.training import run_alone
 from elastic3d.values import Layout
@@ -57,12 +57,6 @@ def test_an_unknown_precision_is_refused() -> None:
     """The message lists the known ones."""
     with pytest.raises(UsageError, match='precision must be one of "fp32", "bf16", "fp16"; it is \'half\''):
         run_alone(lambda run: run.shard(Model, precision="half"))  # type: ignore[arg-type, return-value]
-
-
-def test_master_weights_must_be_fp32() -> None:
-    """A model built in bf16 has no fp32 state to compute over; it trains as built, without precision."""
-    with pytest.raises(ModelError, match=r"parameter 'embed.weight' is torch.bfloat16; precision='bf16'"):
-        run_alone(lambda run: run.shard(lambda: Model(dtype=torch.bfloat16), precision="bf16"))  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize("main", [mains.train_full, mains.train_selective])

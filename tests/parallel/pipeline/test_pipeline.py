@@ -142,3 +142,9 @@ def test_gradients_of_a_stage_are_complete_in_the_order_of_micro_batches(schedul
                         if action.stage == stage and action.kind in (Pass.BACKWARD, Pass.WEIGHT)
                     ]
                     assert done == list(range(rounds))
+
+
+def test_blocks_in_a_dictionary_end_as_one() -> None:
+    """Stages and shards are made of them as of a list."""
+    reference = finished(run_world(pipeline_mains.named, Orders(layout=ONE)))[0]
+    ends_as_one(pipeline_mains.named, reference, "pp=2,dp=2,zero=3,schedule=1f1b")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from elastic3d.parallel.refusals import OutsidePromise, look_at_model, look_at_o
 from elastic3d.planner import RankPlace, place_of
 from elastic3d.planner.shares import stage_of_block
 from elastic3d.values import Layout, Schedule
-from tests.parallel.models import Model, Plain
+from tests.parallel.models import Model, NamedPlain, Plain
 
 WIDTH = 4
 TOKENS = torch.zeros(2, 3, dtype=torch.long)
@@ -242,6 +243,24 @@ def test_hooks_of_a_part_are_its_own() -> None:
     assert seen == ["module", "blocks.0", "blocks.1", "blocks.2"]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_blocks_may_be_in_a_dictionary(count: int) -> None:
+    """Under any names, in the order in which they were put there; stages in turn compute the bits of the whole."""
+    whole = initial.whole(NamedPlain, 0).eval()
+    proof = chain.prove(whole, "blocks", TOKENS)
+    x, names = TOKENS, []
+    for stage in range(count):
+        part = initial.whole(NamedPlain, 0).eval()
+        cut = stages.cut(part, "blocks", Layout(pp=count, dp=1), stage)
+        stages.cut_links(part, "blocks", proof.links, cut)
+        assert [name for name, _ in cut[0].blocks] == ["blocks.first", "blocks.second", "blocks.10"]
+        names += [name for name, _ in cut[0].present]
+        x = part(x)
+    assert torch.equal(x, whole(TOKENS))
+    assert names == ["blocks.first", "blocks.second", "blocks.10"]
+    assert stages.comparable(whole, "blocks")
+
+
 def test_blocks_are_distributed_evenly_and_in_order() -> None:
     """Runs are contiguous and differ by at most one block."""
     for blocks in range(1, 12):
@@ -255,11 +274,11 @@ def test_blocks_are_distributed_evenly_and_in_order() -> None:
 
 def test_a_wrong_name_of_the_blocks_lists_the_right_ones() -> None:
     """The candidates are listed with their lengths."""
-    with pytest.raises(ModelError, match=r"no such module in Chain. ModuleLists in the model: 'blocks' \(3\)"):
+    with pytest.raises(ModelError, match=r"no such module in Chain. Those in the model: 'blocks' \(3\)"):
         stages.find_blocks(Chain(), "layers")
     with pytest.raises(ModelError, match="a Linear, not a ModuleList"):
         stages.find_blocks(Chain(), "head")
-    with pytest.raises(ModelError, match="has no ModuleList"):
+    with pytest.raises(ModelError, match="the model has no such list"):
         stages.find_blocks(nn.Linear(2, 2), "blocks")
     with pytest.raises(LayoutError, match=r"more pipeline stages \(4\) than the model has blocks \(3\)"):
         stages.cut(Chain(), "blocks", Layout(pp=4, dp=1), 0)
@@ -375,7 +394,7 @@ def test_blocks_are_timed_only_where_they_are_one_work_and_nothing_compiles_the_
         outer.inner = inner
         return outer
 
-    def layers(model: nn.Module) -> nn.ModuleList:
+    def layers(model: nn.Module) -> Any:
         return stages.find_blocks(model, "inner.layers")
 
     model = nested()

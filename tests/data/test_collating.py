@@ -1,0 +1,182 @@
+"""Samples of every usual form, and what a script's `collate` makes of them, as micro-batches."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from elastic3d.data import Batches, Share
+from elastic3d.errors import UsageError
+from elastic3d.parallel.foreign import Caller
+from elastic3d.training import Run, run_alone
+from elastic3d.training.standalone import StandalonePort
+from elastic3d.values import ModelProfile
+
+TEXTS: list[Any] = [{"input_ids": list(range(1, 2 + n % 5)), "labels": list(range(1, 2 + n % 5))} for n in range(23)]
+
+
+def pad(samples: list[Any]) -> Any:
+    """As transformers' collators: another kind of mapping, padded to the longest, with words left out by chance."""
+    longest = max(len(sample["input_ids"]) for sample in samples)
+    words = torch.tensor([one["input_ids"] + [0] * (longest - len(one["input_ids"])) for one in samples])
+    kept = torch.rand(words.shape) < 0.8
+    return UserDict({"input_ids": words * kept, "labels": words, "mask": (words > 0).long()})
+
+
+class Stream:
+    """The texts in turn."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(TEXTS)
+
+
+def made(dp: int, dataset: Any = TEXTS, workers: int = 0) -> dict[tuple[int, int], Any]:
+    """Return every counted micro-batch of three steps, over all dp ranks."""
+    parts: dict[tuple[int, int], Any] = {}
+    for index in range(dp):
+        share = Share(dp=dp, index=index)
+        batches = Batches(dataset, global_batch=10, micro_batch=2, seed=5, share=share, collate=pad, workers=workers)
+        with nullcontext() if workers else pytest.warns(UserWarning, match="the data set draws"):
+            for batch in batches.until(step=3):
+                parts |= {(batch.step, p.index): (p.input, p.target) for p in batch.micro_batches if p.counts}
+                batches.step += 1
+    return parts
+
+
+def same(one: Any, other: Any) -> bool:
+    (inputs, target), (others, another) = one, other
+    return (
+        isinstance(inputs, dict)
+        and inputs.keys() == others.keys() == {"input_ids", "mask"}
+        and all(torch.equal(inputs[name], others[name]) for name in inputs)
+        and torch.equal(target, another)
+    )
+
+
+@pytest.mark.parametrize("dataset", [TEXTS, Stream()], ids=["numbered", "stream"])
+def test_a_padded_micro_batch_is_the_same_in_every_layout(dataset: Any) -> None:
+    """Its length, and what collate= draws, depend on its own samples alone; so in a thread and in processes."""
+    one = made(1, dataset)
+    assert len(one) == 15
+    assert len({inputs["input_ids"].shape for inputs, _ in one.values()}) > 1
+    for other in (made(2, dataset), made(3, dataset), made(1, dataset, workers=1)):
+        assert one.keys() == other.keys()
+        assert all(same(one[key], other[key]) for key in one)
+
+
+def one_batch(dataset: Any, **options: Any) -> Any:
+    part = next(Batches(dataset, global_batch=2, micro_batch=2, seed=0, **options).until(step=1)).micro_batches[0]
+    return part.input, part.target
+
+
+def test_a_dictionary_is_an_input_and_its_labels() -> None:
+    """Lists of numbers are tensors: stacked, never transposed; the target may be called label, too."""
+    inputs, target = one_batch([{"input_ids": [1, 2, 3], "x": np.ones(2), "labels": [4, 5, 6]}] * 2)
+    assert torch.equal(inputs["input_ids"], torch.tensor([[1, 2, 3]] * 2))
+    assert inputs["x"].shape == (2, 2)
+    assert torch.equal(target, torch.tensor([[4, 5, 6]] * 2))
+    assert torch.equal(one_batch([{"x": torch.ones(1), "label": 1}] * 2)[1], torch.tensor([1, 1]))
+
+
+def test_samples_and_results_that_are_no_pair_are_refused_by_name() -> None:
+    """With what would do, and with the sample for which it was."""
+    with pytest.raises(
+        UsageError, match=r"sample \d+ of the data set is a dictionary without an entry 'labels'.* 'ids'"
+    ):
+        one_batch([{"ids": [1]}] * 2)
+    with pytest.raises(UsageError, match=r"sample \d+ of the data set is int"):
+        one_batch([7, 8])
+    with pytest.raises(
+        UsageError, match=r"or a dictionary with an entry 'labels'; what collate= returns is tuple of 3"
+    ):
+        one_batch([7, 8], collate=lambda samples: (1, 2, 3))
+    with pytest.raises(UsageError, match=r"what collate= returns is a dictionary without an entry 'labels'.*nothing"):
+        one_batch([7, 8], collate=lambda samples: {})
+    with pytest.raises(UsageError, match="collate= takes a function of a list of samples, not int"):
+        one_batch([7, 8], collate=3)
+    with pytest.raises(UsageError, match=r"say how as run.batches\(..., collate=\)"):
+        one_batch([{"x": [1], "labels": 0}, {"x": [1, 2], "labels": 0}])
+    with pytest.raises(ValueError, match="expected sequence of length") as ragged:
+        one_batch([{"x": [[1], [1, 2]], "labels": 0}] * 2)
+    assert "of the data set" in ragged.value.__notes__[0]
+    with pytest.raises(ZeroDivisionError) as raised:
+        one_batch([7, 8], collate=lambda samples: 1 // 0)
+    assert "collate= of sample" in raised.value.__notes__[0]
+
+
+class Masked(nn.Linear):
+    """A block."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x if mask is None else x * mask.unsqueeze(-1))
+
+
+class Reader(nn.Module):
+    """Takes its input by name, as the models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.blocks = nn.ModuleList(Masked(4, 4) for _ in range(2))
+        self.head = nn.Linear(4, 9)
+
+    def forward(self, input_ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            x = block(x, mask)
+        out: torch.Tensor = self.head(x)
+        return out
+
+
+def train(run: Run, *, one_shape: bool = False) -> float:
+    model = run.shard(Reader, blocks="blocks")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = run.batches(TEXTS, global_batch=4, micro_batch=2, collate=pad, workers=1, one_shape=one_shape)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    loss = None
+    for batch in batches.until(step=2):
+        loss = run.backward(
+            model, batch, lambda output, target: nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+        )
+        run.step(optimizer, loss=loss)
+    assert loss is not None
+    return loss.value
+
+
+def test_a_script_trains_on_dictionaries_of_several_lengths() -> None:
+    """Without any change to data set, collator or model."""
+    losses: list[float] = []
+    run_alone(lambda run: losses.append(train(run)))
+    assert losses[0] > 0.0
+
+
+@pytest.mark.parametrize("one_shape", [False, True])
+def test_the_planner_learns_whether_shapes_vary(one_shape: bool) -> None:
+    """They do as far as anybody knows, unless the script says otherwise; with that, no stages are planned."""
+
+    class Profiled(Exception):
+        pass
+
+    profiles: list[ModelProfile] = []
+
+    def take(profile: ModelProfile) -> Any:
+        profiles.append(profile)
+        raise Profiled
+
+    with pytest.raises(Profiled):
+        train(Run(StandalonePort(measured=take)), one_shape=one_shape)
+    assert profiles[0].varies is not one_shape
+
+
+def test_entries_that_forward_does_not_take_are_named() -> None:
+    """As columns of a data set that nobody has removed; a dictionary of the model's own is passed as it is."""
+    model = Reader()
+    with pytest.raises(UsageError, match="forward of Reader has no parameter for its entries 'idx'"):
+        Caller(model)(model, {"input_ids": torch.ones(1, 2).long(), "idx": 3})
