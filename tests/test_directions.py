@@ -15,7 +15,8 @@ PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 # Inside elastic3d each line may import itself and what stands above it. `training` is the Run that a user's main sees,
 # `entry` the elastic3d.run that a script calls; `storage` is the run's store, `etcd_refs` its refs in etcd;
 # `rendezvous` is torchrun's side of a node, `worker` the job's. `calibration` asks scripts and measures,
-# `doctor` looks at one node. `dashboard` says what commands print, as a page, and one command serves it.
+# `doctor` looks at one node. `dashboard` and `report` say what commands print, as pages made of `pages`; one command
+# serves the first, another writes the second.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "accounting",
@@ -48,7 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("training",),
     ("calibration", "doctor"),
     ("entry",),
-    ("cli", "dashboard"),
+    ("cli", "dashboard", "pages", "report"),
 )
 
 

@@ -11,11 +11,11 @@ from elastic3d.dashboard.document import PageDocument, findings_in, generations_
 from elastic3d.dashboard.event_files import EventFolder
 from elastic3d.dashboard.feed import ViewFeed
 from elastic3d.dashboard.moments import Moments
-from elastic3d.dashboard.series import StepFigures, StepSeries
 from elastic3d.dashboard.view import view
 from elastic3d.errors import Elastic3dError
 from elastic3d.membership.inspection.keys import RunKeys
 from elastic3d.membership.inspection.status import Status
+from elastic3d.pages.series import StepFigures, StepSeries
 
 EVERY = 1.0
 """Seconds from one look to the next while somebody watches."""

@@ -24,10 +24,10 @@ from elastic3d.cli.durations import spell
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.dashboard.access import PageAccess, same_origin
 from elastic3d.dashboard.feed import ViewFeed
-from elastic3d.dashboard.markup import Html
 from elastic3d.dashboard.page import page, plain_page, policy
 from elastic3d.dashboard.streaming import Connections, Message, Receive, Scope, Send, stream
 from elastic3d.errors import Elastic3dError, UsageError
+from elastic3d.pages.markup import Html
 
 MOST_STREAMS = 64
 """Browsers that may follow the page at the same time."""

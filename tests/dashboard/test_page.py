@@ -18,7 +18,6 @@ from elastic3d.dashboard.document import PageDocument, findings_in, generations_
 from elastic3d.dashboard.event_files import NotableEvent
 from elastic3d.dashboard.moments import Moments
 from elastic3d.dashboard.page import page, policy
-from elastic3d.dashboard.series import StepFigures, StepSeries
 from elastic3d.dashboard.view import view
 from elastic3d.etcd import KeyValue
 from elastic3d.health.trouble import Trouble
@@ -26,6 +25,7 @@ from elastic3d.log import Level
 from elastic3d.membership.inspection.derivation import status
 from elastic3d.membership.inspection.keys import find
 from elastic3d.membership.inspection.status import NodeRole, NodeState, NodeStatus
+from elastic3d.pages.series import StepFigures, StepSeries
 from elastic3d.values import Layout
 from tests.cli.status import scenes
 from tests.cli.status.scenes import ROOT, SCENES, WALL, Scene
