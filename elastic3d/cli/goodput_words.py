@@ -43,7 +43,9 @@ def useful_share(one: NodeGoodput) -> float:
 
 def most_lost(one: NodeGoodput) -> str:
     """Return the three categories to which a node lost most."""
-    losses = {name: spent for name, spent in one.by_category.items() if name is not Category.USEFUL}
+    losses: dict[Category, int] = {
+        name: spent for name, spent in one.by_category.items() if name is not Category.USEFUL
+    }
     return ", ".join(list(spelled_parts(losses))[:3])
 
 

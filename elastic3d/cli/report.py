@@ -37,9 +37,11 @@ def write_report(
 ) -> None:
     """Write one HTML page about what became of a run: curves, nodes, time, generations, findings, checkpoints.
 
-X Lines that cannot be read count as not written, and the page says how many there are. A file that
-    is there is replaced when the new one is whole. With --json the same is printed as one document, and the page is
-    written only where --output names a file.
+    The page is made of the event files of `elastic3d.run(events=...)` alone, and of the evidence beside them; the run
+    may be over or still going on. It loads nothing, has no script, and can be kept or sent as one file. Lines that
+    cannot be read count as not written, and the page says how many there are. A file that is there is replaced when the
+    new one is whole. With --json the same is printed as one document, and the page is written only where --output names
+    a file.
 
     Examples:
 

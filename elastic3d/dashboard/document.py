@@ -78,8 +78,7 @@ def findings_in(
     """
     with_evidence = {one.verdict: one for one in bundles}
     verdicts = [
-        (key, with_evidence.pop(verdict, None) or PastVerdict(verdict=verdict))
-        for key, verdict in run_keys.verdicts.items()
+        (key, with_evidence.pop(verdict, PastVerdict(verdict=verdict))) for key, verdict in run_keys.verdicts.items()
     ]
     verdicts += [(f"{one.verdict.key}/{one.verdict.step}", one) for one in with_evidence.values()]
     ended = run_keys.end.detail if run_keys.end is not None and run_keys.end.failed else ""

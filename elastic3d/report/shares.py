@@ -61,7 +61,7 @@ def throughput(generations: Iterable[PastGeneration], first: int, last: int) -> 
     width = -(-(last - first) // PARTS)
     amounts = [0.0] * -(-(last - first) // width)
     for start, stop, samples in made:
-        amount = samples if unit == "samples" else 1
+        amount = float(samples) if unit == "samples" else 1.0
         if stop <= start:
             amounts[min(len(amounts) - 1, max(0, stop - 1 - first) // width)] += amount
             continue
@@ -69,9 +69,9 @@ def throughput(generations: Iterable[PastGeneration], first: int, last: int) -> 
             begins = first + column * width
             amounts[column] += amount * (min(stop, begins + width) - max(start, begins)) / (stop - start)
     points = []
-    for column, amount in enumerate(amounts):
+    for column, total in enumerate(amounts):
         begins, ends = column * width, min((column + 1) * width, last - first)
-        points.append(ThroughputPoint(at=(begins + ends) // 2, per_second=amount * SECOND / max(1, ends - begins)))
+        points.append(ThroughputPoint(at=(begins + ends) // 2, per_second=total * SECOND / max(1, ends - begins)))
     return tuple(points), unit
 
 
