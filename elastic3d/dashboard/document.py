@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from elastic3d.cli.explain import formed_in, troubles_in
 from elastic3d.dashboard.event_files import NotableEvent
 from elastic3d.dashboard.moments import Moments
+from elastic3d.dashboard.store_reading import StoreSeen
 from elastic3d.health.past_verdicts import PastVerdict
 from elastic3d.health.trouble import Trouble
 from elastic3d.membership.inspection.keys import RunKeys
@@ -29,8 +30,8 @@ class PageDocument:
 
     generations: newest first. moments: when things happened or will, by name: "sealed", "snapshot", "checkpoint",
     "verified", "vetted", and "left/<id>" for the end of a drain or a quarantine. chunks: as `StepSeries.chunks`.
-    newest: the last steps. notables: newest first, None without event files. away: why etcd did not answer, "" if it
-    did; the rest is then as it was at `read_at`. read_at: when etcd last answered.
+    newest: the last steps. notables: newest first, None without event files. store: None where it is not read. away:
+    why etcd did not answer, "" if it did; the rest is then as it was at `read_at`. read_at: when etcd last answered.
     """
 
     status: Status
@@ -41,6 +42,7 @@ class PageDocument:
     newest: tuple[StepFigures, ...] = ()
     notables: tuple[NotableEvent, ...] | None = None
     problems: tuple[str, ...] = ()
+    store: StoreSeen | None = None
     away: str = ""
     read_at: float = 0.0
 

@@ -30,7 +30,7 @@ def policy(nonce: str) -> str:
             "connect-src 'self'",
             "img-src data:",
             "base-uri 'none'",
-            "form-action 'none'",
+            "form-action 'self'",
             "frame-ancestors 'none'",
         )
     )
@@ -57,6 +57,7 @@ def page(view: dict[str, Any], *, nonce: str, read_at: float, now: float, when: 
         "mesh_hidden": "" if mesh else "hidden",
         "curve_loss": plotted(loss_plot(points, "still")),
         "curve_time": plotted(seconds_plot(points, "still")),
+        "store_hidden": "" if view["parts"].get("store_before") else "hidden",
         "orders_head": tag("th", "orders", scope="col") if orders else "",
         **{f"part_{name}": part for name, part in view["parts"].items()},
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 from elastic3d.cli.durations import spell
 from elastic3d.cli.render import clean, when
-from elastic3d.dashboard import tables
+from elastic3d.dashboard import store_view, tables
 from elastic3d.dashboard.document import PageDocument
 from elastic3d.log import Level
 from elastic3d.membership.inspection.status import JobState, NodeRole, NodeState, StateAge, Status
@@ -54,6 +54,7 @@ def view(document: PageDocument, *, orders: bool = False) -> dict[str, Any]:
             "findings": cards(document.findings, NOTHING),
             "events": _events(document),
             "steps": _steps(document),
+            **store_view.parts(document.store, document.read_at),
         },
         "nodes": {"order": list(rows), "rows": rows},
         "mesh": tables.mesh(document),
