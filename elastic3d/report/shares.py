@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from elastic3d.accounting.past_run import PastGeneration
@@ -25,12 +25,12 @@ def bands(spans: Sequence[Span], first: int, last: int) -> tuple[TimeBand, ...]:
     if len(spans) <= COLUMNS:
         return tuple(TimeBand(start=s.start - first, stop=s.stop - first, category=s.category) for s in spans)
     width = max(1, -(-(last - first) // COLUMNS))
-    spent: dict[int, Counter[Category]] = {}
+    spent: defaultdict[int, Counter[Category]] = defaultdict(Counter)
     for span in spans:
         for column in range((span.start - first) // width, (span.stop - 1 - first) // width + 1):
             begins = first + column * width
             inside = min(span.stop, begins + width) - max(span.start, begins)
-            spent.setdefault(column, Counter())[span.category] += inside
+            spent[column][span.category] += inside
     start, stop = spans[0].start - first, spans[-1].stop - first
     result: list[TimeBand] = []
     for column, counted in sorted(spent.items()):
