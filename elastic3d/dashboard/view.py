@@ -50,7 +50,12 @@ def view(document: PageDocument, *, orders: bool = False) -> dict[str, Any]:
             "layout": _layout(document),
             "counts": _counts(status),
             "checkpoints": _checkpoints(document),
-            "generations": join(*(generation_row(one, when(one.at, document.read_at)) for one in document.generations)),
+            "generations": join(
+                *(
+                    generation_row(one, f"{one.number}.{one.attempt}", when(one.at, document.read_at))
+                    for one in document.generations
+                )
+            ),
             "findings": cards(document.findings, NOTHING),
             "events": _events(document),
             "steps": _steps(document),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from elastic3d.pages.markup import Html, join, tag, text
+from elastic3d.pages.markup import Html, join, tag
 
 NAMED = 8
 """Nodes that came, and nodes that went, whose names a row has."""
@@ -16,8 +16,6 @@ class GenerationLine(Protocol):
 
     @property
     def number(self) -> int: ...
-    @property
-    def attempt(self) -> int: ...
     @property
     def cause(self) -> str: ...
     @property
@@ -34,8 +32,11 @@ class GenerationLine(Protocol):
     def layout(self) -> str: ...
 
 
-def generation_row(line: GenerationLine, sealed: str, more: Sequence[Html] = ()) -> Html:
-    """Return a generation's row: why it came to be, and with whom. sealed: when. more: cells before the last one."""
+def generation_row(line: GenerationLine, key: str, sealed: str, more: Sequence[Html] = ()) -> Html:
+    """Return a generation's row: why it came to be, and with whom.
+
+    key: what names the row among all. sealed: when it was, in words. more: cells before the last one.
+    """
     cells = [
         tag("th", line.number, scope="row", class_="number"),
         tag("td", sealed, class_="nowrap"),
@@ -46,7 +47,7 @@ def generation_row(line: GenerationLine, sealed: str, more: Sequence[Html] = ())
         *more,
         tag("td", line.detail, class_="text"),
     ]
-    return tag("tr", *cells, data_key=text(f"{line.number}.{line.attempt}"))
+    return tag("tr", *cells, data_key=key)
 
 
 def moves(joined: Sequence[str], left: Sequence[str]) -> Html:

@@ -32,8 +32,6 @@ class ReportGeneration:
     """Its number."""
     start: int
     """Which start of the run it belongs to, from 0: a run that is started again may count from 1 again."""
-    attempt: int
-    """Which of the run's generations it is, from 0."""
     sealed: int
     """When it was sealed."""
     cause: str

@@ -109,7 +109,6 @@ def _generations(run: PastRun, account: Goodput) -> Iterator[ReportGeneration]:
         yield ReportGeneration(
             number=one.number,
             start=one.start,
-            attempt=one.index,
             sealed=one.sealed - run.first,
             cause=one.cause,
             detail=one.detail,

@@ -169,7 +169,7 @@ def _generations(report: RunReport) -> Html:
             tag("td", made + lost, class_="number"),
             tag("td", spelled(one.microseconds), class_="number"),
         ]
-        rows.append(generation_row(one, f"+ {spelled(one.sealed)}", more))
+        rows.append(generation_row(one, f"{one.start}.{one.number}", f"+ {spelled(one.sealed)}", more))
     heads = [
         ("number", "number"),
         ("sealed", ""),
