@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from elastic3d.cli import application
 from elastic3d.health import past_verdicts
 from elastic3d.health.evidence import STALLS, VERDICT
 from elastic3d.health.past_verdicts import event_verdict, read_bundles
@@ -92,3 +94,12 @@ def test_what_cannot_be_read_is_named_and_hides_no_other(tmp_path: Path, monkeyp
     assert len(problems) == 4
     for part in ("1 older bundles", "1.0-7-stuck-n0", "2.0-7-stuck-n0", "does not say what ranks were at"):
         assert any(part in problem for problem in problems), (part, problems)
+
+
+def test_explain_tells_of_a_rank_that_stood_still_by_the_event_alone(tmp_path: Path) -> None:
+    """Where the bundle of evidence is lost with its node's disk."""
+    (tmp_path / "n1-0.jsonl").write_text(json.dumps({**STUCK, "event": "rank.stuck", "at": 1.0, "node": "n1"}) + "\n")
+    shown = CliRunner().invoke(application(), ["explain", "--events", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.startswith("Generation 3 stood still after step 7: stopped")
+    assert "node n0 (rank 0)" in shown.stdout
