@@ -19,7 +19,7 @@ from elastic3d.calibration.script_question import answer_if_asked
 from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.health.evidence import EvidenceWriter
 from elastic3d.health.options import Health, watching
-from elastic3d.log import bind_process, process_log
+from elastic3d.log import bind_process, observe_process, process_log
 from elastic3d.metrics.address import metrics_address
 from elastic3d.metrics.exposition import require_client
 from elastic3d.port import Port
@@ -37,6 +37,7 @@ from elastic3d.values import Layout
 from elastic3d.worker.keeper.keeper import Keeper
 from elastic3d.worker.keeper.warming import Inbox
 from elastic3d.worker.options import Checkpointing, RunOptions, refuse_moved, saving, snapshot_interval, store_at
+from elastic3d.worker.processes.events import EventSaid
 from elastic3d.worker.processes.failure import FLUSH_PATIENCE, guarded
 from elastic3d.worker.processes.process import ExitCode, die_with_agent
 from elastic3d.worker.processes.remote import RemoteSlot
@@ -215,6 +216,7 @@ def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions
         taken=evidence.take,
         moved=evidence.moved,
     )
+    observe_process(lambda name, fields: inbox.put(EventSaid.now(local_rank, name, fields)))
     output.unblock()
     if identity and agent.pid_of(identity) != os.getppid():
         agent.end_with(identity, lambda: os._exit(ExitCode.ORPHANED))

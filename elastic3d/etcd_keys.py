@@ -12,6 +12,9 @@ PULSES = "pulses/"
 HISTORY = "history/"
 REFUSED = "refused/"
 VERDICTS = "verdicts/"
+GOODPUT = "goodput"
+"""Key of where the time of the nodes went."""
+
 WHOLE = "board.whole/"
 """Prefix of whole generations of which the board has only the changes."""
 

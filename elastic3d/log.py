@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -91,6 +91,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # counted or read, once.
         "metrics.served": _info("address"),
         "metrics.failed": _warning("error"),
+        # This node leads, and begins the account of where the time of the nodes goes anew: `detail` says why. Once.
+        "goodput.restarted": _warning("detail"),
         # The disk was too slow for `count` events, which are lost.
         "events.dropped": _debug("count"),
         "generation.proposed": _debug("number", "attempt", "cause", "nodes", "spares", "layout", "detail"),
@@ -370,6 +372,7 @@ _LATER = ("script.raised", "memory.exhausted")
 """Events whose traceback is not shown with them: torchrun shows it at the end."""
 
 _process: dict[str, Any] = {}
+_observe_process: Callable[[str, Mapping[str, Any]], None] | None = None
 
 
 def bind_process(**fields: Any) -> None:
@@ -383,9 +386,32 @@ def bind_process(**fields: Any) -> None:
     _process.update(fields)
 
 
+def observe_process(observe: Callable[[str, Mapping[str, Any]], None] | None) -> None:
+    """Have `observe` called with each event of `process_log` and all its fields, so that the node's file gets it too.
+
+    On the thread that emits it; it must not raise. None for no more. A forked child inherits it.
+    """
+    global _observe_process
+    _observe_process = observe
+
+
 def process_log() -> EventLog:
-    """Return the log for code in this process without an event file: its events are shown on stderr only."""
-    return EventLog(None, **_process)
+    """Return the log for code in this process that has no event file at hand.
+
+    Its events are shown on stderr, and reach the node's event file where the process has a keeper or is one.
+    """
+    return EventLog(None, observe=_observe_process, **_process)
+
+
+def check(name: str, fields: Iterable[str]) -> EventKind:
+    """Return what is known of an event; ValueError where it or one of these fields is not in the list of events."""
+    known = EVENTS.get(name)
+    if known is None:
+        raise ValueError(f"{name!r} is not an event of elastic3d; add it to elastic3d/log.py")
+    for field in fields:
+        if field not in known.fields and field not in BOUND:
+            raise ValueError(f"event {name!r} has no field {field!r}; add it to elastic3d/log.py")
+    return known
 
 
 class EventLog:
@@ -437,12 +463,7 @@ class EventLog:
 
     def emit_at(self, level: Level | None, name: str, **fields: Any) -> None:
         """Write an event that matters more, or less, than the list says; None for the list's level."""
-        known = EVENTS.get(name)
-        if known is None:
-            raise ValueError(f"{name!r} is not an event of elastic3d; add it to elastic3d/log.py")
-        for field in fields:
-            if field not in known.fields and field not in BOUND:
-                raise ValueError(f"event {name!r} has no field {field!r}; add it to elastic3d/log.py")
+        known = check(name, fields)
         at = self._clock.wall()
         if self._observe is not None:
             self._observe(name, {**structlog.get_context(self._logger), **fields})
@@ -453,6 +474,15 @@ class EventLog:
         if level >= (Level.DEBUG if wanted is Verbosity.DEBUG else Level.INFO):
             every = {**structlog.get_context(self._logger), **fields}
             show(_as_json(name, level, at, every) if wanted is Verbosity.JSON else _as_text(name, level, every))
+
+    def record(self, name: str, at: float, fields: Mapping[str, Any]) -> None:
+        """Write an event that another process of this node has shown. at: its wall time. ValueError as for `emit`."""
+        check(name, fields)
+        log = self.bind(**fields)
+        if log._observe is not None:
+            log._observe(name, structlog.get_context(log._logger))
+        if log._lines is not None:
+            log._logger.info(name, at=at)
 
     def flush(self, patience: float) -> bool:
         """Wait until all events are written, at most `patience` seconds; return whether they are."""

@@ -14,7 +14,7 @@ import pytest
 
 from elastic3d import output
 from elastic3d.errors import ConfigurationError
-from elastic3d.log import EventLog, Level, process_log
+from elastic3d.log import EventLog, Level, observe_process, process_log
 from tests.logs import recorded
 
 
@@ -229,3 +229,31 @@ def test_an_event_is_counted_before_its_line_can_be_read(tmp_path: Path) -> None
         log.emit("metrics.served", address="[::]:1")
     assert seen == [("metrics.served", "")]
     assert "metrics.served" in path.read_text()
+
+
+def test_an_event_of_another_process_is_written_as_of_when_it_happened(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With that process's fields, counted, and not shown a second time."""
+    path, seen = tmp_path / "events.jsonl", list[tuple[str, Any]]()
+    with EventLog(path, observe=lambda name, fields: seen.append((name, fields)), node="n", slot=0) as log:
+        log.record("cache.unfit", 12.5, {"error": "full", "slot": 1, "rank": 3})
+        with pytest.raises(ValueError, match="no field"):
+            log.record("cache.unfit", 12.5, {"errors": "full"})
+    said = {"node": "n", "slot": 1, "rank": 3, "error": "full"}
+    assert json.loads(path.read_text()) == {**said, "at": 12.5, "event": "cache.unfit"}
+    assert seen == [("cache.unfit", said)]
+    assert capfd.readouterr().err == ""
+
+
+def test_the_events_of_a_process_reach_whoever_observes_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """Beside standard error, with what the process is bound with."""
+    seen: list[tuple[str, Any]] = []
+    observe_process(lambda name, fields: seen.append((name, dict(fields))))
+    try:
+        process_log().bind(rank=2).emit("cache.unfit", error="full")
+    finally:
+        observe_process(None)
+    process_log().emit("cache.unfit", error="full")
+    assert seen == [("cache.unfit", {"rank": 2, "error": "full"})]
+    assert len(capfd.readouterr().err.splitlines()) == 2

@@ -30,6 +30,7 @@ from elastic3d.cli import application
 from elastic3d.cli.ckpt.documents import CheckpointDocument
 from elastic3d.cli.plan.documents import PlanDocument
 from elastic3d.cli.samples_documents import CheckpointSamplesDocument, EventSamplesDocument, SamplesDocument
+from elastic3d.dashboard.document import PageDocument
 from elastic3d.doctor.findings import Examination
 from elastic3d.health.explanation import Explanation
 from elastic3d.membership.inspection.status import Status
@@ -174,7 +175,8 @@ def documents() -> str:
         "`schema`, `run_id` and `generations`, a list of [`GenerationHistory`](#generationhistory).",
         "`elastic3d doctor --json` prints [`Examination`](#examination) and its `schema`, `elastic3d explain --json`",
         "[`Explanation`](#explanation) and its, `elastic3d goodput --json` [`Goodput`](#goodput) and its,",
-        "`elastic3d report --json` [`RunReport`](#runreport) and its.",
+        "`elastic3d report --json` [`RunReport`](#runreport) and its, `elastic3d top --json`",
+        "[`PageDocument`](#pagedocument) and its.",
         "",
         "`elastic3d ckpt ... --json` prints the `schema`, the `store` and the fields of",
         "the document that is named after the command:",
@@ -200,6 +202,7 @@ def documents() -> str:
             Explanation,
             Goodput,
             RunReport,
+            PageDocument,
             *CHECKPOINTS,
             PlanDocument,
             SamplesDocument,

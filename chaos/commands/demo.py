@@ -131,7 +131,7 @@ def _demonstrate(
         server: Etcd = RunningEtcd(etcd) if etcd else stack.enter_context(EtcdServer())
         with EtcdClient(server.endpoint) as client:
             client.check()
-        look = f"elastic3d status --watch --endpoint {server.endpoint}"
+        look = f"elastic3d top --endpoint {server.endpoint}"
         console.print(f"To look at it from another terminal: [bold]{look}[/]", highlight=False, soft_wrap=True)
         title = ", ".join(str(fault) for fault in faults) or "nothing is done to it"
         outcome = play_watched(setting, faults, server, workdir / "job", f"The job: {title}", console, name="demo")

@@ -16,7 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chaos.commands.storm import INCOMPLETE, Arguments, AsJson, Out, Script
+from chaos.commands.storm import INCOMPLETE, Arguments, AsJson, NoticedBars, Out, Recovery, Script
 from chaos.report import junit
 from chaos.report.random_documents import SCHEMA, DrawnRun, RandomDocument, RunVerdict, SkippedFault
 from chaos.report.watching import clean_end
@@ -54,6 +54,8 @@ def play_random(
     slots: Annotated[int, typer.Option(min=1, help="Most trainers per node.")] = 1,
     least: Annotated[int, typer.Option(min=1, help="Nodes that the script needs: no schedule leaves fewer.")] = 1,
     patience: Annotated[float, typer.Option(min=1.0, help="Seconds without an event until a run is given up.")] = 180,
+    bars: NoticedBars = None,
+    recovery: Recovery = None,
     out: Out = Path("chaos-out"),
     report: Annotated[
         Path | None, typer.Option("--junit", help="Write the runs as JUnit XML to this file.", show_default=False)
@@ -88,6 +90,8 @@ def play_random(
             slots=slots,
             seed=seed,
             patience=patience,
+            bars=bars,
+            recovery=recovery,
         )
         job.setting()
         bounds = numbers(each)

@@ -37,6 +37,23 @@ Arguments = Annotated[
         show_default=False,
     ),
 ]
+NoticedBars = Annotated[
+    float | None,
+    typer.Option(
+        "--bars",
+        metavar="FACTOR",
+        help="Judge how soon faults are noticed: within FACTOR times the bar of `chaos list`. Default: told only.",
+        show_default=False,
+    ),
+]
+Recovery = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Judge how soon the next step follows a fault. Default: told only.",
+        show_default=False,
+    ),
+]
 Compare = Annotated[bool, typer.Option(help="Compare with an undisturbed run, which is played once and kept.")]
 
 
@@ -51,6 +68,8 @@ def run_schedule(
         typer.Option(help="Draws what the schedule leaves open. Default: its own, or 17.", show_default=False),
     ] = None,
     patience: Annotated[float, typer.Option(min=1.0, help="Seconds without an event until it is given up.")] = 180,
+    bars: NoticedBars = None,
+    recovery: Recovery = None,
     compare: Compare = True,
     out: Out = Path("chaos-out"),
     as_json: AsJson = False,
@@ -82,6 +101,8 @@ def run_schedule(
             slots=slots,
             seed=chosen,
             patience=patience,
+            bars=bars,
+            recovery=recovery,
         )
         return drawn, job
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from chaos.faults.fault import About, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.script import InScript, about
+from chaos.machine.flips import flip
+from chaos.machine.processes import Part, send
 from elastic3d.errors import UsageError
 
 _SHORT = "memory runs out on a rank, on a device or on the host, also where the kernel kills it for that"
@@ -76,4 +79,31 @@ class Squeeze(OfNode):
             raise UsageError(f"{self}: the room and the seconds must be 0 or more")
 
 
-KINDS = (Rest, Short, Squeeze)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotFlip(OfNode):
+    """A bit changes in every 4 KiB of the snapshots that a node holds, and the trainer of slot 0 is killed, which makes
+    all read theirs."""
+
+    WORD = "flip-snapshot"
+    ABOUT = About(
+        place=Place.MEMORY,
+        enters="a write to the keepers' shared memory, then SIGKILL to a trainer",
+        promised="the copies that other nodes hold are used, and the memory is mended with them; where there are none, "
+        "an older state",
+        row="a byte of a snapshot flips in a node's memory",
+        detector="copy.damaged",
+        bar=10.0,
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Change them; not yet while the node holds none."""
+        node = job.cluster.node(name)
+        trainers = node.processes(Part.TRAINERS)[:1]
+        if not trainers or not sum(flip(pid) for pid in node.processes(Part.KEEPERS)):
+            return False
+        job.note("flip-snapshot", name)
+        send(trainers, signal.SIGKILL)
+        return True
+
+
+KINDS = (Rest, Short, Squeeze, SnapshotFlip)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from chaos.faults.clock import ClockJump
@@ -50,6 +50,12 @@ class Verdict:
     def kept(self) -> bool:
         """Whether every promise held."""
         return not self.broken
+
+    def with_promises(self, more: Iterable[Promise]) -> Verdict:
+        """Return this verdict with more promises, judged elsewhere."""
+        more = tuple(more)
+        broken = tuple(text for promise in more for text in promise.broken)
+        return replace(self, promises=(*self.promises, *more), broken=(*self.broken, *broken))
 
 
 def judge(outcome: Outcome, quiet: Outcome | None = None, *, all_known: bool = False) -> Verdict:

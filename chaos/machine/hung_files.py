@@ -50,6 +50,8 @@ _ANSWER = struct.Struct("<IiQ")
 class HungFiles:
     """The file system at `folder`, which is made. data: a file whose bytes never come. name: one that is never found.
 
+    unanswered: requests that were heard and have no answer. Until it is heard, SIGKILL takes a request back.
+
     OSError says why it cannot be mounted.
     """
 
@@ -57,6 +59,7 @@ class HungFiles:
         self.folder, self.data, self.name = folder, folder / "data", folder / "never"
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._device = -1
+        self.unanswered = 0
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True)
@@ -101,6 +104,8 @@ class HungFiles:
                 error, data = answer
                 with contextlib.suppress(OSError):
                     os.write(device, _ANSWER.pack(_ANSWER.size + len(data), -error, unique) + data)
+            elif operation in (_Operation.LOOKUP, _Operation.READ):
+                self.unanswered += 1
         os.close(device)
 
 

@@ -18,6 +18,7 @@ from chaos.score.kinds import KINDS, LONG, Kind
 from chaos.score.reading import read
 from chaos.score.results import Result
 from chaos.score.trials import BLOCKS, GLOBAL_BATCH, MICRO_BATCH, SEED, Trial
+from elastic3d.clock import SYSTEM, Clock
 from elastic3d.values import Layout
 
 TRAIN_FAULTY = Path(__file__).parents[1] / "scripts" / "train_faulty.py"
@@ -52,7 +53,9 @@ def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
     )
 
 
-def play_trial(trial: Trial, quiet: Callable[[], Outcome], *, etcd: Etcd, workdir: Path, steps: int) -> Result:
+def play_trial(
+    trial: Trial, quiet: Callable[[], Outcome], *, etcd: Etcd, workdir: Path, steps: int, clock: Clock = SYSTEM
+) -> Result:
     """Play a trial under `workdir` and return what became of it. quiet: the same job undisturbed, of any layout.
 
     Where samples are to be left out, that is another one, played here: it leaves them out from its beginning. Unable
@@ -70,12 +73,11 @@ def play_trial(trial: Trial, quiet: Callable[[], Outcome], *, etcd: Etcd, workdi
             except OSError as error:
                 raise Unable(f"no FUSE file system can be mounted here: {error}") from error
             made = replace(made, options=(*made.options, f"--hung={files.folder}"))
-        outcome = play(made, faults, etcd=etcd, workdir=workdir, name=f"score-{trial.kind}")
+        outcome = play(made, faults, etcd=etcd, workdir=workdir, name=f"score-{trial.kind}", clock=clock)
         if kind.data:
             calm = setting(None, Layout(pp=1, dp=2), made.steps)
             without = [f"--exclude={first}:{stop}" for first, stop in trial.samples]
             calm = replace(calm, options=(*calm.options, *without))
-            return read(
-                trial, outcome, play(calm, etcd=etcd, workdir=workdir / "without", name="score-without"), workdir
-            )
+            other = play(calm, etcd=etcd, workdir=workdir / "without", name="score-without", clock=clock)
+            return read(trial, outcome, other, workdir)
     return read(trial, outcome, quiet(), workdir)

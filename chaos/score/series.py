@@ -144,7 +144,10 @@ def play_series(
     if not together(series.trials[0].kind):
         steps = setting(series.trials[0], series.layout, ALONE).steps
         try:
-            return [play_trial(series.trials[0], lambda: quiet(steps), etcd=etcd, workdir=workdir, steps=steps)], []
+            result = play_trial(
+                series.trials[0], lambda: quiet(steps), etcd=etcd, workdir=workdir, steps=steps, clock=clock
+            )
+            return [result], []
         except Unable as error:
             return [skipped(series.trials[0], str(error))], []
     outcome = play(job(series, steps), etcd=etcd, workdir=workdir, name="score-series", clock=clock)

@@ -19,6 +19,8 @@ from rich.console import Console
 from chaos.faults.catalogue import feasible
 from chaos.faults.fault import Fault, Need
 from chaos.history.follow import Event, Picture
+from chaos.judging import bars
+from chaos.judging.bars import Bars
 from chaos.judging.notices import Notice, notices
 from chaos.judging.oracle import Verdict, judge
 from chaos.judging.oracle import document as history_document
@@ -48,7 +50,10 @@ SCHEDULE, JOB, VERDICT = "schedule.toml", "job.json", "verdict.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is needed to start a job again. script: an absolute path. arguments: what ScriptSetting calls `given`."""
+    """What is needed to judge a job again. script: an absolute path. arguments: what ScriptSetting calls `given`.
+
+    bars, recovery: what is asked of times, as `Bars` names it.
+    """
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -57,6 +62,15 @@ class Job:
     seed: int = 17
     conf: dict[str, str] = field(default_factory=dict)
     patience: float = 180.0
+    bars: float | None = None
+    recovery: float | None = None
+
+    def __post_init__(self) -> None:
+        self.asked()
+
+    def asked(self) -> Bars:
+        """Return what is asked of times; UsageError where that makes no sense."""
+        return Bars(noticed=self.bars, recovered=self.recovery)
 
     def setting(self) -> ScriptSetting:
         """Return the job as it is played; UsageError where there is no such script."""
@@ -164,12 +178,14 @@ def play_storm(
     if quiet is None:
         setting = known_steps(setting, outcome)
         outcome = replace(outcome, setting=setting)
+    noticed = tuple(notices(outcome, outcome.events))
+    verdict = judge(outcome, quiet, all_known=not any(one.startswith("--fault") for one in job.arguments))
     return Storm(
         schedule=schedule,
         outcome=outcome,
-        verdict=judge(outcome, quiet, all_known=not any(one.startswith("--fault") for one in job.arguments)),
+        verdict=verdict.with_promises(bars.promises(outcome, noticed, job.asked())),
         skipped=skipped,
-        notices=tuple(notices(outcome, outcome.events)),
+        notices=noticed,
         events=outcome.events,
         quiet=None if quiet is None else quiet.picture,
     )

@@ -22,6 +22,7 @@ from elastic3d.cli.job import about_a_job
 from elastic3d.cli.plan import plan
 from elastic3d.cli.report import write_report
 from elastic3d.cli.timeline import show_timeline
+from elastic3d.cli.top.command import top
 from elastic3d.errors import Elastic3dError
 
 GROUP = "elastic3d.commands"
@@ -36,7 +37,7 @@ Examples:
 
     elastic3d demo --nodes 3 --kill leader@10 --kill stage0@30 --json > history.json
 
-    elastic3d status --endpoint e1:2379 --id gpt-1b --watch
+    elastic3d top --endpoint e1:2379 --id gpt-1b
 
     elastic3d drain node-17 --deadline 30s
 
@@ -60,7 +61,8 @@ def application() -> typer.Typer:
     )
     # Without a callback typer would turn a single command into the whole application.
     app.callback()(_options)
-    app.command("status", cls=status.OptionalWatch, rich_help_panel=LOOK)(about_a_job(status.status))
+    app.command("top", rich_help_panel=LOOK)(about_a_job(top))
+    app.command("status", rich_help_panel=LOOK)(about_a_job(status.status))
     app.command("events", rich_help_panel=LOOK)(about_a_job(status.events))
     app.command("explain", rich_help_panel=LOOK)(about_a_job(explain_job))
     app.command("dashboard", rich_help_panel=LOOK)(about_a_job(dashboard))

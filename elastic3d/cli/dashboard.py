@@ -79,6 +79,7 @@ def dashboard(
     from elastic3d.dashboard.reading import JobReader
     from elastic3d.dashboard.store_listing import StoreLister
     from elastic3d.dashboard.store_reading import PATIENCE, StoreReader
+    from elastic3d.dashboard.view import view
 
     if allow_orders and open_without_token:
         raise UsageError("--allow-orders needs the token, or anybody gives orders: leave out --open-without-token")
@@ -97,7 +98,13 @@ def dashboard(
         if place is not None:
             lister = StoreLister(functools.partial(place.open, patience=PATIENCE))
             stored = StoreReader(lister, redacted(place.url), watched=lambda: feed.watching > 0)
-        reader = JobReader(lambda: read_job(client, job), feed, events=followed, store=stored, orders=allow_orders)
+        reader = JobReader(
+            lambda: read_job(client, job),
+            lambda document: feed.publish(view(document, orders=allow_orders), document.read_at),
+            watched=lambda: feed.watching > 0,
+            events=followed,
+            store=stored,
+        )
         reader.look()
         access = PageAccess(token="" if open_without_token else new_token(), names=names)
         settings = serving.PageSettings(

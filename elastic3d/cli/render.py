@@ -10,9 +10,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from elastic3d.accounting.spans import Category
 from elastic3d.cli.durations import spell
 from elastic3d.membership.inspection.status import (
     GenerationStatus,
+    GoodputStatus,
     JobState,
     NodeRole,
     NodeState,
@@ -26,17 +28,18 @@ from elastic3d.values import DeviceFacts
 # Beyond this many nodes, those that train without trouble are counted, not listed.
 MANY = 48
 STAGES = 16
+MOST = 4
 DOMAINS = ("zone", "rack", "switch", "host")
 # Below these widths less important columns make room for others.
 NARROW = 72
 TINY = 48
 
-_JOB = {
+JOB_STYLES = {
     JobState.TRAINING: "bold green",
     JobState.ENDED: "bold green",
     JobState.FAILED: "bold red",
 }
-_NODE = {
+NODE_STYLES = {
     NodeState.ACTIVE: "green",
     NodeState.FINISHED: "green",
     NodeState.SPARE: "cyan",
@@ -71,7 +74,8 @@ def picture(status: Status, width: int) -> RenderableType:
 
 
 def _head(status: Status) -> Text:
-    text = Text.assemble((clean(status.run_id), "bold"), "  ", (str(status.state), _JOB.get(status.state, "yellow")))
+    style = JOB_STYLES.get(status.state, "yellow")
+    text = Text.assemble((clean(status.run_id), "bold"), "  ", (str(status.state), style))
     if status.detail:
         text.append(f": {clean(status.detail)}")
     return text
@@ -108,7 +112,8 @@ def _figures(status: Status) -> Text:
     if devices:
         text.append(f"\n  {_device(devices[0])}")
     if status.step >= 0:
-        text.append(f"\n  step {status.step}{_loss(status.loss)}, {spell(status.step_seconds)} a step")
+        of = f" of {status.until}" if status.until else ""
+        text.append(f"\n  step {status.step}{of}{_loss(status.loss)}, {spell(status.step_seconds)} a step")
         seldom = f", one every {status.snapshot_every} steps" if status.snapshot_every > 1 else ""
         text.append(f"\n  snapshot {_kept(status.snapshot)}{seldom}\n  checkpoint {_kept(status.checkpoint)}")
         if status.checkpoint is not None:
@@ -117,7 +122,17 @@ def _figures(status: Status) -> Text:
                 text.append(f"\n  vetted {_kept(status.vetted)}")
             elif status.unvetted:
                 text.append(f"\n  vetted: none, since {clean(status.unvetted)}")
+    if status.goodput is not None:
+        text.append(f"\n  {goodput(status.goodput)}")
     return text
+
+
+def goodput(account: GoodputStatus) -> str:
+    """Return where the time of a job's nodes went, what most of it was lost to first."""
+    lost = {name: spent for name, spent in account.by_category.items() if spent and name != Category.USEFUL}
+    parts = [f"{name} {100 * lost[name] / account.held:.2g} %" for name in sorted(lost, key=lambda name: -lost[name])]
+    few = f" ({', '.join(parts[:MOST])})" if parts and account.held else ""
+    return f"goodput {100 * account.share:.3g} % of {spell(account.held)} that nodes were held{few}"
 
 
 def _open(status: Status) -> list[Text]:
@@ -252,12 +267,12 @@ def _nodes(status: Status, width: int) -> list[RenderableType]:
         table.add_column("topology", overflow="fold")
     table.add_column("health", overflow="fold", ratio=1)
     for node in listed:
-        cells: list[RenderableType] = [_called(node), _state(node)]
+        cells: list[RenderableType] = [called(node), state_of(node)]
         if width >= TINY:
-            cells += [_ranks(node), str(node.slots) if node.slots else "-"]
+            cells += [ranks_of(node), str(node.slots) if node.slots else "-"]
         if labelled:
             cells.append(Text(clean(_labels(node.labels))))
-        table.add_row(*cells, _health(node))
+        table.add_row(*cells, health_of(node))
     return [table, *note]
 
 
@@ -265,16 +280,19 @@ def _ordinary(node: NodeStatus) -> bool:
     return node.state in (NodeState.ACTIVE, NodeState.SPARE) and not node.health and not node.leads
 
 
-def _called(node: NodeStatus) -> Text:
+def called(node: NodeStatus) -> Text:
+    """Return a node's name, and whether it leads."""
     return Text.assemble(clean(node.name), (" leads" if node.leads else "", "dim"))
 
 
-def _state(node: NodeStatus) -> Text:
+def state_of(node: NodeStatus) -> Text:
+    """Return what a node is doing, and for how long still."""
     left = "" if node.seconds_left is None else f", {spell(node.seconds_left)}"
-    return Text(f"{node.state}{left}", style=_NODE.get(node.state, "yellow"))
+    return Text(f"{node.state}{left}", style=NODE_STYLES.get(node.state, "yellow"))
 
 
-def _ranks(node: NodeStatus) -> str:
+def ranks_of(node: NodeStatus) -> str:
+    """Return the numbers of a node's ranks."""
     if node.role is NodeRole.SPARE:
         return "spare"
     if node.first_rank is None:
@@ -289,7 +307,8 @@ def _labels(labels: dict[str, str]) -> str:
     return " ".join(f"{key}={labels[key]}" for key in order)
 
 
-def _health(node: NodeStatus) -> Text:
+def health_of(node: NodeStatus) -> Text:
+    """Return what is wrong with a node, on one line."""
     wrong = [*([node.detail] if node.detail else []), *node.health]
     if not wrong:
         return Text("ok" if node.pulse is not None else "", style="green")

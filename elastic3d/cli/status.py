@@ -5,80 +5,52 @@ from __future__ import annotations
 import json
 import queue
 import sys
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
-from typer.core import TyperCommand
+from rich.console import Console
 
 from elastic3d import etcd_keys as keys
 from elastic3d.cli import render
 from elastic3d.cli.job import JobOptions
 from elastic3d.clock import SYSTEM
-from elastic3d.errors import EtcdUnavailable, UsageError
 from elastic3d.etcd import Changes, Delivery, Disconnected, Ended, Snapshot, Watch
 from elastic3d.membership.inspection.database import fullness
 from elastic3d.membership.inspection.jobs import read_status
 from elastic3d.membership.inspection.keys import history
 from elastic3d.membership.inspection.status import Status
 from elastic3d.membership.records import GenerationHistory
-from elastic3d.quantities import seconds
 from elastic3d.values import to_json
 
 SCHEMA = 1
-EVERY = "2"
-FASTEST = 0.1
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON: one document, or one per line while following.")]
 
 
-class OptionalWatch(TyperCommand):
-    """A command whose `--watch` may be given without a value."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give `--watch` its default if no value follows it."""
-        given: list[str] = []
-        for position, argument in enumerate(args):
-            given.append(argument)
-            if argument == "--watch" and (position + 1 == len(args) or args[position + 1].startswith("-")):
-                given.append(EVERY)
-        return super().parse_args(ctx, given)
-
-
 def status(
     options: JobOptions,
-    as_json: _Json = False,
-    watch: Annotated[
-        str,
-        typer.Option(metavar="[SECONDS]", help=f"Show it again every so often ({EVERY} s) until Ctrl-C."),
-    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show the state of a live job: its generation, nodes and spares, and which nodes are kept out and why.
 
     Everything is read from etcd at one revision; the nodes are not asked. Step, snapshot and checkpoint are as each
-    node last reported, every 5 s or more. Exit codes: 0, 2 for a wrong call, 3 if there is no such job, 1 for the rest.
+    node last reported, every 5 s or more; `elastic3d top` goes on showing it. Exit codes: 0, 2 for a wrong call, 3 if
+    there is no such job, 1 for the rest.
 
     Examples:
 
         elastic3d status --endpoint e1:2379,e2:2379 --id gpt-1b
 
-        elastic3d status --watch
-
         elastic3d status --json
     """
-    every = _interval(watch) if watch else 0.0
-    if not every:
-        with options.connect() as (client, job):
-            _print(read_status(client, job), as_json)
-            _complain(fullness(client.database_size()))
-        return
-    try:
-        _watch(options, every, as_json)
-    except KeyboardInterrupt:
-        return
+    with options.connect() as (client, job):
+        seen = read_status(client, job)
+        if as_json:
+            print(json.dumps(document(seen), indent=2))
+        else:
+            console = Console()
+            console.print(render.picture(seen, console.width))
+        _complain(fullness(client.database_size()))
 
 
 def events(
@@ -122,53 +94,6 @@ def document(status: Status) -> dict[str, Any]:
     """Return a status as `--json` prints it: the fields of `Status`, with the version of this format."""
     data: dict[str, Any] = {"schema": SCHEMA, **to_json(status)}
     return data
-
-
-def _interval(text: str) -> float:
-    every = seconds(text, "--watch")
-    if not FASTEST <= every <= 86_400:
-        raise UsageError(f"--watch={text!r}: give {FASTEST} s or more, and at most a day")
-    return every
-
-
-def _print(status: Status, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(document(status), indent=2))
-    else:
-        console = Console()
-        console.print(render.picture(status, console.width))
-
-
-def _watch(options: JobOptions, every: float, as_json: bool) -> None:
-    console = Console()
-    with options.connect() as (client, job):
-        _complain(fullness(client.database_size()))
-        if as_json:
-            _again(lambda: print(json.dumps(document(read_status(client, job))), flush=True), every)
-        elif not console.is_terminal:
-            _again(lambda: console.print(render.picture(read_status(client, job), console.width), Text()), every)
-        with Live(console=console, auto_refresh=False) as live:
-            seen: RenderableType = Text("")
-
-            def look() -> None:
-                nonlocal seen
-                try:
-                    seen = render.picture(read_status(client, job), console.width)
-                    live.update(seen, refresh=True)
-                except EtcdUnavailable as error:
-                    away = Text(f"\netcd does not answer; this is the last that it showed\n{error}", style="red")
-                    live.update(Group(seen, away), refresh=True)
-
-            _again(look, every)
-
-
-def _again(look: Callable[[], None], every: float) -> None:
-    while True:
-        try:
-            look()
-        except EtcdUnavailable as error:
-            print(f"elastic3d: {error}", file=sys.stderr)
-        SYSTEM.sleep(every)
 
 
 def _follow(options: JobOptions, number: int, as_json: bool) -> None:

@@ -26,7 +26,7 @@ GENERATIONS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageDocument:
-    """Everything that is shown. All times are of the wall clock of the machine that serves the page.
+    """Everything that a page shows of a job. All times are of the wall clock of the machine that reads it.
 
     generations: newest first. moments: when things happened or will, by name: "sealed", "snapshot", "checkpoint",
     "verified", "vetted", and "left/<id>" for the end of a drain or a quarantine. chunks: as `StepSeries.chunks`.

@@ -1,4 +1,4 @@
-"""The one reader of etcd and of the event files, for all browsers."""
+"""The one reader of etcd and of the event files, for all browsers, or for a terminal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from dataclasses import replace
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.dashboard.document import PageDocument, findings_in, generations_in, moments_of
 from elastic3d.dashboard.event_files import EventFolder
-from elastic3d.dashboard.feed import ViewFeed
 from elastic3d.dashboard.moments import Moments
 from elastic3d.dashboard.store_reading import StoreReader
-from elastic3d.dashboard.view import view
 from elastic3d.errors import Elastic3dError
 from elastic3d.health.past_verdicts import PastVerdict, read_bundles
 from elastic3d.membership.inspection.keys import RunKeys
@@ -42,20 +40,21 @@ BURST = 64
 class JobReader:
     """Looks at a job again and again, and publishes what it saw.
 
-    read: returns the job's status and records, or raises an error of elastic3d's. One thread.
+    read: returns the job's status and records, or raises an error of elastic3d's. publish: takes each document.
+    watched: whether somebody looks at them. One thread.
     """
 
     def __init__(
         self,
         read: Callable[[], tuple[Status, RunKeys]],
-        feed: ViewFeed,
+        publish: Callable[[PageDocument], object],
         *,
+        watched: Callable[[], bool] = lambda: True,
         events: EventFolder | None = None,
         store: StoreReader | None = None,
-        orders: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._read, self._feed, self._events, self._orders, self._clock = read, feed, events, orders, clock
+        self._read, self._publish, self._watched, self._events, self._clock = read, publish, watched, events, clock
         self._store = store
         self._bundles: tuple[PastVerdict, ...] = ()
         self._evidence_problems: tuple[str, ...] = ()
@@ -72,7 +71,7 @@ class JobReader:
             begun = self._clock.monotonic()
             answered = self.look()
             took = self._clock.monotonic() - begun
-            pause = EVERY if self._feed.watching else UNWATCHED
+            pause = EVERY if self._watched() else UNWATCHED
             if answered:
                 pause = max(pause, min(LONGEST, SHARE * took))
             self._wanted.wait(pause)
@@ -103,7 +102,7 @@ class JobReader:
                 return False
             self._document = replace(self._followed(self._document), away=" ".join(str(error).split()))
         document = self._document
-        self._feed.publish(view(document, orders=self._orders), document.read_at)
+        self._publish(document)
         return not document.away
 
     def _seen(self, status: Status, run_keys: RunKeys) -> PageDocument:

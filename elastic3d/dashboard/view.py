@@ -102,6 +102,8 @@ def _figures(document: PageDocument) -> Html:
             ago(made, now, about=True) if made is not None else "",
         ),
     ]
+    if status.goodput is not None:
+        rows.append(("Goodput", f"{100 * status.goodput.share:.3g} %", f"of {spell(status.goodput.held)} held"))
     return join(*(tag("div", tag("dt", name), tag("dd", value, tag("small", more))) for name, value, more in rows))
 
 

@@ -22,6 +22,8 @@ which few write; only the leader, and members that must judge it, watch the rost
     roll/flaps/<home>     how often this machine was lost lately; forgotten with a lease of its own
     roll/stalls/<id>      what a node says of its ranks while they stand still (`stalls`); under the member's lease
     pulses/<id>           figures for people, under the member's lease; watched by nobody
+    goodput               where the time of the nodes went (`accounting/live_record.py`); written by the leader,
+                          fenced, and read by the next one; watched by nobody
     history/<number>.<attempt>  why each generation came to be; written in the transaction that seals it
     verdicts/<number>.<attempt>  what was found about this generation; if it had to end, written in the transaction that
                           seals the next one
@@ -290,7 +292,9 @@ class Pulse:
     state: active, spare, quarantined, draining, joining. step_seconds: the newest step's duration. loss: that
     step's, None where it is not known or not finite, and from members that do not write it. snapshot_every: steps
     from one snapshot to the next, 0 for none. unvetted: why no checkpoint is vetted, "" where one is or where that
-    is not known. watch: how ranks are watched, None where nobody does.
+    is not known. watch: how ranks are watched, None where nobody does. until: the step up to which the script trains, 0
+    if it did not say. busy: the share of the newest steps in which the node's first rank computed, -1.0 where nobody
+    measured it. memory: bytes that its keepers and trainers have in the host's memory, 0 if that is not known.
     """
 
     state: str
@@ -312,6 +316,9 @@ class Pulse:
     health: str = "ok"
     detail: str = ""
     watch: HealthFigures | None = None
+    until: int = 0
+    busy: float = -1.0
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

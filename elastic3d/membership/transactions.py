@@ -162,6 +162,11 @@ def pulse(root: str, me: Node, content: Pulse, registered: int, reported: int, l
     return _made(tuple(there), Put(root + keys.pulse(me.id), encode(content), lease))
 
 
+def goodput(root: str, token: int, value: bytes) -> Transaction:
+    """Return what to send to write the account of the run's time, as the leader of this token."""
+    return _made((Compare.mod_revision(root + keys.LEADER, token),), Put(root + keys.GOODPUT, value))
+
+
 def events_of(me: Node, action: acts.Write, revision: int) -> tuple[e.Event, ...]:
     """Return the events that the core hears at once of a write that succeeded at `revision`; the watch's come later."""
     match action:

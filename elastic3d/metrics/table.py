@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
+from elastic3d.accounting.spans import Category
 from elastic3d.health.hearing import Finding
 from elastic3d.health.sheet import StepSheet
 from elastic3d.metrics.metric import OTHER, Label, Metric, MetricKind, Rule, Source, Teller
@@ -70,6 +71,7 @@ _AUDIT = Label(
 )
 _EXAM = Label(name="outcome", values=("passed", "failed", "none"))
 _PROCESS = Label(name="process", values=("keeper", "trainer"))
+_CATEGORY = Label(name="category", values=tuple(Category))
 _MEMORY = Label(name="kind", values=("anonymous", "file", "shared"))
 
 _LIST: tuple[Metric, ...] = (
@@ -258,6 +260,14 @@ _LIST: tuple[Metric, ...] = (
         source=Source.NODE,
         help="Times that this node was asked to leave in order.",
         rules=(Rule(event="node.draining"),),
+    ),
+    Metric(
+        name="elastic3d_goodput_seconds_total",
+        kind=_C,
+        source=Source.LEADER,
+        help="Node-seconds that this node accounted for while it led, by what they went to; what is useful does not "
+        "grow while lost steps are made again.",
+        labels=(_CATEGORY,),
     ),
     # Recovery.
     Metric(

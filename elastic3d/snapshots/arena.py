@@ -12,6 +12,8 @@ import fcntl
 import mmap
 import os
 
+NAME = "elastic3d"
+"""What /proc calls a segment."""
 _F_ADD_SEALS = 1033
 _F_SEAL_SHRINK = 0x0002
 _GRAIN = 2 << 20
@@ -27,7 +29,7 @@ class Arena:
     @classmethod
     def create(cls) -> Arena:
         """Return a new, empty segment."""
-        descriptor = os.memfd_create("elastic3d", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        descriptor = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         fcntl.fcntl(descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK)
         return cls(descriptor)
 

@@ -60,6 +60,10 @@ class Journal:
             level = Level.DEBUG
         self._log.emit_at(level, name, **fields)
 
+    def said(self, event: w.EventSaid) -> None:
+        """Write what a process of this node has shown, as of when it happened."""
+        self._log.record(event.name, event.at, event.fields)
+
     def thread_failed(self, failure: threads.ThreadFailure) -> None:
         """Write the exception that ended a thread's work, with its traceback; flush it if the process ends too."""
         self._log.emit("thread.failed", **threads.fields(failure))

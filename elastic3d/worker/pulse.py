@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from elastic3d.coverage import AuditCoverage
+from elastic3d.health.sheet import Row, sheet_of
 from elastic3d.health.slow_node import SlowNode
 from elastic3d.membership.records import HealthFigures, Pulse, SlowFigures
 from elastic3d.port import StepRecord
@@ -31,7 +32,8 @@ class Figures:
         self._vetted: tuple[int, float] | None = None
         self._unvetted = ""
         self._health, self._failed = WELL, -1
-        self._snapshot_every = 0
+        self._snapshot_every = self._until = 0
+        self._busy = -1.0
         self._made: dict[int, float] = {}
         self._stale = self._training = self._store = ""
 
@@ -55,11 +57,17 @@ class Figures:
                 skipped=record.skipped,
                 spike=record.spike,
             )
-        self._snapshot_every = record.snapshot_every
+        self._snapshot_every, self._until = record.snapshot_every, record.until
         self._made = {step: at for step, at in self._made.items() if record.safe_step <= step < record.step}
         self._made[record.step] = now
         if record.safe_step >= 0 and (self._snapshot is None or self._snapshot[0] != record.safe_step):
             self._snapshot = (record.safe_step, self._made.get(record.safe_step, now))
+
+    def sheet(self, row: Row) -> None:
+        """Take note of what the newest steps of this node's first rank went into; () where that was not told."""
+        sheet = sheet_of(row)
+        if sheet is not None and sheet.total > 0:
+            self._busy = round(min(1.0, sheet.busy / sheet.total), 3)
 
     def slow(self, slow: Mapping[str, SlowNode]) -> None:
         """Take note of which nodes are slow, by id."""
@@ -81,6 +89,7 @@ class Figures:
     def begin(self) -> None:
         """Take note that another generation begins: nothing is known yet of what it looks at."""
         self.audits(None)
+        self._busy = -1.0
         if self._watch is not None:
             self._watch = replace(self._watch, unchecked=())
 
@@ -163,6 +172,8 @@ class Figures:
             vetted_age=vetted_age,
             unvetted=self._unvetted,
             watch=self._watch,
+            until=self._until,
+            busy=self._busy,
             health="; ".join(p for p in (self._training, self._health, self._stale, self._store) if p and p != WELL)
             or WELL,
         )

@@ -10,6 +10,7 @@ import pytest
 from elastic3d.dashboard.event_files import EventFolder
 from elastic3d.dashboard.feed import ViewFeed
 from elastic3d.dashboard.reading import JobReader
+from elastic3d.dashboard.view import view
 from elastic3d.errors import EtcdUnavailable
 from elastic3d.log import EventLog
 from elastic3d.membership.inspection.derivation import status
@@ -34,10 +35,20 @@ class Source:
         return status("gpt-1b", run_keys, revision=9, remaining={}, wall=WALL), run_keys
 
 
+def reading(source: Source, feed: ViewFeed, events: EventFolder | None = None) -> JobReader:
+    """Return a reader for browsers."""
+    return JobReader(
+        source.read,
+        lambda document: feed.publish(view(document), document.read_at),
+        watched=lambda: feed.watching > 0,
+        events=events,
+    )
+
+
 def test_the_curve_has_what_nodes_report() -> None:
     """Each step once, with the loss that its pulse had."""
     source, feed = Source(), ViewFeed()
-    reader = JobReader(source.read, feed)
+    reader = reading(source, feed)
     for _ in range(3):
         assert reader.look()
     points = feed.view()[1]["series"]["0"]
@@ -47,7 +58,7 @@ def test_the_curve_has_what_nodes_report() -> None:
 def test_event_files_have_each_step(tmp_path: Path) -> None:
     """Where they are read, the curve is theirs alone; before they have any step, that of the pulses is shown."""
     source, feed = Source(), ViewFeed()
-    reader = JobReader(source.read, feed, events=EventFolder(tmp_path))
+    reader = reading(source, feed, events=EventFolder(tmp_path))
     reader.look()
     assert feed.view()[1]["series"]["0"][0][0] == 1301
     with EventLog(tmp_path / "a-0.jsonl") as log:
@@ -61,7 +72,7 @@ def test_what_etcd_last_showed_is_kept_while_it_is_away() -> None:
     """With the reason on one line; an etcd that never answered is an error."""
     source, feed = Source(), ViewFeed()
     source.away = True
-    reader = JobReader(source.read, feed)
+    reader = reading(source, feed)
     with pytest.raises(EtcdUnavailable):
         reader.look()
     source.away = False
@@ -82,7 +93,7 @@ def test_it_looks_once_a_second_however_many_ask_for_it() -> None:
     """Browsers that come, and orders, only bring the next look forward to a second after the last."""
     source, feed = Source(), ViewFeed()
     feed.watching = 5
-    reader = JobReader(source.read, feed)
+    reader = reading(source, feed)
     thread = threading.Thread(target=reader.run)
     thread.start()
     stop = threading.Event()

@@ -20,7 +20,6 @@ from elastic3d.dashboard.differences import difference
 from elastic3d.dashboard.document import PageDocument
 from elastic3d.dashboard.event_files import EventFolder
 from elastic3d.dashboard.feed import ViewFeed
-from elastic3d.dashboard.reading import JobReader
 from elastic3d.dashboard.store_listing import StoredCheckpoint, StoreLister, StoreListing
 from elastic3d.dashboard.store_reading import StoreBusy, StoreReader, StoreSeen
 from elastic3d.dashboard.store_view import comparison_page
@@ -30,6 +29,7 @@ from tests.cli.status.scenes import SCENES
 from tests.dashboard.serving import serving
 from tests.dashboard.test_page import document_of, rendered
 from tests.dashboard.test_reading import Source
+from tests.dashboard.test_reading import reading as read_for_browsers
 from tests.health.test_past_verdicts import bundle
 from tests.pages.parsed import HOSTILE, assert_loads_nothing, assert_usable_without_a_mouse, parsed
 
@@ -290,7 +290,7 @@ def test_what_was_found_has_its_evidence_where_the_folder_is_given(tmp_path: Pat
     """A bundle beside the event files is explained, though etcd has forgotten its verdict."""
     source, feed = Source(), ViewFeed()
     path = bundle(tmp_path, "3.0")
-    JobReader(source.read, feed, events=EventFolder(tmp_path)).look()
+    read_for_browsers(source, feed, EventFolder(tmp_path)).look()
     told = feed.view()[1]["parts"]["findings"]
     assert "Generation 3 stood still after step 7: stopped" in told
     assert str(path) in told

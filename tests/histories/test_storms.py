@@ -13,7 +13,7 @@ from chaos.faults.catalogue import KINDS, feasible, lacking
 from chaos.faults.clock import ClockJump
 from chaos.faults.etcd import EtcdCertificate, EtcdFull, EtcdMemberRestart, EtcdPassword, EtcdPause, EtcdSlow
 from chaos.faults.fault import Fault, Need, OfNode, Place
-from chaos.faults.memory import Squeeze
+from chaos.faults.memory import SnapshotFlip, Squeeze
 from chaos.faults.moment import Phase, When
 from chaos.faults.network import Cut, Delay, HalfOpen, Loss, Narrow, Reset
 from chaos.faults.orders import Drain, Join
@@ -189,6 +189,20 @@ def test_a_node_whose_memory_is_squeezed(quiet_runs: Path, tmp_path: Path) -> No
     assert all({*view.nodes} == {"node0", "node1", "node2"} for view in generations)
     (notice,) = storm.notices
     assert (notice.detector, notice.after is not None) == ("memory.short", True)
+
+
+@pytest.mark.long
+def test_bits_that_flip_in_a_nodes_snapshots(quiet_runs: Path, tmp_path: Path) -> None:
+    """Every tile of one node is damaged as all read theirs: copies elsewhere are used, and no more is done again."""
+    flips = SnapshotFlip(node="node1", when=EIGHT)
+    storm = played(
+        Job(script=str(TRAIN_GPT), arguments=QUICK, nodes=3, seed=7), Schedule(faults=(flips,)), quiet_runs, tmp_path
+    )
+    generations = storm.outcome.picture.generations
+    assert [view.restored_from for view in generations] == ["none", "memory"]
+    assert generations[1].steps_repeated <= 2
+    (notice,) = storm.notices
+    assert (notice.detector, notice.after is not None) == ("copy.damaged", True)
 
 
 def one_of(kind: type[Fault]) -> tuple[Fault, ...]:

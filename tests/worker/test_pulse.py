@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from elastic3d.coverage import AuditCoverage
+from elastic3d.health.sheet import StepSheet
 from elastic3d.membership.records import HealthFigures, Pulse, decode, encode
 from elastic3d.port import StepRecord
 from elastic3d.worker.pulse import Figures
@@ -136,3 +137,15 @@ def test_a_loss_that_is_not_finite_leaves_the_pulse_readable(loss: float) -> Non
     figures.stepped(replace(record(3, 2), loss=loss), 2.0)
     pulse = figures.pulse("active", 1, 3.0)
     assert (pulse.step, pulse.loss) == (3, None)
+
+
+def test_a_pulse_has_what_a_step_goes_into_and_the_target() -> None:
+    """The share that was computing, of this generation only; it is not known where no row came."""
+    figures = Figures()
+    figures.stepped(replace(record(8, 7), until=500), 1.0)
+    assert (figures.pulse("active", 1, 2.0).until, figures.pulse("active", 1, 2.0).busy) == (500, -1.0)
+    figures.sheet(StepSheet(work=1.0, rounds=2.0, forward=0.25, backward=0.5, data=0.15, wait_dp=0.1).row)
+    figures.sheet(())
+    assert figures.pulse("active", 1, 2.0).busy == 0.75
+    figures.begin()
+    assert figures.pulse("active", 2, 3.0).busy == -1.0

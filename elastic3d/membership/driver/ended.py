@@ -1,9 +1,9 @@
 """Making room for a new job under the id of one that ended.
 
-The history, the verdicts and the end of an ended job stay readable until the next one begins, and are deleted then: two
-jobs under one id never mix. The number of its last generation stays for ever: it is the newest fencing token of its
-checkpoints. So do the rules about states that nobody may go on from, since these may be in the store, and what is left
-out since then. Quarantines stay too: they are about the machine.
+The history, the verdicts, the account of its time and the end of an ended job stay readable until the next one begins,
+and are deleted then: two jobs under one id never mix. The number of its last generation stays for ever: it is the
+newest fencing token of its checkpoints. So do the rules about states that nobody may go on from, since these may be in
+the store, and what is left out since then. Quarantines stay too: they are about the machine.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
         if clock.monotonic() >= patience:
             return None
         clock.sleep(POLL)
-    wipe: list[Operation] = [Delete(root + key) for key in (keys.END, keys.PROPOSAL)]
+    wipe: list[Operation] = [Delete(root + key) for key in (keys.END, keys.PROPOSAL, keys.GOODPUT)]
     past = (keys.WHOLE, keys.TOMBS, keys.DOUBTS, keys.FAULTS, keys.DRAINS, keys.HISTORY, keys.VERDICTS)
     wipe += [Delete(root + prefix, prefix=True) for prefix in past]
     last = sealed(root, client.range(root + keys.LISTED)[0])

@@ -22,6 +22,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import reading
 from elastic3d.membership.driver.ended import make_room
+from elastic3d.membership.driver.goodput import GoodputKeeping
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.probing import probe
 from elastic3d.membership.driver.writer import MemberWriter
@@ -68,9 +69,10 @@ class Member:
     `act` is called on the member's thread with each local action, `heard` whenever etcd begins or ceases to answer,
     `noted` with every event the core takes in, `trusted` with every change of the run's secret, which is `secret` at
     the start ("" for a member that has none to keep), `pulse` when the next pulse is due, and while this member leads
-    `planner` for layouts, `judge` for why nothing moves and `ladder` for memory that runs out; none may block. `tell`
-    may be called from any thread. The owner closes client and links after this; after `Exit(rejoin=True)` it may
-    close this and start another member, of a new incarnation, over the same ones.
+    `planner` for layouts, `judge` for why nothing moves, `ladder` for memory that runs out and, on the writer's thread,
+    `goodput` for the account of the run's time; none may block. `tell` may be called from any thread. The owner closes
+    client and links after this; after `Exit(rejoin=True)` it may close this and start another member, of a new
+    incarnation, over the same ones.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Member:
         trusted: Callable[[SecretNews], None] = lambda news: None,
         judge: Judge | None = None,
         ladder: Ladder | None = None,
+        goodput: GoodputKeeping | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._client, self._root, self._policy, self._clock = client, root, policy, clock
@@ -105,7 +108,8 @@ class Member:
             pulse,
             self._period,
             clock,
-            leads=lambda: self._core.leads,
+            token=lambda: self._core.view.token if self._core.leads else 0,
+            goodput=goodput,
         )
         self._links: Links | None = None
         self._board: Watch | None = None

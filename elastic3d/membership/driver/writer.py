@@ -5,7 +5,8 @@ them; fenced ones once, since only the core can say whether they still make sens
 failed, and the watch shows what became of it. The core hears at once what a write changed; the watch's echo comes later
 and is recognised by its revision.
 
-Between writes comes the pulse, and while this member leads, now and then, a compaction. Since the pulse is conditional
+Between writes comes the pulse, and while this member leads, now and then, a compaction and the account of the run's
+time. Since the pulse is conditional
 on the member's own keys, it also finds out when somebody deleted them, or wrote over them.
 """
 
@@ -25,6 +26,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
 from elastic3d.membership.driver.compaction import Compaction
+from elastic3d.membership.driver.goodput import GoodputKeeping, GoodputWriter
 from elastic3d.membership.records import Pulse
 from elastic3d.values import Node
 
@@ -48,8 +50,8 @@ class MemberWriter:
     """Writes for the member `me` of the job under `root`, its own keys under a lease of `ttl` seconds.
 
     `tell` is called with the results. `pulse` is asked for the next pulse's content and `period` for the seconds
-    between two, `leads` whether this member has to compact etcd, when `compaction` says so. All are called on the
-    writer's thread and must not block.
+    between two, `token` for the leader's token while this member leads, else 0: a leader compacts etcd when
+    `compaction` says so, and writes what `goodput` has. All are called on the writer's thread and must not block.
     """
 
     def __init__(
@@ -63,10 +65,12 @@ class MemberWriter:
         period: Callable[[], float],
         clock: Clock,
         *,
-        leads: Callable[[], bool] = lambda: False,
+        token: Callable[[], int] = lambda: 0,
         compaction: Compaction | None = None,
+        goodput: GoodputKeeping | None = None,
     ) -> None:
-        self._leads, self._compaction = leads, compaction or Compaction()
+        self._token, self._compaction = token, compaction or Compaction()
+        self._goodput = GoodputWriter(client, root, goodput) if goodput is not None else None
         self._client, self._root, self._me, self._ttl, self._clock = client, root, me, ttl, clock
         self._tell, self._pulse, self._period = tell, pulse, period
         self._leases = LeaseKeeper(client)
@@ -121,6 +125,8 @@ class MemberWriter:
     def close(self) -> None:
         """Stop, and give the lease back, so that nothing of this member stays in etcd."""
         self.stop()
+        if self._goodput is not None and not self._impaired and self._lease is not None:
+            self._goodput.look(self._token(), last=True)
         lease, self._lease = self._lease, None
         if lease is not None:
             try:
@@ -274,6 +280,8 @@ class MemberWriter:
             return  # the watch reports it
         self.impaired("")
         self._compact(result.revision)
+        if self._goodput is not None:
+            self._goodput.look(self._token())
         if not there:
             with self._changed:
                 self._registered, self._reported, self._pulse_at = 0, 0, None
@@ -282,7 +290,7 @@ class MemberWriter:
     def _compact(self, revision: int) -> None:
         now = self._clock.monotonic()
         self._compaction.saw(revision, now)
-        past = self._compaction.due(now) if self._leads() else 0
+        past = self._compaction.due(now) if self._token() else 0
         if not past:
             return
         refused = ""

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from elastic3d.accounting.recorded_events import SECOND
+from elastic3d.accounting.spans import Category
 from elastic3d.membership.inspection.keys import RunKeys
 from elastic3d.membership.inspection.status import (
     GenerationStatus,
+    GoodputStatus,
     HealthStatus,
     JobState,
     NodeRole,
@@ -55,6 +58,7 @@ def status(run_id: str, run_keys: RunKeys, *, revision: int, remaining: Mapping[
         preparing=_sealed(preparing, run_keys, wall) if preparing is not None else None,
         nodes=nodes,
         step=newest.step if newest is not None else -1,
+        until=newest.until if newest is not None else 0,
         step_seconds=newest.step_seconds if newest is not None else 0.0,
         loss=newest.loss if newest is not None else None,
         snapshot=_snapshot(current),
@@ -66,6 +70,7 @@ def status(run_id: str, run_keys: RunKeys, *, revision: int, remaining: Mapping[
         suspects=_suspects(run_keys),
         verdict=_verdict(run_keys),
         health=_watched(current),
+        goodput=_goodput(run_keys, wall),
         injectable=tuple(sorted({record.node.name for record in run_keys.members.values() if record.chaos})),
         minimum=minimum,
         maximum=max((record.maximum for record in run_keys.members.values()), default=0),
@@ -160,6 +165,24 @@ def _watched(pulses: list[Pulse]) -> HealthStatus | None:
         skipped=max(one.skipped for one in given),
         spike=max(one.spike for one in given),
         uncovered=uncovered(replace(watch, unchecked=unchecked)),
+    )
+
+
+def _goodput(run_keys: RunKeys, wall: float) -> GoodputStatus | None:
+    record = run_keys.goodput
+    if record is None:
+        return None
+    held = sum(spent for name, spent in record.by_category.items() if name != Category.AWAY)
+    return GoodputStatus(
+        share=record.by_category.get(Category.USEFUL, 0) / held if held else 0.0,
+        held=held / SECOND,
+        steps=record.steps,
+        by_category={str(one): record.by_category.get(one, 0) / SECOND for one in Category},
+        by_cause={
+            cause: {name: spent / SECOND for name, spent in table.items()} for cause, table in record.by_cause.items()
+        },
+        since=record.since,
+        age=max(0.0, wall - record.at),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from elastic3d import etcd_keys as keys
+from elastic3d.accounting.live_record import GoodputRecord
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import KeyValue
 from elastic3d.membership.injection import FaultOrder
@@ -58,6 +59,7 @@ class RunKeys:
     generation: Generation | None = None
     proposal: Proposal | None = None
     end: End | None = None
+    goodput: GoodputRecord | None = None
     members: dict[str, MemberRecord] = field(default_factory=dict)
     reports: dict[str, Report] = field(default_factory=dict)
     tombs: dict[str, Tomb] = field(default_factory=dict)
@@ -117,6 +119,8 @@ def find(root: str, items: Iterable[KeyValue]) -> RunKeys:
                     run_keys.proposal = _record(Proposal, item, whole)
                 case keys.END:
                     run_keys.end = _record(End, item)
+                case keys.GOODPUT:
+                    run_keys.goodput = _record(GoodputRecord, item)
                 case _:
                     _add(run_keys, below, item)
         except ConfigurationError as error:

@@ -214,6 +214,29 @@ class HealthStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GoodputStatus:
+    """Where the time of the nodes went, as the leader accounts for it while the job runs.
+
+    Exact sums of what it knows; `elastic3d goodput` knows more, from the event files of all nodes.
+    """
+
+    share: float
+    """Of the time that nodes were held, what went to steps that count; 0 before any was."""
+    held: float
+    """Node-seconds that nodes were held."""
+    steps: int
+    """Steps that count."""
+    by_category: dict[str, float]
+    """Node-seconds by what they went to, in the order of the categories; 0 where there are none."""
+    by_cause: dict[str, dict[str, float]]
+    """Of these, what generations cost, by why they were formed."""
+    since: float
+    """When the account was begun, in seconds since the epoch, by the clock of who led then."""
+    age: float
+    """Seconds since it was written, by the leader's wall clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """How a job stands; with a `schema`, what `elastic3d status --json` prints."""
 
@@ -235,6 +258,8 @@ class Status:
     """All nodes that are known, active ones first, in rank order."""
     step: int
     """The newest step, -1 where none was reported."""
+    until: int
+    """The step up to which the script trains, 0 if it did not say."""
     step_seconds: float
     """How long a step takes, 0 where that was not reported."""
     loss: float | None
@@ -257,6 +282,8 @@ class Status:
     """The newest of this job, None where nothing was ever found."""
     health: HealthStatus | None
     """How its ranks are watched, None where that was not reported."""
+    goodput: GoodputStatus | None
+    """Where the time of its nodes went, None before anybody has accounted for it."""
     injectable: tuple[str, ...]
     """Names of the nodes that allow faults to be injected, in order; () for none."""
     minimum: int

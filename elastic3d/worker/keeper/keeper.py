@@ -12,6 +12,7 @@ import secrets
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from checkpointing import Store
 from checkpointing.stores.retrying import Trouble
@@ -32,6 +33,7 @@ from elastic3d.membership.driver.member import Member
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord, Notice, Pulse
 from elastic3d.membership.stalls import Judge, Stall, Verdict
+from elastic3d.metrics.memory import resident
 from elastic3d.planner import Plan, plan, plan_below
 from elastic3d.rendezvous.connect import connect, encryption
 from elastic3d.rendezvous.settings import Settings
@@ -50,9 +52,10 @@ from elastic3d.worker.keeper.curves import Curves
 from elastic3d.worker.keeper.departure import LeaveRequest
 from elastic3d.worker.keeper.ending import Ending
 from elastic3d.worker.keeper.generations import Generations
+from elastic3d.worker.keeper.goodput import LiveGoodput
 from elastic3d.worker.keeper.injected import InjectedFaults, NodeProcesses
 from elastic3d.worker.keeper.meeting import Meeting
-from elastic3d.worker.keeper.node_metrics import LiveNode, NodeMetrics
+from elastic3d.worker.keeper.node_metrics import LiveNode, NodeMetrics, own_row
 from elastic3d.worker.keeper.progress import ProgressReporter
 from elastic3d.worker.keeper.trainer_group import assignment
 from elastic3d.worker.keeper.warming import Inbox, Measured, Signalled, measure, planned_with, wait_at_gate
@@ -105,12 +108,13 @@ class Keeper:
         self._evidence = evidence
         self._costs = options.costs
         self._metrics = NodeMetrics(settings, options.metrics) if options.metrics is not None else None
+        self._goodput = LiveGoodput(settings.node, lambda name, **fields: self._journal.emit(name, **fields))
         self._journal = Journal(
             options.events,
             settings.run_id,
             settings.node,
             limit=options.events_limit,
-            observe=self._metrics.observe if self._metrics is not None else None,
+            observe=self._observe,
         )
         self._journal.emit("node.started")
         threads.report_to(self._journal.thread_failed)
@@ -138,12 +142,19 @@ class Keeper:
         finally:
             self._metrics.close()
 
+    def _observe(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Count what the journal writes. Runs on any thread."""
+        self._goodput.observe(event, fields)
+        if self._metrics is not None:
+            self._metrics.observe(event, fields)
+
     def _live(self) -> LiveNode:
         return LiveNode(
             pulse=lambda: self._pulse() if self._member is not None else None,
             processes=self._processes,
             awaited=lambda: self._progress.awaited,
             answers=lambda: self._client.session.answers if self._client is not None else None,
+            goodput=self._goodput.seconds,
         )
 
     def _open_store(self) -> None:
@@ -300,6 +311,7 @@ class Keeper:
             trusted=self._inbox.put,
             judge=_judge(self._options.health),
             ladder=_ladder(self._options.health),
+            goodput=self._goodput,
         )
         if self._member.start(links, again=again, end_seen=self._settings.end_seen):
             self._journal.emit("member.joined", incarnation=record.node.incarnation)
@@ -310,6 +322,7 @@ class Keeper:
         assert self._member is not None
         self._journal.emit("member.fenced", incarnation=self._node.incarnation, detail=self._exit.detail)
         self._curves.stop()
+        self._goodput.resign()
         self._generations.forget()
         if self._checkpoints is not None:
             self._checkpoints.forget()
@@ -332,7 +345,10 @@ class Keeper:
         """Return how this node is. Runs on the member's writing thread."""
         running = self._generations.running
         state = "draining" if self._leaving.leaving else "active" if running is not None else "spare"
-        return self._figures.pulse(state, running.number if running is not None else 0, SYSTEM.monotonic())
+        pulse = self._figures.pulse(state, running.number if running is not None else 0, SYSTEM.monotonic())
+        processes = self._processes()
+        _, nbytes = resident((*processes.keepers, *processes.trainers.values()))
+        return replace(pulse, memory=sum(nbytes.values()))
 
     def _close_patience(self) -> float:
         return 0.0 if self._exit is None or self._exit.failed else self._leaving.close_patience()
@@ -450,6 +466,8 @@ class Keeper:
                     self._checkpoints.offer(event.slot, event.step, keyed_world[1].generation)
                 else:
                     self._slots[event.slot].unpin(event.step)
+            case w.EventSaid():
+                self._journal.said(event)
             case w.SnapshotHeld():
                 self._generations.held(event)
             case w.RankSilent() | w.RankMoving():
@@ -469,6 +487,8 @@ class Keeper:
                     keyed_world = self._generations.find(event.slot, event.trainer)
                     if keyed_world is not None and event.slot == 0:
                         self._curves.stepped(event.record, keyed_world[1].generation)
+                        self._goodput.stepped(event.record)
+                        self._figures.sheet(own_row(event.record, keyed_world[1]))
                         if keyed_world[1].first_rank == 0:
                             self._progress.stepped(event.record)
                         if self._metrics is not None:
@@ -492,6 +512,7 @@ class Keeper:
     def _noted(self, event: m.Event) -> None:
         """Take what the watch reports. Runs on the member's thread."""
         self._journal.noted(event)
+        self._goodput.noted(event)
         match event:
             case m.ProposalPut():
                 self._inbox.put(Proposed(event.proposal.generation))

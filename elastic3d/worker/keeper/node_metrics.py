@@ -37,13 +37,15 @@ class LiveNode:
     """What is asked of a keeper at each scrape, on the server's thread; nothing of it blocks.
 
     pulse: how the node is, None before it has joined. processes: its own. awaited: how many nodes the job waits for, as
-    far as this one leads. answers: how etcd has answered, None while nobody has asked it.
+    far as this one leads. answers: how etcd has answered, None while nobody has asked it. goodput: node-seconds that it
+    has counted as leader, by category.
     """
 
     pulse: Callable[[], Pulse | None]
     processes: Callable[[], NodeProcesses]
     awaited: Callable[[], int]
     answers: Callable[[], Answers | None]
+    goodput: Callable[[], Mapping[str, float]]
 
 
 class NodeMetrics:
@@ -82,10 +84,9 @@ class NodeMetrics:
     def stepped(self, record: StepRecord, group: TrainerGroup) -> None:
         """Count a step of the node's first slot, after its event. Never raises."""
         try:
-            rank = group.first_rank
-            rows = dict(zip(sheet.speakers(record.step, group.generation.world), record.sheets, strict=False))
+            rank, row = group.first_rank, own_row(record, group)
             now = self._clock.monotonic()
-            self._recorder.stepped(record.step, now, clean=record.clean, row=rows.get(rank, ()), first=rank == 0)
+            self._recorder.stepped(record.step, now, clean=record.clean, row=row, first=rank == 0)
         except Exception as error:  # noqa: BLE001  # as above
             self._failed(error)
 
@@ -101,14 +102,13 @@ class NodeMetrics:
     def _failed(self, error: Exception) -> None:
         self._failures += 1
         if self._failures == 1:
-            # Not through the journal, which would be counted here.
             process_log().emit("metrics.failed", error=f"{type(error).__name__}: {error}")
 
     # At a scrape.
 
     def _values(self) -> list[MetricValue]:
         values = {(one.name, one.labels): one for one in self._recorder.values() if one.name != FAILURES}
-        for part in (self._own, self._pulse, self._etcd, self._memory):
+        for part in (self._own, self._pulse, self._etcd, self._memory, self._goodput):
             try:
                 values |= {(one.name, one.labels): one for one in part()}
             except Exception as error:  # noqa: BLE001  # the other parts are there
@@ -152,6 +152,10 @@ class NodeMetrics:
             yield MetricValue(name="elastic3d_etcd_answer_seconds", labels=(), value=spread)
             yield _value("elastic3d_etcd_failed_tries_total", answers.failed)
 
+    def _goodput(self) -> Iterator[MetricValue]:
+        for category, seconds in self._live.goodput().items() if self._live is not None else ():
+            yield _value("elastic3d_goodput_seconds_total", seconds, category)
+
     def _memory(self) -> Iterator[MetricValue]:
         if self._live is None:
             return
@@ -161,6 +165,12 @@ class NodeMetrics:
             yield _value("elastic3d_processes", there, process)
             for kind, size in nbytes.items():
                 yield _value("elastic3d_memory_bytes", size, process, kind)
+
+
+def own_row(record: StepRecord, group: TrainerGroup) -> sheet.Row:
+    """Return the row of the node's first rank that rode in a step's vote, () where none did."""
+    speakers = sheet.speakers(record.step, group.generation.world)
+    return dict(zip(speakers, record.sheets, strict=False)).get(group.first_rank, ())
 
 
 def _value(name: str, value: float, *labels: str) -> MetricValue:

@@ -18,7 +18,7 @@ from elastic3d.port import AuditReport, Flags, Go, StateRestored, StepRecord
 from elastic3d.tagged import Tagged
 from elastic3d.trust.frames import Frames, FrameShape, FrameTooLong
 from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain
-from elastic3d.worker.processes.events import RaisedException
+from elastic3d.worker.processes.events import EventSaid, RaisedException
 
 _SHAPE = FrameShape(most=1 << 30, order="little")
 BUFFER_BYTES = 4 << 20
@@ -144,6 +144,7 @@ FromTrainer = (
     | BufferWanted
     | StepTaken
     | AuditTold
+    | EventSaid
     | MainLeft
     | MainReturned
     | MainRaised

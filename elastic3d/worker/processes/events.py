@@ -5,10 +5,15 @@ Every event names its slot (local index) and, where one is meant, the trainer: a
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+from elastic3d import log
 from elastic3d.admission.check import CheckResult
+from elastic3d.clock import SYSTEM
 from elastic3d.membership.stalls import RankStall
 from elastic3d.port import AuditReport, StateRestored, StepRecord
 from elastic3d.shortfall import Shortfall
@@ -218,6 +223,27 @@ class ConnectionRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EventSaid:
+    """A process of the slot said that something happened which the list of events has; it was shown already.
+
+    at: by the wall clock. fields: with those that the process's log is bound with, as JSON has them.
+    """
+
+    slot: int
+    name: str
+    at: float
+    fields: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        log.check(self.name, self.fields)
+
+    @classmethod
+    def now(cls, slot: int, name: str, fields: Mapping[str, Any]) -> EventSaid:
+        """Return it for what happens now. fields: whatever the log writes."""
+        return cls(slot=slot, name=name, at=SYSTEM.wall(), fields=json.loads(json.dumps(fields, default=str)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotAlive:
     """The slot's companion keeper answered the question whether it is there."""
 
@@ -234,6 +260,7 @@ SlotEvent = (
     | SnapshotTaken
     | SnapshotHeld
     | BuddyUnreachable
+    | EventSaid
     | SlotAlive
     | RankSilent
     | RankMoving

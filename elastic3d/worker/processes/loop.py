@@ -27,7 +27,7 @@ from elastic3d.snapshots.memory import SnapshotMemory
 from elastic3d.values import to_json
 from elastic3d.worker.processes import channel, events, template
 from elastic3d.worker.processes.channel import FromKeeper, FromTrainer, KeeperEnd
-from elastic3d.worker.processes.events import ExitKind, SlotEvent
+from elastic3d.worker.processes.events import EventSaid, ExitKind, SlotEvent
 from elastic3d.worker.processes.process import ExitCode
 from elastic3d.worker.processes.slot_trainer import SlotTrainer
 from elastic3d.worker.processes.supervisor import TemplateLost, TemplateSupervisor
@@ -352,6 +352,8 @@ class SlotLoop:
                 self._memory.restored(generation, base)
                 self.grant()
                 self._tell(events.Restored(slot=slot, trainer=number, state=message))
+            case EventSaid():
+                self._tell(message)
             case channel.Tabled():
                 table = tables.from_wire(message.table)
                 trainer.table = table.identity

@@ -9,8 +9,8 @@ import os
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from elastic3d.devices import contract, device_at, oom_killer
 from elastic3d.devices.exhaustion import asked, is_out_of_memory, of_host
 from elastic3d.errors import Elastic3dError
 from elastic3d.health import record, stacks
-from elastic3d.log import bind_process, process_log
+from elastic3d.log import bind_process, observe_process, process_log
 from elastic3d.port import (
     UNRECORDED,
     Assignment,
@@ -45,7 +45,7 @@ from elastic3d.snapshots.table import SnapshotTable
 from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain, from_json
 from elastic3d.worker.processes import channel, copying, process
 from elastic3d.worker.processes.channel import FromKeeper, TrainerEnd
-from elastic3d.worker.processes.events import RaisedException
+from elastic3d.worker.processes.events import EventSaid, RaisedException
 from elastic3d.worker.processes.process import ExitCode
 
 if TYPE_CHECKING:
@@ -221,6 +221,10 @@ class ChannelPort:
         self._say(channel.MainRaised(peer=False, exception=raised))
         process.leave(ExitCode.ERROR)
 
+    def said(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Tell the keeper of an event, for the node's file."""
+        self._say(EventSaid.now(self.assignment.slot, name, fields))
+
     def _say(self, message: channel.FromTrainer) -> None:
         try:
             self._end.send(message)
@@ -322,8 +326,6 @@ def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoRetu
     process.overwrite_environment(os.environ, assignment)
     tp = assignment.layout.tp if assignment.layout is not None else 1
     replaced = contract.apply(contract.settings(assignment.device, interface=assignment.interface, tp=tp))
-    if replaced:
-        process_log().emit("environment.replaced", variables=replaced)
     # torch read it when it was imported, in the template.
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch exports it from a private module
     if assignment.threads:
@@ -336,6 +338,9 @@ def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoRetu
         if progress is not None:
             stacks.write_stacks_to(written)
     port = ChannelPort(assignment, end, buffers, progress or UNRECORDED)
+    observe_process(port.said)
+    if replaced:
+        process_log().emit("environment.replaced", variables=replaced)
     try:
         digest = entry(port)
     except SystemExit as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from chaos.simulation import standstills
 from chaos.simulation.standstills import At
+from elastic3d.accounting.live_record import GoodputRecord
 from elastic3d.coverage import AuditCoverage
 from elastic3d.etcd import Delete, KeyValue, Put
 from elastic3d.membership import actions as acts
@@ -283,6 +284,27 @@ def unaudited() -> Scene:
     return scene.put(f"pulses/{A.id}", pulse(unvetted=why))
 
 
+def accounted() -> Scene:
+    """Its leader accounts for its time; b joined in generation 4 and is slow; nodes report what they are at."""
+    joined = replace(FOUR, cause=Cause.JOIN, detail="b came")
+    scene = registered(A, B, C, D, E).write(A, sealed(joined, joined=("b",), left=("x",)))
+    watch = HealthFigures(idle=3.0, busy=30.0, slow_from=1.15, slow=(replace(SLOW[0], node="b"),))
+    for each, busy, gib in ((A, 0.71, 12.5), (B, 0.93, 13.0), (C, 0.7, 9.25), (D, 0.69, 101.0)):
+        figures = pulse(until=20_000, loss=3.25, busy=busy, memory=int(gib * 2**30), watch=watch)
+        scene.put(f"pulses/{each.id}", figures)
+    scene.put(f"pulses/{E.id}", pulse(-1, state="spare", snapshot_step=-1, snapshot_age=-1.0, checkpoint_step=-1))
+    minute = 60_000_000
+    spent = {"useful": 230 * minute, "preparing": 12 * minute, "restoring": 3 * minute, "spare": 55 * minute}
+    record = GoodputRecord(
+        at=WALL - 4,
+        since=WALL - 3600,
+        by_category=spent,
+        by_cause={"start": {"preparing": 7 * minute}, "join": {"preparing": 5 * minute, "restoring": 3 * minute}},
+        steps=1240,
+    )
+    return scene.put("goodput", encode(record))
+
+
 def waiting() -> Scene:
     scene = registered(A, minimum=2)
     scene.write(A, sealed(generation(4, (A, B), Cause.DEATH, layout=Layout(pp=1, dp=2))))
@@ -330,6 +352,7 @@ SCENES: dict[str, Callable[[], Scene]] = {
     "losses": losses,
     "stuck": stuck,
     "audited": audited,
+    "accounted": accounted,
     "waiting": waiting,
     "ended": ended,
     "failed": failed,

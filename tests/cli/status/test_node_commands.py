@@ -243,8 +243,6 @@ def test_a_quarantine_is_ordered_and_released(place: Place) -> None:
         (("quarantine", "b", "--for", "10x"), "--for='10x'"),
         (("release", "b"), "nothing is ordered of 'b'"),
         (("release", "z"), "nothing is ordered of 'z'"),
-        (("status", "--watch", "often"), "--watch='often'"),
-        (("status", "--watch", "0"), "--watch='0'"),
         (("events", "--id", "\x1b[31m"), "--id"),
     ],
 )
@@ -357,36 +355,17 @@ def test_events_follow_new_generations(place: Place) -> None:
 
 
 @pytest.mark.etcd
-def test_watch_prints_one_json_object_per_line(place: Place) -> None:
-    """`--watch --json`, with the changes in between; Ctrl-C ends it with 0."""
-    place.put(scenes.training())
-    watch = place.start("status", "--watch", "0.2", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        assert watch.stdout is not None
-        assert json.loads(watch.stdout.readline())["state"] == "training"
-        leads(place, acts.PutEnd(end=scenes.End(failed=True, detail="enough"), token=1))
-        while json.loads(watch.stdout.readline())["state"] != "failed":
-            pass
-        watch.send_signal(signal.SIGINT)
-        _, errors = watch.communicate(timeout=20)
-        assert (watch.returncode, errors) == (0, "")
-    finally:
-        watch.kill()
-        watch.communicate()
-
-
-@pytest.mark.etcd
-def test_watch_restores_the_terminal(place: Place, etcd: EtcdServer) -> None:
-    """The display is redrawn, survives an etcd outage, and restores the cursor at Ctrl-C; exit 0."""
+def test_top_restores_the_terminal(place: Place, etcd: EtcdServer) -> None:
+    """The page is redrawn, survives an etcd outage, and gives back screen and cursor at Ctrl-C; exit 0."""
     place.put(scenes.training())
     mine, theirs = pty.openpty()
-    watch = place.start("status", "--watch", stdin=theirs, stdout=theirs, stderr=theirs)
+    watch = place.start("top", stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     try:
         seen = until(mine, b"", b"training")
         etcd.pause()
         try:
-            seen = until(mine, seen, b"etcd does not answer")
+            seen = until(mine, seen, b"etcd does not show it now")
         finally:
             etcd.resume()
         leads(place, acts.PutEnd(end=scenes.End(failed=True, detail="enough"), token=1))
@@ -395,7 +374,8 @@ def test_watch_restores_the_terminal(place: Place, etcd: EtcdServer) -> None:
         seen = until(mine, seen, b"\x1b[?25h")
         assert watch.wait(timeout=20) == 0
         assert b"Traceback" not in seen
-        assert seen.rfind(b"\x1b[?25h") > seen.rfind(b"\x1b[?25l")
+        for on, off in ((b"\x1b[?25l", b"\x1b[?25h"), (b"\x1b[?1049h", b"\x1b[?1049l")):
+            assert seen.rfind(off) > seen.rfind(on)
     finally:
         watch.kill()
         watch.wait()

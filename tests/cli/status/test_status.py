@@ -307,7 +307,7 @@ def test_the_json_schema_is_stable() -> None:
         == {
             *("run_id", "revision", "state", "detail", "leader", "generation", "preparing", "nodes", "step"),
             *("step_seconds", "snapshot", "snapshot_every", "checkpoint", "verified", "suspects", "verdict", "health"),
-            *("minimum", "maximum", "problems", "vetted", "unvetted", "injectable", "loss"),
+            *("minimum", "maximum", "problems", "vetted", "unvetted", "injectable", "loss", "until", "goodput"),
         }
     )
     assert (

@@ -35,12 +35,40 @@ pytestmark = pytest.mark.etcd
 TTL = 2.0
 
 
+class Account:
+    """An account that is always due. resumed: what it went on from; last: how often it was the last time."""
+
+    def __init__(self) -> None:
+        self.value, self.written, self.last = b"one", 0, 0
+        self.resumed: list[bytes | None] = []
+
+    def resume(self, value: bytes | None) -> None:
+        self.resumed.append(value)
+
+    def due(self, *, last: bool) -> bytes | None:
+        self.last += last
+        return self.value
+
+    def resign(self) -> None:
+        self.resumed.append(b"resigned")
+
+    def wrote(self) -> None:
+        self.written += 1
+
+
 class Desk:
     """A writer, its events, and the keys in etcd."""
 
     def __init__(
-        self, etcd: EtcdServer, period: float = 1e6, *, leads: bool = False, compaction: Compaction | None = None
+        self,
+        etcd: EtcdServer,
+        period: float = 1e6,
+        *,
+        leads: bool = False,
+        compaction: Compaction | None = None,
+        goodput: Account | None = None,
     ) -> None:
+        self.token = int(leads)
         self.etcd = etcd
         self.root = f"/test/{secrets.token_hex(4)}/"
         self.client, self.other = EtcdClient(etcd.endpoint), EtcdClient(etcd.endpoint)
@@ -56,7 +84,8 @@ class Desk:
             lambda: Pulse(state="active", generation=3, every=0),
             lambda: period,
             SYSTEM,
-            leads=lambda: leads,
+            token=lambda: self.token,
+            goodput=goodput,
             compaction=compaction or Compaction(kept=0.3, every=0.2),
         )
         self.writer.start()
@@ -342,3 +371,46 @@ def test_old_revisions_are_compacted_once() -> None:
     assert compaction.due(24.0) == 112
     compaction.saw(7, 25.0)
     assert compaction.due(99.0) == 0
+
+
+def test_a_leaders_account_is_written_with_its_token_only(etcd: EtcdServer) -> None:
+    """After the one before was read; whoever leads no more writes nothing, and one that leaves writes it again."""
+    account = Account()
+    desk = Desk(etcd, 0.05, goodput=account)
+    key = desk.root + "goodput"
+    try:
+        desk.register()
+        desk.write(acts.Campaign(expected=0))
+        led = desk.next()
+        assert isinstance(led, e.LeaderPut)
+        assert desk.other.get(key) is None
+        desk.other.put(key, b"before", idempotent=True)
+        desk.token = led.revision
+        wait(lambda: account.written, 5)
+        assert account.resumed == [b"before"]
+        item = desk.other.get(key)
+        assert item is not None
+        assert item.value == b"one"
+        account.value = b"late"
+        desk.other.put(desk.root + "board/leader", b"another", idempotent=True)
+        before = account.written
+        time.sleep(0.3)
+        assert account.written - before <= 1
+        account.value = b"very late"
+        time.sleep(0.3)
+        item = desk.other.get(key)
+        assert item is not None
+        assert item.value != b"very late"
+        desk.token = 0
+        wait(lambda: account.resumed[-1] == b"resigned", 5)
+        again = desk.other.get(desk.root + "board/leader")
+        assert again is not None
+        desk.token = again.mod_revision
+        account.value = b"last"
+        desk.writer.close()
+        assert account.last == 1
+        item = desk.other.get(key)
+        assert item is not None
+        assert item.value == b"last"
+    finally:
+        desk.close()

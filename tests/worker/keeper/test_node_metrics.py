@@ -50,6 +50,7 @@ class Keeper:
 
     def serve(self) -> None:
         live = LiveNode(
+            goodput=lambda: {"useful": 41.5},
             pulse=lambda: self.pulse,
             processes=lambda: NodeProcesses(agent="", keepers=(os.getpid(),), trainers={0: 2**22 + 1}),
             awaited=lambda: self.awaited,
@@ -85,6 +86,8 @@ def test_what_is_read_at_a_scrape_stands_beside_what_was_counted(keeper: Keeper)
     assert seen.value("elastic3d_peers_lost_total", run="run", node="a") == 1
     assert seen.value("elastic3d_node_state", state="active") == 1
     assert seen.value("elastic3d_snapshot_age_seconds") == 1.5
+    assert seen.value("elastic3d_goodput_seconds_total", category="useful") == 41.5
+    assert seen.value("elastic3d_goodput_seconds_total", category="spare") == 0
     assert seen.value("elastic3d_checkpoint_age_seconds", ref="latest") == 12
     assert seen.value("elastic3d_checkpoint_step", ref="verified") is None
     assert seen.value("elastic3d_node_slowness_ratio") == 1.4

@@ -10,7 +10,7 @@ from elastic3d.port import Flags, Go, StateRestored, StepRecord
 from elastic3d.values import ModelProfile
 from elastic3d.worker.processes import channel
 from elastic3d.worker.processes.channel import Decoder, KeeperEnd, TrainerEnd, encode
-from elastic3d.worker.processes.events import RaisedException
+from elastic3d.worker.processes.events import EventSaid, RaisedException
 
 MESSAGES = (
     channel.MainReady(),
@@ -30,6 +30,7 @@ MESSAGES = (
             sample_sum=1 << 70,
         )
     ),
+    EventSaid(slot=1, name="cache.unfit", at=1.5, fields={"error": "full", "rank": 3}),
     channel.MainLeft(step=4),
     channel.MainReturned(digest=None),
     channel.MainRaised(peer=True, exception=RaisedException(kind="E", message="m", traceback="t\n" * 1000)),
@@ -82,3 +83,10 @@ def test_the_keeper_never_blocks_on_a_trainer_that_does_not_read() -> None:
     keeper.close()
     assert trainer.receive() == []
     theirs.close()
+
+
+def test_an_event_that_is_none_is_refused() -> None:
+    """As any other message that makes no sense."""
+    frame = encode(EventSaid(slot=0, name="cache.unfit", at=1.0, fields={"error": "full"}))
+    with pytest.raises(ValueError, match="not an event"):
+        list(Decoder().feed(frame.replace(b"cache.unfit", b"cache.unfix")))
