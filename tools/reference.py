@@ -41,6 +41,7 @@ from elastic3d.membership.inspection.status import Status
 from elastic3d.membership.records import GenerationHistory
 from elastic3d.metrics import table
 from elastic3d.metrics.metric import COMMON
+from elastic3d.report.document import RunReport
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -179,7 +180,8 @@ def documents() -> str:
         "`schema`, `run_id` and `generations`, a list of [`GenerationHistory`](#generationhistory).",
         "`elastic3d doctor --json` prints [`Examination`](#examination) and its `schema`, `elastic3d explain --json`",
         "[`Explanation`](#explanation) and its, `elastic3d goodput --json` [`Goodput`](#goodput) and its,",
-        "`elastic3d top --json` [`PageDocument`](#pagedocument) and its.",
+        "`elastic3d report --json` [`RunReport`](#runreport) and its, `elastic3d top --json`",
+        "[`PageDocument`](#pagedocument) and its.",
         "",
         "`elastic3d ckpt ... --json` prints the `schema`, the `store` and the fields of",
         "the document that is named after the command:",
@@ -208,6 +210,7 @@ def documents() -> str:
             Examination,
             Explanation,
             Goodput,
+            RunReport,
             PageDocument,
             *CHECKPOINTS,
             PlanDocument,

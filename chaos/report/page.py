@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
 from chaos.report.facts import Fate, FaultFact, GenerationFact, Points, RunFacts
-from chaos.report.markup import Markup, element, joined
 from chaos.report.plot import loss_curves
 from chaos.report.style import STYLE
 from chaos.report.timeline import timeline
+from elastic3d.pages.markup import Html, block, join, tag
 
 SPACE = "\N{NO-BREAK SPACE}"
 WIDE, NARROW = 1080, 376
@@ -22,41 +22,39 @@ _NOTHING = "default-src 'none'; style-src 'unsafe-inline'"
 def page(facts: RunFacts, folder: str) -> str:
     """Return the page. folder: from which the run is replayed, as a person would type it."""
     title = f"{PurePath(facts.script).name}: {'a promise was broken' if facts.broken else 'every promise held'}"
-    head = element(
+    head = tag(
         "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", http_equiv="Content-Security-Policy", content=_NOTHING),
-        element("title", title),
-        element("style", Markup(STYLE)),
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_NOTHING),
+        tag("title", title),
+        tag("style", Html(STYLE)),
     )
-    body = element(
+    body = tag(
         "body",
-        element("main", *_parts(facts, folder)),
+        tag("main", *_parts(facts, folder)),
     )
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def _parts(facts: RunFacts, folder: str) -> Iterator[Markup]:
+def _parts(facts: RunFacts, folder: str) -> Iterator[Html]:
     yield _verdict(facts)
     yield _about(facts, folder)
-    yield element("h2", "The run")
-    yield element("div", timeline(facts, WIDE), class_="wide")
-    yield element("div", timeline(facts, NARROW), class_="narrow")
+    yield tag("h2", "The run")
+    yield tag("div", timeline(facts, WIDE), class_="wide")
+    yield tag("div", timeline(facts, NARROW), class_="narrow")
     yield _legend()
-    yield element("h2", "Faults")
+    yield tag("h2", "Faults")
     yield _faults(facts)
-    yield element("h2", "Generations")
+    yield tag("h2", "Generations")
     yield _generations(facts)
-    yield element("h2", "Promises")
+    yield tag("h2", "Promises")
     yield _promises(facts)
-    yield element("h2", "Loss")
-    yield element("div", _loss(facts), class_="loss")
+    yield tag("h2", "Loss")
+    yield tag("div", _loss(facts), class_="loss")
     if facts.logs:
-        yield element("h2", "Logs of nodes that ended badly")
-        yield from (
-            element("details", element("summary", name), element("pre", log)) for name, log in facts.logs.items()
-        )
+        yield tag("h2", "Logs of nodes that ended badly")
+        yield from (tag("details", tag("summary", name), block(log)) for name, log in facts.logs.items())
 
 
 def sentence(facts: RunFacts) -> str:
@@ -73,127 +71,122 @@ def sentence(facts: RunFacts) -> str:
     return f"Every promise held: {what}."
 
 
-def _verdict(facts: RunFacts) -> Markup:
+def _verdict(facts: RunFacts) -> Html:
     kind = "bad" if facts.broken else "warn" if facts.skipped or facts.same_bits is None else "good"
     seen = [text for promise in facts.broken for text in promise.broken]
-    listed = [element("ul", *(element("li", text) for text in seen))] if seen else []
-    return element("header", element("h1", sentence(facts)), *listed, class_=f"verdict-box {kind}")
+    listed = [tag("ul", *(tag("li", text) for text in seen))] if seen else []
+    return tag("header", tag("h1", sentence(facts)), *listed, class_=f"verdict-box {kind}")
 
 
-def _about(facts: RunFacts, folder: str) -> Markup:
+def _about(facts: RunFacts, folder: str) -> Html:
     last = max((step.number for step in facts.made if step.counts), default=0)
     slots = "" if facts.slots == 1 else f" of {facts.slots} trainers each"
     rows = [
-        ("script", element("code", shlex.join([facts.script, *facts.arguments]))),
+        ("script", tag("code", shlex.join([facts.script, *facts.arguments]))),
         ("nodes", f"{facts.nodes} to start with{slots}"),
         ("seed", str(facts.seed)),
         ("steps", f"{last} of {facts.steps}"),
         ("duration", _duration(facts.ended - facts.began)),
-        ("play again", element("code", f"elastic3d chaos replay {shlex.quote(folder)}")),
+        ("play again", tag("code", f"elastic3d chaos replay {shlex.quote(folder)}")),
     ]
     timed = [fault.text for fault in facts.faults if fault.replay == "timed"]
     if timed:
         rows.append(("not exactly again", f"{', '.join(timed)}: it lasts for real seconds"))
-    return element("dl", *(element(tag, text) for row in rows for tag, text in zip(("dt", "dd"), row, strict=True)))
+    return tag("dl", *(tag(name, text) for row in rows for name, text in zip(("dt", "dd"), row, strict=True)))
 
 
-def _legend() -> Markup:
-    def key(text: str, *shapes: Markup) -> Markup:
-        return element(
-            "li", element("svg", *shapes, width=22, height=18, viewBox="0 0 22 18", aria_hidden="true"), text
-        )
+def _legend() -> Html:
+    def key(text: str, *shapes: Html) -> Html:
+        return tag("li", tag("svg", *shapes, width=22, height=18, viewBox="0 0 22 18", aria_hidden="true"), text)
 
     bar = {"x": 1, "y": 3, "width": 20, "height": 12}
-    number = element("text", "1", x=11, y=13, text_anchor="middle", class_="on")
-    return element(
+    number = tag("text", "1", x=11, y=13, text_anchor="middle", class_="on")
+    return tag(
         "ul",
-        key("active, in the colour of its generation", element("rect", class_="g0", **bar)),
+        key("active, in the colour of its generation", tag("rect", class_="g0", **bar)),
         key(
             "its trainers start and get their state",
-            element("rect", class_="g0", **bar),
-            element("rect", class_="forming", **bar),
+            tag("rect", class_="g0", **bar),
+            tag("rect", class_="forming", **bar),
         ),
-        key("spare", element("rect", class_="g0 spare", **bar)),
-        key("has joined", element("rect", x=1, y=6, width=20, height=6, class_="g0 coming")),
-        key("what was done: its number below", element("circle", cx=11, cy=9, r=8, class_="fault"), number),
-        key("verdict", element("path", d="M5 14L17 14L11 3Z", class_="verdict")),
-        key("somebody noticed something", element("circle", cx=11, cy=9, r=4, class_="notice")),
-        key("no step is made, until the next generation's first", element("rect", class_="recovery", **bar)),
-        key("checkpoint", element("path", d="M6 9L11 4L16 9L11 14Z", class_="saved")),
+        key("spare", tag("rect", class_="g0 spare", **bar)),
+        key("has joined", tag("rect", x=1, y=6, width=20, height=6, class_="g0 coming")),
+        key("what was done: its number below", tag("circle", cx=11, cy=9, r=8, class_="fault"), number),
+        key("verdict", tag("path", d="M5 14L17 14L11 3Z", class_="verdict")),
+        key("somebody noticed something", tag("circle", cx=11, cy=9, r=4, class_="notice")),
+        key("no step is made, until the next generation's first", tag("rect", class_="recovery", **bar)),
+        key("checkpoint", tag("path", d="M6 9L11 4L16 9L11 14Z", class_="saved")),
         class_="legend",
     )
 
 
-def _table(names: Iterable[str], rows: Iterable[Iterable[Markup | str]], kind: str | None = None) -> Markup:
+def _table(names: Iterable[str], rows: Iterable[Iterable[Html | str]], kind: str | None = None) -> Html:
     names = tuple(names)
-    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
+    head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in names)))
     body = (
-        element("tr", *(element("td", cell, data_label=name) for name, cell in zip(names, row, strict=True)))
-        for row in rows
+        tag("tr", *(tag("td", cell, data_label=name) for name, cell in zip(names, row, strict=True))) for row in rows
     )
-    return element("table", head, element("tbody", *body), class_=kind)
+    return tag("table", head, tag("tbody", *body), class_=kind)
 
 
-def _faults(facts: RunFacts) -> Markup:
+def _faults(facts: RunFacts) -> Html:
     names = ("", "what", "where", "when", "what is promised", "noticed by", "next step", "promise")
     return _table(names, (_fault(fault, facts) for fault in facts.faults))
 
 
-def _fault(fault: FaultFact, facts: RunFacts) -> Iterator[Markup | str]:
+def _fault(fault: FaultFact, facts: RunFacts) -> Iterator[Html | str]:
     yield str(fault.number)
-    yield element("strong", fault.text)
+    yield tag("strong", fault.text)
     yield (fault.node or "the job") if fault.at is not None else ""
     yield f"{fault.at - facts.origin:.2f}{SPACE}s" if fault.at is not None else ""
-    yield joined([fault.promised, _source(fault.page, fault.row)])
+    yield join(fault.promised, _source(fault.page, fault.row))
     yield _noticed(fault)
     yield f"after{SPACE}{fault.next_step:.2f}{SPACE}s" if fault.next_step is not None else ""
     if fault.fate is Fate.SKIPPED:
-        yield joined([_tag("skipped", "warn"), element("div", fault.why, class_="small")])
+        yield join(_tag("skipped", "warn"), tag("div", fault.why, class_="small"))
     elif fault.fate is Fate.MISSED:
-        yield joined([_tag("not made", "bad"), element("div", "its moment never came", class_="small")])
+        yield join(_tag("not made", "bad"), tag("div", "its moment never came", class_="small"))
     elif facts.broken:
-        yield joined([_tag("broken", "bad"), element("div", "in this run; see Promises", class_="small")])
+        yield join(_tag("broken", "bad"), tag("div", "in this run; see Promises", class_="small"))
     elif fault.detector and fault.noticed is None:
-        yield joined([_tag("held", "good"), element("div", "but nobody noticed it", class_="small")])
+        yield join(_tag("held", "good"), tag("div", "but nobody noticed it", class_="small"))
     else:
         yield _tag("held", "good")
 
 
-def _noticed(fault: FaultFact) -> Markup | str:
+def _noticed(fault: FaultFact) -> Html | str:
     if not fault.detector:
         return "nobody has to"
     bar = f" of {fault.bar:g}{SPACE}s" if fault.bar else ""
     if fault.at is None:
-        return joined(
-            [
-                element("code", fault.detector),
-                element("div", f"within {fault.bar:g}{SPACE}s" if fault.bar else "", class_="small"),
-            ]
+        return join(
+            tag("code", fault.detector),
+            tag("div", f"within {fault.bar:g}{SPACE}s" if fault.bar else "", class_="small"),
         )
     if fault.noticed is None:
-        return joined([element("code", fault.detector), element("div", "never", class_="small")])
+        return join(tag("code", fault.detector), tag("div", "never", class_="small"))
     late = bool(fault.bar) and fault.noticed > fault.bar
     taken = f"after{SPACE}{fault.noticed:.2f}{SPACE}s{bar}"
-    shown = _tag(f"{taken}: late", "warn") if late else element("div", taken, class_="small")
-    return joined([element("code", fault.detector), Markup(" "), shown])
+    shown = _tag(f"{taken}: late", "warn") if late else tag("div", taken, class_="small")
+    return join(tag("code", fault.detector), Html(" "), shown)
 
 
-def _source(source: str, row: str = "") -> Markup:
-    return element("div", f"docs/{source}" + (f": {row}" if row else ""), class_="small")
+def _source(source: str, row: str = "") -> Html:
+    return tag("div", f"docs/{source}" + (f": {row}" if row else ""), class_="small")
 
 
-def _tag(text: str, kind: str) -> Markup:
-    return element("span", text, class_=f"tag {kind}")
+def _tag(text: str, kind: str) -> Html:
+    return tag("span", text, class_=f"tag {kind}")
 
 
-def _generations(facts: RunFacts) -> Markup:
+def _generations(facts: RunFacts) -> Html:
     names = ("", "cause", "nodes", "layout", "first step", "steps repeated", "to the first step", "state from")
     return _table(names, map(_generation, facts.generations))
 
 
-def _generation(view: GenerationFact) -> Iterator[Markup | str]:
+def _generation(view: GenerationFact) -> Iterator[Html | str]:
     yield str(view.number)
-    yield joined([view.cause, element("div", view.detail, class_="small")]) if view.detail else view.cause
+    yield join(view.cause, tag("div", view.detail, class_="small")) if view.detail else view.cause
     yield ", ".join(view.nodes) + (f"; spare: {', '.join(view.spares)}" if view.spares else "")
     yield view.layout
     yield "none" if view.first_step is None else str(view.first_step)
@@ -202,22 +195,22 @@ def _generation(view: GenerationFact) -> Iterator[Markup | str]:
     yield {"none": "the beginning", "": ""}.get(view.source, view.source)
 
 
-def _promises(facts: RunFacts) -> Markup:
-    def rows() -> Iterator[Iterable[Markup | str]]:
+def _promises(facts: RunFacts) -> Html:
+    def rows() -> Iterator[Iterable[Html | str]]:
         for promise in facts.promises:
-            tag = {True: _tag("held", "good"), False: _tag("broken", "bad"), None: _tag("not judged", "warn")}
-            seen = joined([element("div", text) for text in promise.broken]) if promise.broken else promise.seen
-            yield tag[promise.held], joined([promise.says, _source(promise.page)]), seen
+            marks = {True: _tag("held", "good"), False: _tag("broken", "bad"), None: _tag("not judged", "warn")}
+            seen = join(*(tag("div", text) for text in promise.broken)) if promise.broken else promise.seen
+            yield marks[promise.held], join(promise.says, _source(promise.page)), seen
 
     return _table(("", "what is promised", "what was seen"), rows(), "long")
 
 
-def _loss(facts: RunFacts) -> Markup:
+def _loss(facts: RunFacts) -> Html:
     counted = [(step.number, float.fromhex(step.loss)) for step in facts.made if step.counts]
     marks = [(view.first_step, view.number, view.cause) for view in facts.generations if view.first_step is not None]
     quiet = _curve(facts.quiet)
     # Its own text is escaped where it is drawn.
-    return Markup(loss_curves(counted, marks, quiet or None))
+    return Html(loss_curves(counted, marks, quiet or None))
 
 
 def _curve(points: Points) -> list[tuple[int, float]]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from chaos.report.facts import FaultFact, GenerationFact, Role, RunFacts, Span
-from chaos.report.markup import Markup, element, joined
 from chaos.report.moments import Moment, MomentKind
+from elastic3d.pages.markup import Html, join, tag
 
 COLOURS = 8
 """Colours of generations; those after the last begin again with the first."""
@@ -42,7 +42,7 @@ class _Scale:
         return f"{at - self.origin:.2f} s"
 
 
-def timeline(facts: RunFacts, width: int) -> Markup:
+def timeline(facts: RunFacts, width: int) -> Html:
     """Return the picture for a place of so many CSS pixels."""
     names = rows(facts)
     widest = max(map(len, ("generation", *names))) * 7.0 + 14
@@ -65,11 +65,11 @@ def timeline(facts: RunFacts, width: int) -> Markup:
     top += _SAVED + _GAP
     parts.append(_axis(scale, top, width))
     # What was done and said lies above all rows.
-    parts.append(joined(_marks(facts, scale, centres)))
+    parts.append(join(*_marks(facts, scale, centres)))
     height = top + _AXIS
-    return element(
+    return tag(
         "svg",
-        element("title", "The run: nodes by time"),
+        tag("title", "The run: nodes by time"),
         *parts,
         viewBox=f"0 0 {width} {height:.0f}",
         width=width,
@@ -96,7 +96,7 @@ def _pieces(name: str) -> list[str]:
     return re.split(r"(\d+)", name)
 
 
-def _steps(facts: RunFacts, scale: _Scale, top: float) -> Markup:
+def _steps(facts: RunFacts, scale: _Scale, top: float) -> Html:
     most = max([facts.steps, *(step.number for step in facts.made)], default=0) or 1
 
     def y(number: int) -> float:
@@ -110,24 +110,24 @@ def _steps(facts: RunFacts, scale: _Scale, top: float) -> Markup:
             begin, end = scale.x(max(view.caused_at, last)), scale.x(view.first_at)
             seconds = f"{view.first_at - view.caused_at:.1f} s"
             title = f"generation {view.number}: {seconds} from what led to it ({view.cause}) to step {view.first_step}"
-            shade = element("rect", x=begin, y=top, width=max(1.5, end - begin), height=_STEPS, class_="recovery")
-            parts.append(element("g", element("title", title), shade))
+            shade = tag("rect", x=begin, y=top, width=max(1.5, end - begin), height=_STEPS, class_="recovery")
+            parts.append(tag("g", tag("title", title), shade))
     line = " ".join(f"{scale.x(step.at):.1f},{y(step.number):.1f}" for step in facts.made)
-    parts.append(element("polyline", points=line, class_="steps"))
+    parts.append(tag("polyline", points=line, class_="steps"))
     if len(facts.made) <= _DOTS:
         for step in facts.made:
             counted = "" if step.counts else ", which was made again later"
-            title = element("title", f"step {step.number} at {scale.since(step.at)}{counted}")
+            title = tag("title", f"step {step.number} at {scale.since(step.at)}{counted}")
             kind = f"{_colour(step.generation)}{'' if step.counts else ' again'}"
-            parts.append(element("circle", title, cx=scale.x(step.at), cy=y(step.number), r=2.2, class_=kind))
+            parts.append(tag("circle", title, cx=scale.x(step.at), cy=y(step.number), r=2.2, class_=kind))
     base = top + _STEPS
-    parts.append(element("line", x1=scale.left, x2=scale.right, y1=base, y2=base, class_="rule"))
+    parts.append(tag("line", x1=scale.left, x2=scale.right, y1=base, y2=base, class_="rule"))
     parts.append(_label(f"step {most}", scale, y(most)))
     parts.append(_label("0", scale, base - 4))
-    return joined(parts)
+    return join(*parts)
 
 
-def _band(facts: RunFacts, scale: _Scale, top: float) -> Markup:
+def _band(facts: RunFacts, scale: _Scale, top: float) -> Html:
     parts = [_label("generation", scale, top + _BAND / 2)]
     for view, following in zip_longest(facts.generations, facts.generations[1:]):
         begin = scale.x(view.sealed_at)
@@ -136,14 +136,14 @@ def _band(facts: RunFacts, scale: _Scale, top: float) -> Markup:
         text = f"{view.number} {view.cause}"
         shown = text if room > len(text) * 6.6 + 8 else str(view.number) if room > 12 else ""
         parts.append(
-            element(
+            tag(
                 "g",
-                element("title", _told(view, scale)),
-                element("rect", x=begin, y=top, width=max(1.0, room - 1), height=_BAND, class_=_colour(view.number)),
-                element("text", shown, x=begin + 5, y=top + _BAND / 2 + 4, class_="on"),
+                tag("title", _told(view, scale)),
+                tag("rect", x=begin, y=top, width=max(1.0, room - 1), height=_BAND, class_=_colour(view.number)),
+                tag("text", shown, x=begin + 5, y=top + _BAND / 2 + 4, class_="on"),
             )
         )
-    return joined(parts)
+    return join(*parts)
 
 
 def _told(view: GenerationFact, scale: _Scale) -> str:
@@ -155,10 +155,10 @@ def _told(view: GenerationFact, scale: _Scale) -> str:
     )
 
 
-def _row(name: str, scale: _Scale, centre: float, spans: Sequence[Span], facts: RunFacts) -> Markup:
+def _row(name: str, scale: _Scale, centre: float, spans: Sequence[Span], facts: RunFacts) -> Html:
     parts = [
         _label(name, scale, centre),
-        element("line", x1=scale.left, x2=scale.right, y1=centre, y2=centre, class_="absent"),
+        tag("line", x1=scale.left, x2=scale.right, y1=centre, y2=centre, class_="absent"),
     ]
     first = {view.number: view.first_at for view in facts.generations}
     for span in spans:
@@ -170,34 +170,34 @@ def _row(name: str, scale: _Scale, centre: float, spans: Sequence[Span], facts: 
         height = 18.0 if span.role is not Role.COMING else 6.0
         box = {"y": centre - height / 2, "height": height}
         kind = f"{_colour(span.generation)} {span.role}"
-        bars = [element("rect", x=begin, width=max(1.0, end - begin), class_=kind, **box)]
+        bars = [tag("rect", x=begin, width=max(1.0, end - begin), class_=kind, **box)]
         started = first.get(span.generation)
         if span.role is Role.ACTIVE and started is not None and started > span.begin:
             until = min(end, scale.x(started))
-            bars.append(element("rect", x=begin, width=max(0.0, until - begin), class_="forming", **box))
-        parts.append(element("g", element("title", f"{title}, {times}"), *bars))
-    return joined(parts)
+            bars.append(tag("rect", x=begin, width=max(0.0, until - begin), class_="forming", **box))
+        parts.append(tag("g", tag("title", f"{title}, {times}"), *bars))
+    return join(*parts)
 
 
-def _saved(facts: RunFacts, scale: _Scale, centre: float) -> Markup:
+def _saved(facts: RunFacts, scale: _Scale, centre: float) -> Html:
     parts = [_label("saved", scale, centre)]
     for moment in facts.moments:
         if moment.kind is MomentKind.CHECKPOINT:
-            title = element("title", f"checkpoint of {moment.detail}, committed by {', '.join(moment.by)}")
-            parts.append(element("g", title, _diamond(scale.x(moment.at), centre, 5.0, "saved")))
-    return joined(parts)
+            title = tag("title", f"checkpoint of {moment.detail}, committed by {', '.join(moment.by)}")
+            parts.append(tag("g", title, _diamond(scale.x(moment.at), centre, 5.0, "saved")))
+    return join(*parts)
 
 
-def _axis(scale: _Scale, top: float, width: int) -> Markup:
+def _axis(scale: _Scale, top: float, width: int) -> Html:
     seconds = scale.end - scale.origin
     step = _round(seconds / max(2, width // 110))
-    parts = [element("line", x1=scale.left, x2=scale.right, y1=top, y2=top, class_="rule")]
+    parts = [tag("line", x1=scale.left, x2=scale.right, y1=top, y2=top, class_="rule")]
     for number in range(int(seconds / step) + 1):
         x = scale.x(scale.origin + number * step)
-        parts.append(element("line", x1=x, x2=x, y1=top, y2=top + 5, class_="rule"))
+        parts.append(tag("line", x1=x, x2=x, y1=top, y2=top + 5, class_="rule"))
         anchor = "end" if x > scale.right - 16 else "middle"
-        parts.append(element("text", f"{number * step:g} s", x=x, y=top + 18, text_anchor=anchor))
-    return joined(parts)
+        parts.append(tag("text", f"{number * step:g} s", x=x, y=top + 18, text_anchor=anchor))
+    return join(*parts)
 
 
 def _round(step: float) -> float:
@@ -209,10 +209,10 @@ def _round(step: float) -> float:
     return round(nice, 6)
 
 
-Draw = Callable[[float, float], Markup]
+Draw = Callable[[float, float], Html]
 
 
-def _marks(facts: RunFacts, scale: _Scale, centres: dict[str, float]) -> Iterator[Markup]:
+def _marks(facts: RunFacts, scale: _Scale, centres: dict[str, float]) -> Iterator[Html]:
     """Yield what was said, then what was done: faults are drawn above all else."""
     taken: dict[tuple[str, MomentKind | None], float] = {}
     for moment in facts.moments:
@@ -222,8 +222,8 @@ def _marks(facts: RunFacts, scale: _Scale, centres: dict[str, float]) -> Iterato
             verdict = moment.kind is MomentKind.VERDICT
             x = _free(taken, (name, moment.kind), scale.x(moment.at), 10.0 if verdict else 8.0)
             y = centres[name] + (-14.0 if verdict else 14.0)
-            shape = _triangle(x, y) if verdict else element("circle", cx=x, cy=y, r=3.4, class_="notice")
-            yield element("g", element("title", _said(moment, scale)), shape)
+            shape = _triangle(x, y) if verdict else tag("circle", cx=x, cy=y, r=3.4, class_="notice")
+            yield tag("g", tag("title", _said(moment, scale)), shape)
     for fault in facts.faults:
         if fault.at is None:
             continue
@@ -231,12 +231,12 @@ def _marks(facts: RunFacts, scale: _Scale, centres: dict[str, float]) -> Iterato
         true = scale.x(fault.at)
         x = min(_free(taken, (name, None), true, 2 * _RADIUS), scale.right)
         y = centres[name]
-        parts = [element("title", _done(fault, scale))]
+        parts = [tag("title", _done(fault, scale))]
         if x - true > 1:
-            parts.append(element("line", x1=true, x2=x, y1=y, y2=y, class_="leader"))
-        parts.append(element("circle", cx=x, cy=y, r=_RADIUS, class_="fault"))
-        parts.append(element("text", str(fault.number), x=x, y=y + 4, text_anchor="middle", class_="on"))
-        yield element("g", *parts)
+            parts.append(tag("line", x1=true, x2=x, y1=y, y2=y, class_="leader"))
+        parts.append(tag("circle", cx=x, cy=y, r=_RADIUS, class_="fault"))
+        parts.append(tag("text", str(fault.number), x=x, y=y + 4, text_anchor="middle", class_="on"))
+        yield tag("g", *parts)
 
 
 def _free(
@@ -261,19 +261,19 @@ def _done(fault: FaultFact, scale: _Scale) -> str:
     return f"{fault.number}: {fault.text} at {scale.since(fault.at)}{noticed}"
 
 
-def _label(text: str, scale: _Scale, y: float) -> Markup:
+def _label(text: str, scale: _Scale, y: float) -> Html:
     room = int((scale.left - 8) / 6.8)
     shown = text if len(text) <= room else f"{text[: room - 1]}…"
-    return element("text", element("title", text), shown, x=scale.left - 8, y=y + 4, text_anchor="end")
+    return tag("text", tag("title", text), shown, x=scale.left - 8, y=y + 4, text_anchor="end")
 
 
-def _triangle(x: float, y: float) -> Markup:
-    return element("path", d=f"M{x - 6:.1f} {y + 5:.1f}L{x + 6:.1f} {y + 5:.1f}L{x:.1f} {y - 6:.1f}Z", class_="verdict")
+def _triangle(x: float, y: float) -> Html:
+    return tag("path", d=f"M{x - 6:.1f} {y + 5:.1f}L{x + 6:.1f} {y + 5:.1f}L{x:.1f} {y - 6:.1f}Z", class_="verdict")
 
 
-def _diamond(x: float, y: float, size: float, kind: str) -> Markup:
+def _diamond(x: float, y: float, size: float, kind: str) -> Html:
     corners = f"M{x - size:.1f} {y:.1f}L{x:.1f} {y - size:.1f}L{x + size:.1f} {y:.1f}L{x:.1f} {y + size:.1f}Z"
-    return element("path", d=corners, class_=kind)
+    return tag("path", d=corners, class_=kind)
 
 
 def _colour(generation: int) -> str:

@@ -7,6 +7,7 @@ past_steps       the steps of a generation, and what slow ranks cost them
 past_run         the generations of a run, their steps, and how each ended
 spans            time cut into spans that have a category each
 node_spans       the spans of each node
+recoveries       what came before the first step of each generation
 goodput          their sums, and the shares that are made of them
 nesting          slices of a timeline that lie in each other, or apart
 trace            the same as a timeline, in the Trace Event Format

@@ -18,8 +18,9 @@ from typing import Any
 from elastic3d.accounting.nesting import TraceSlice, in_lanes, nested
 from elastic3d.accounting.node_lives import NodeLife
 from elastic3d.accounting.node_spans import step_spans
-from elastic3d.accounting.past_run import PastGeneration, PastRun, by_node
+from elastic3d.accounting.past_run import PastRun, by_node
 from elastic3d.accounting.recorded_events import RecordedEvent, span_of
+from elastic3d.accounting.recoveries import recoveries
 from elastic3d.accounting.spans import Category, Span
 
 JOB = 1
@@ -88,31 +89,16 @@ def _generations(run: PastRun) -> Iterator[TraceSlice]:
 
 
 def _recoveries(run: PastRun, spans: Mapping[str, Sequence[Span]]) -> Iterator[TraceSlice]:
-    """Yield what came before the first step of each generation, as the node that has its rank 0 spent it."""
-    for generation in run.generations:
-        first = generation.steps[0].at if generation.steps else None
-        node = next((node for node in generation.nodes if node in spans), None)
-        charged = [
-            span
-            for span in (spans[node] if node is not None else ())
-            if span.cause == generation.index and (first is None or span.start < first)
-            # Steps that are made again were made long before.
-            if span.category is not Category.REPEATED or span.start >= _last_step(run, generation)
-        ]
-        if not charged:
-            continue
+    for one in recoveries(run, spans):
+        generation = one.generation
         yield TraceSlice(
-            start=charged[0].start,
-            stop=charged[-1].stop,
+            start=one.start,
+            stop=one.stop,
             name=generation.cause or "not known",
             category="recovery",
             arguments={"generation": generation.number, "detail": generation.detail},
         )
-        yield from _categories(charged)
-
-
-def _last_step(run: PastRun, generation: PastGeneration) -> int:
-    return max((one.steps[-1].at for one in run.generations[: generation.index] if one.steps), default=0)
+        yield from _categories(one.spans)
 
 
 def _categories(spans: Iterable[Span]) -> Iterator[TraceSlice]:

@@ -21,6 +21,7 @@ from elastic3d.cli.goodput import show_goodput
 from elastic3d.cli.init import init
 from elastic3d.cli.job import about_a_job
 from elastic3d.cli.plan import plan
+from elastic3d.cli.report import write_report
 from elastic3d.cli.timeline import show_timeline
 from elastic3d.cli.top.command import top
 from elastic3d.errors import Elastic3dError
@@ -70,6 +71,7 @@ def application() -> typer.Typer:
     app.command("dashboard", rich_help_panel=LOOK)(about_a_job(dashboard))
     app.command("goodput", rich_help_panel=AFTER)(show_goodput)
     app.command("timeline", rich_help_panel=AFTER)(show_timeline)
+    app.command("report", rich_help_panel=AFTER)(write_report)
     for name, command in (
         ("drain", node_commands.drain),
         ("quarantine", node_commands.quarantine),

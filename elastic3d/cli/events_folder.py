@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from elastic3d.accounting.clock_offsets import ClockOffset, by_one_clock, clock_offsets
 from elastic3d.accounting.node_lives import in_starts, lives
@@ -16,6 +17,9 @@ from elastic3d.errors import UsageError
 
 ROTATED = ".1"
 """Ends the name of a node's older file."""
+
+LONGEST = 1 << 20
+"""Bytes of a line beyond which it is no event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +97,18 @@ def _events(path: Path, before: int, advance: Advance) -> Iterator[RecordedEvent
     node = path.name.removesuffix(ROTATED).removesuffix(".jsonl").removesuffix("-0")
     done = before
     with path.open("rb") as file:
-        for number, line in enumerate(file):
+        for number, line in enumerate(_lines(file)):
             done += len(line)
             if number % 1000 == 0:
                 advance(done)
             if line.strip():
-                yield recorded(line, node)
+                yield recorded(line, node) if len(line) <= LONGEST else None
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file, of longer ones than any event is only the beginning."""
+    while line := file.readline(LONGEST + 1):
+        yield line
+        rest = line
+        while len(rest) > LONGEST and not rest.endswith(b"\n"):
+            rest = file.readline(LONGEST + 1)

@@ -12,14 +12,14 @@ import typer
 
 from elastic3d.cli.job import JobOptions
 from elastic3d.errors import JobUnknown, UsageError
-from elastic3d.health.evidence import FOLDER, STALLS, VERDICT
 from elastic3d.health.explanation import Explanation, Formed, explain, page
 from elastic3d.health.meanings import TroubleKind
-from elastic3d.health.trouble import Trouble, explain_trouble, is_trouble, newest, trouble_page
+from elastic3d.health.past_verdicts import PastVerdict, event_verdict, place_of, read_bundles
+from elastic3d.health.trouble import Trouble, distinct, explain_trouble, is_trouble, newest, trouble_page
 from elastic3d.membership.inspection.keys import RunKeys, find
 from elastic3d.membership.records import GenerationHistory
-from elastic3d.membership.stalls import RankStall, Stall, Verdict, VerdictKind
-from elastic3d.values import Cause, from_json, to_json
+from elastic3d.membership.stalls import Verdict, VerdictKind
+from elastic3d.values import Cause, to_json
 
 SCHEMA = 1
 
@@ -113,109 +113,40 @@ def _newer(
     trouble = newest(troubles, generation)
     if trouble is None:
         return None if verdict is None else explain(verdict, formed=formed, ended=ended)
-    if verdict is not None and _place(verdict)[0] >= trouble.generation:
+    if verdict is not None and place_of(verdict)[0] >= trouble.generation:
         return explain(verdict, formed=formed, ended=ended)
     return explain_trouble(trouble, troubles, formed=formed, ended=ended)
 
 
 def _chosen(verdicts: Any, generation: int) -> Verdict | None:
     """Return the newest verdict, or the newest on one generation; those that had something done before others."""
-    fitting = [verdict for verdict in verdicts if generation in (0, _place(verdict)[0])]
-    return max(fitting, key=lambda verdict: (*_place(verdict), verdict.act), default=None)
-
-
-def _place(verdict: Verdict) -> tuple[int, int]:
-    number, _, attempt = verdict.key.partition(".")
-    return int(number), int(attempt or 0)
+    fitting = [verdict for verdict in verdicts if generation in (0, place_of(verdict)[0])]
+    return max(fitting, key=lambda verdict: (*place_of(verdict), verdict.act), default=None)
 
 
 def _from_files(folder: Path, generation: int) -> Explanation | None:
     if not folder.is_dir():
         raise UsageError(f"--events {str(folder)!r}: there is no such folder")
-    read = {path.parent: _read(path) for path in sorted((folder / FOLDER).glob(f"*/{VERDICT}"))}
-    bundles = {bundle: verdict for bundle, verdict in read.items() if verdict is not None}
-    verdict = _chosen([*bundles.values(), *_rebalanced(folder), *_short(folder)], generation)
+    bundles, problems = read_bundles(folder)
+    for problem in problems:
+        print(f"elastic3d: {problem}", file=sys.stderr)
+    of_events = filter(None, (event_verdict(str(line.get("event")), line) for line in _lines(folder)))
+    verdict = _chosen([*(one.verdict for one in bundles), *of_events], generation)
     other = _newer(verdict, list(_troubles(folder)), generation, formed=_formed(folder))
     unbundled = verdict is None or verdict.kind is not VerdictKind.STUCK
     if verdict is None or unbundled or (other is not None and other.kind in set(TroubleKind)):
         return other
-    mine = next(bundle for bundle, held in bundles.items() if held == verdict)
-    stalls = _stalls(mine / STALLS)
-    evidence = sorted(str(path) for path in (folder / FOLDER).glob(f"{verdict.key}-*"))
-    return explain(verdict, formed=_formed(folder), stalls=stalls, evidence=evidence)
-
-
-def _read(path: Path) -> Verdict | None:
-    """Return a bundle's verdict, None where it cannot be read: a machine that crashed may leave part of a file."""
-    try:
-        return from_json(Verdict, json.loads(path.read_text()))
-    except _UNREADABLE as error:
-        print(f"elastic3d: {path} holds no verdict, and is left out: {error}", file=sys.stderr)
-        return None
-
-
-def _stalls(path: Path) -> dict[str, tuple[RankStall, ...]]:
-    """Return what each node said of its ranks; nothing where it is not there, or cannot be read."""
-    if not path.exists():
-        return {}
-    try:
-        said = json.loads(path.read_text())["stalls"]
-        return {id: from_json(Stall, stall).ranks for id, stall in said.items()}
-    except _UNREADABLE as error:
-        print(f"elastic3d: {path} does not say what ranks were at, and is left out: {error}", file=sys.stderr)
-        return {}
-
-
-_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
-
-
-def _rebalanced(folder: Path) -> Iterator[Verdict]:
-    """Yield what was done about slow nodes, or could be, as the leaders' events tell."""
-    for line in _lines(folder):
-        if line.get("event") == "layout.rebalanced":
-            yield Verdict(
-                kind=VerdictKind.SLOW,
-                fault=line["remedy"],
-                key=str(line["generation"]),
-                step=line["step"],
-                detail=line["detail"],
-                culprits=tuple(line["nodes"]),
-                ranks=tuple(line["ranks"]),
-                act=line["act"],
-                before=line["before"],
-                after=line["after"],
-                rungs=tuple(line["rungs"]),
-            )
-
-
-def _short(folder: Path) -> Iterator[Verdict]:
-    """Yield where memory ran out, as the leaders' events tell."""
-    for line in _lines(folder):
-        if line.get("event") == "memory.short":
-            yield Verdict(
-                kind=VerdictKind.MEMORY,
-                fault=line["rung"],
-                key=str(line["generation"]),
-                step=line["step"],
-                detail=line["detail"],
-                culprits=tuple(line["nodes"]),
-                ranks=tuple(line["ranks"]),
-                act=line["act"],
-            )
+    mine = next((one for one in bundles if one.verdict == verdict), PastVerdict(verdict=verdict))
+    return explain(verdict, formed=_formed(folder), stalls=mine.stalls, evidence=mine.evidence)
 
 
 def _troubles(folder: Path) -> Iterator[Trouble]:
     """Yield what events tell of numbers, devices and state; several nodes may tell the same."""
-    seen = set()
-    for line in _lines(folder):
-        name, at = str(line.get("event")), line.get("at")
-        if not is_trouble(name, line) or not isinstance(at, int | float):
-            continue
-        one = Trouble(event=name, generation=int(line.get("generation", 0)), at=float(at), fields=line)
-        key = (name, one.generation, one.step, line.get("micro_batch"), one.nodes)
-        if key not in seen:
-            seen.add(key)
-            yield one
+    return distinct(
+        Trouble(event=str(line["event"]), generation=int(line.get("generation", 0)), at=float(line["at"]), fields=line)
+        for line in _lines(folder)
+        if is_trouble(str(line.get("event")), line) and isinstance(line.get("at"), int | float)
+    )
 
 
 def _formed(folder: Path) -> list[Formed]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +15,11 @@ from rich.text import Text
 from elastic3d.accounting.goodput import GenerationGoodput, Goodput, NodeGoodput, goodput, missing
 from elastic3d.accounting.node_spans import node_spans
 from elastic3d.accounting.past_run import ACCOUNTED
-from elastic3d.accounting.recorded_events import SECOND
 from elastic3d.accounting.spans import Category
 from elastic3d.cli.ckpt.place import Json, complain
 from elastic3d.cli.ckpt.render.words import count, percent
-from elastic3d.cli.durations import spell
 from elastic3d.cli.events_folder import EventsFolder, read_run
+from elastic3d.cli.goodput_words import held_time, most_lost, spelled, spelled_parts, useful_share, why
 from elastic3d.cli.render import clean
 from elastic3d.values import to_json
 
@@ -81,10 +80,10 @@ def _picture(account: Goodput) -> RenderableType:
     parts: list[RenderableType] = [
         Text.assemble(
             (clean(account.run), "bold"),
-            f"  {count(len(account.nodes), 'node')}, {_spelled(account.microseconds)}, {count(account.steps, 'step')}",
+            f"  {count(len(account.nodes), 'node')}, {spelled(account.microseconds)}, {count(account.steps, 'step')}",
         ),
         Text(
-            f"goodput {percent(account.goodput, 1)} of {_spelled(account.held)} that nodes were held; "
+            f"goodput {percent(account.goodput, 1)} of {spelled(account.held)} that nodes were held; "
             f"effective training time ratio {percent(ratio, 1)}"
         ),
         Text(),
@@ -96,7 +95,7 @@ def _picture(account: Goodput) -> RenderableType:
         parts += [Text(), _generations(chosen, account.held)]
         if len(chosen) < len(account.generations):
             parts.append(Text(f"and {len(account.generations) - len(chosen)} more, which cost less; --json has all"))
-    poor = sorted(account.nodes, key=_share)[:MOST]
+    poor = sorted(account.nodes, key=useful_share)[:MOST]
     parts += [Text(), _nodes([one for one in account.nodes if one in poor])]
     if len(poor) < len(account.nodes):
         parts.append(Text(f"and {len(account.nodes) - len(poor)} more, with a larger useful share; --json has all"))
@@ -115,7 +114,7 @@ def _categories(by_category: Mapping[Category, int], held: int) -> Table:
             style = _STYLES.get(category, "red")
             drawn = Text() if away else Text(_drawn(spent, held), style=style)
             share = "-" if away else percent(spent, held)
-            table.add_row(Text(category.value), drawn, share, _spelled(spent))
+            table.add_row(Text(category.value), drawn, share, spelled(spent))
     return table
 
 
@@ -130,54 +129,26 @@ def _generations(generations: list[GenerationGoodput], held: int) -> Table:
     table.columns[2].justify = table.columns[3].justify = "right"
     table.columns[1].overflow = table.columns[4].overflow = "fold"
     for one in generations:
-        parts = ", ".join(_parts(one.by_category))
+        parts = ", ".join(spelled_parts(one.by_category))
         if one.steps_repeated:
             parts += f" ({count(one.steps_repeated, 'step')} made again)"
-        why = Text(clean(_why(one)))
-        table.add_row(str(one.number), why, _spelled(one.microseconds), percent(one.microseconds, held), parts)
+        table.add_row(
+            str(one.number), Text(clean(why(one))), spelled(one.microseconds), percent(one.microseconds, held), parts
+        )
     return table
-
-
-def _why(one: GenerationGoodput) -> str:
-    """Return why a generation came to be: its cause, and who went and came for it."""
-    moves = [f"without {_few(one.gone)}"] if one.gone else []
-    moves += [f"with {_few(one.come)}"] if one.come else []
-    return ", ".join([(one.cause or "not known").replace("_", " "), *moves])
-
-
-def _few(names: tuple[str, ...]) -> str:
-    return ", ".join(names) if len(names) <= 3 else f"{', '.join(names[:2])} and {len(names) - 2} more"
-
-
-def _parts(by_category: Mapping[Category, int]) -> Iterator[str]:
-    for category, spent in sorted(by_category.items(), key=lambda item: -item[1]):
-        if spent:
-            yield f"{category.value} {_spelled(spent)}"
 
 
 def _nodes(nodes: list[NodeGoodput]) -> Table:
     table = Table("node", "held", "useful", "lost most to", box=None)
     table.columns[1].justify = table.columns[2].justify = "right"
     for one in nodes:
-        losses: dict[Category, int] = {
-            name: spent for name, spent in one.by_category.items() if name is not Category.USEFUL
-        }
         table.add_row(
             Text(clean(one.node)),
-            _spelled(_held(one)),
-            percent(one.by_category[Category.USEFUL], _held(one)),
-            ", ".join(list(_parts(losses))[:3]),
+            spelled(held_time(one)),
+            percent(one.by_category[Category.USEFUL], held_time(one)),
+            most_lost(one),
         )
     return table
-
-
-def _held(one: NodeGoodput) -> int:
-    return one.microseconds - one.by_category[Category.AWAY]
-
-
-def _share(one: NodeGoodput) -> float:
-    held = _held(one)
-    return one.by_category[Category.USEFUL] / held if held else 0.0
 
 
 def remarks(read: EventsFolder) -> list[str]:
@@ -187,13 +158,8 @@ def remarks(read: EventsFolder) -> list[str]:
         if clock.ahead:
             where = "ahead of" if clock.ahead > 0 else "behind"
             lines.append(
-                f"the clock of {clock.node} is {_spelled(abs(clock.ahead))} {where} others; that is set right here"
+                f"the clock of {clock.node} is {spelled(abs(clock.ahead))} {where} others; that is set right here"
             )
     if read.others:
         lines.append(f"other runs in this folder, which --id names: {', '.join(read.others)}")
     return lines
-
-
-def _spelled(microseconds: int) -> str:
-    seconds = microseconds / SECOND
-    return spell(seconds) if seconds >= 0.95 or not seconds else f"{max(0.01, seconds):.2f} s"

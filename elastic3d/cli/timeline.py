@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -17,9 +15,7 @@ from elastic3d.cli.ckpt.place import complain
 from elastic3d.cli.ckpt.render.words import count
 from elastic3d.cli.events_folder import EventsFolder, read_run
 from elastic3d.cli.goodput import Events, RunId, remarks
-from elastic3d.errors import UsageError
-
-STDOUT = "-"
+from elastic3d.cli.whole_file import STDOUT, whole_file
 
 
 def show_timeline(
@@ -44,7 +40,8 @@ def show_timeline(
     try:
         read = read_run(events, run_id)
         made = trace(read.run, node_spans(read.run))
-        number = _write(sys.stdout, made, read) if output == STDOUT else _replace(Path(output), made, read)
+        with whole_file(output, "trace.json") as file:
+            number = _write(file, made, read)
     except OSError as error:
         complain(error)
         raise typer.Exit(1) from None
@@ -52,25 +49,6 @@ def show_timeline(
         print(f"elastic3d: {remark}", file=sys.stderr)
     if output != STDOUT:
         print(f"{output}: {count(number, 'event')} of {count(len(read.run.nodes), 'node')}")
-
-
-def _replace(path: Path, made: Iterable[Mapping[str, Any]], read: EventsFolder) -> int:
-    """Write a file that is whole, or none. What is no file, as a pipe or a device, is written to as it is."""
-    if path.is_dir():
-        raise UsageError(f"--output {str(path)!r} is a folder; give a file, such as {str(path / 'trace.json')!r}")
-    if not path.parent.is_dir():
-        raise UsageError(f"--output {str(path)!r}: there is no folder {str(path.parent)!r}")
-    if path.exists() and not path.is_file():
-        with path.open("w") as pipe:
-            return _write(pipe, made, read)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("w") as file:
-            number = _write(file, made, read)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return number
 
 
 def _write(file: TextIO, made: Iterable[Mapping[str, Any]], read: EventsFolder) -> int:

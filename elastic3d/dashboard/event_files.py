@@ -6,18 +6,17 @@ be half written, huge, or hold anything at all; what cannot be read is passed ov
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic3d.accounting.recorded_events import SECOND, RecordedEvent, recorded
-from elastic3d.dashboard.series import StepFigures
 from elastic3d.errors import UsageError
 from elastic3d.health.meanings import MEANINGS
 from elastic3d.health.trouble import Trouble, is_trouble
 from elastic3d.log import EVENTS, Level
+from elastic3d.pages.series import StepFigures, step_figures
 
 FIRST = 64 << 20
 """Most bytes at the end of a file that are read when it is first seen."""
@@ -220,14 +219,7 @@ def _event(line: bytes) -> RecordedEvent | None:
 
 
 def _figures(event: RecordedEvent) -> StepFigures | None:
-    step, seconds, loss = event.whole("step"), event.fields.get("seconds"), event.fields.get("loss")
-    if step is None or isinstance(seconds, bool) or not isinstance(seconds, int | float):
+    seconds = event.fields.get("seconds")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         return None
-    try:
-        value = float.fromhex(loss) if isinstance(loss, str) else float(loss) if isinstance(loss, int | float) else None
-        seconds = float(seconds)
-    except (ValueError, OverflowError):
-        return None
-    if value is not None and not math.isfinite(value):
-        value = None
-    return StepFigures(step=step, loss=value, seconds=seconds, generation=event.generation)
+    return step_figures(event.whole("step"), event.fields.get("loss"), seconds, event.generation)

@@ -6,13 +6,13 @@ Nothing is loaded from anywhere: no font, no script, no picture.
 from __future__ import annotations
 
 import functools
-import re
 from importlib.resources import files
 from typing import Any
 
-from elastic3d.dashboard.markup import Html, join, tag, text
-
-_PLACE = re.compile(r"@@([a-z_]+)@@")
+from elastic3d.pages.curves import loss_plot, seconds_plot
+from elastic3d.pages.markup import Html, join, tag, text
+from elastic3d.pages.plots import plotted
+from elastic3d.pages.template import filled, style
 
 
 @functools.cache
@@ -30,7 +30,7 @@ def policy(nonce: str) -> str:
             "connect-src 'self'",
             "img-src data:",
             "base-uri 'none'",
-            "form-action 'none'",
+            "form-action 'self'",
             "frame-ancestors 'none'",
         )
     )
@@ -40,9 +40,11 @@ def page(view: dict[str, Any], *, nonce: str, read_at: float, now: float, when: 
     """Return the page with a view in it. when: `read_at` in words. now: this machine's wall clock."""
     rows = view["nodes"]["rows"]
     mesh = dict(view["mesh"])
+    points = [point for _, chunk in sorted(view["series"].items(), key=lambda item: int(item[0])) for point in chunk]
     head = mesh.pop("head", Html(""))
     places: dict[str, str] = {
         "nonce": text(nonce),
+        "style": style(),
         "title": text(view["title"]),
         "away": text(view["away"]),
         "away_hidden": "" if view["away"] else "hidden",
@@ -53,10 +55,13 @@ def page(view: dict[str, Any], *, nonce: str, read_at: float, now: float, when: 
         "mesh_head": head,
         "mesh": join(*(Html(row) for row in mesh.values())),
         "mesh_hidden": "" if mesh else "hidden",
+        "curve_loss": plotted(loss_plot(points, "still")),
+        "curve_time": plotted(seconds_plot(points, "still")),
+        "store_hidden": "" if view["parts"].get("store_before") else "hidden",
         "orders_head": tag("th", "orders", scope="col") if orders else "",
         **{f"part_{name}": part for name, part in view["parts"].items()},
     }
-    return _PLACE.sub(lambda match: places[match[1]], _template())
+    return filled(_template(), places)
 
 
 def plain_page(title: str, *lines: Html) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,10 +11,12 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.dashboard.document import PageDocument, findings_in, generations_in, moments_of
 from elastic3d.dashboard.event_files import EventFolder
 from elastic3d.dashboard.moments import Moments
-from elastic3d.dashboard.series import StepFigures, StepSeries
+from elastic3d.dashboard.store_reading import StoreReader
 from elastic3d.errors import Elastic3dError
+from elastic3d.health.past_verdicts import PastVerdict, read_bundles
 from elastic3d.membership.inspection.keys import RunKeys
 from elastic3d.membership.inspection.status import Status
+from elastic3d.pages.series import StepFigures, StepSeries
 
 EVERY = 1.0
 """Seconds from one look to the next while somebody watches."""
@@ -26,6 +29,9 @@ SHARE = 4.0
 
 LONGEST = 10.0
 """Most seconds that this makes of it."""
+
+EVIDENCE = 10.0
+"""Seconds from one look at the bundles of evidence to the next."""
 
 BURST = 64
 """Most looks at the event files in a row, when there is a lot to read at the beginning."""
@@ -45,9 +51,14 @@ class JobReader:
         *,
         watched: Callable[[], bool] = lambda: True,
         events: EventFolder | None = None,
+        store: StoreReader | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._read, self._publish, self._watched, self._events, self._clock = read, publish, watched, events, clock
+        self._store = store
+        self._bundles: tuple[PastVerdict, ...] = ()
+        self._evidence_problems: tuple[str, ...] = ()
+        self._evidence_at = -math.inf
         self._moments = Moments()
         self._reported, self._committed = StepSeries(), StepSeries()
         self._document: PageDocument | None = None
@@ -114,7 +125,7 @@ class JobReader:
         )
         document = self._followed(document)
         troubles = self._events.troubles if self._events is not None else ()
-        return replace(document, findings=findings_in(run_keys, troubles))
+        return replace(document, findings=findings_in(run_keys, troubles, self._bundles))
 
     def _followed(self, document: PageDocument) -> PageDocument:
         """Return the document with what the event files and the pulses have brought."""
@@ -126,11 +137,15 @@ class JobReader:
                     self._committed.add(figures)
                 if not news.more or self._ended.is_set():
                     break
+            if self._clock.monotonic() - self._evidence_at >= EVIDENCE:
+                self._bundles, self._evidence_problems = read_bundles(folder.folder)
+                self._evidence_at = self._clock.monotonic()
         series = self._committed if len(self._committed) else self._reported
         return replace(
             document,
             chunks=series.chunks(),
             newest=tuple(series.newest),
             notables=tuple(reversed(folder.notables)) if folder is not None else None,
-            problems=folder.problems if folder is not None else (),
+            problems=(*folder.problems, *self._evidence_problems) if folder is not None else (),
+            store=self._store.seen() if self._store is not None else None,
         )

@@ -20,14 +20,18 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from checkpointing.errors import CheckpointError, NoCheckpoint
+from checkpointing.inspection.difference import Difference
 from elastic3d.cli.durations import spell
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.dashboard.access import PageAccess, same_origin
 from elastic3d.dashboard.feed import ViewFeed
-from elastic3d.dashboard.markup import Html
 from elastic3d.dashboard.page import page, plain_page, policy
+from elastic3d.dashboard.store_reading import StoreBusy
+from elastic3d.dashboard.store_view import comparison_page
 from elastic3d.dashboard.streaming import Connections, Message, Receive, Scope, Send, stream
 from elastic3d.errors import Elastic3dError, UsageError
+from elastic3d.pages.markup import Html
 
 MOST_STREAMS = 64
 """Browsers that may follow the page at the same time."""
@@ -36,6 +40,9 @@ MOST_CONNECTIONS = MOST_STREAMS + 64
 
 MOST_ORDER = 8192
 """Bytes of an order."""
+
+MOST_NAME = 512
+"""Characters of a checkpoint's name."""
 
 ENDING = 1
 """Seconds that connections have to end when the server does."""
@@ -60,12 +67,16 @@ _NO_TOKEN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageSettings:
-    """port: by which cookies of several dashboards on one host are told apart. patience, alive: as in `streaming`."""
+    """port: by which cookies of several dashboards on one host are told apart. patience, alive: as in `streaming`.
+
+    compare: returns what changed between two checkpoints, None where no store is read.
+    """
 
     access: PageAccess
     port: int
     give: Callable[[dict[str, Any]], str] | None
     hurry: Callable[[], None]
+    compare: Callable[[str, str], Difference] | None = None
     most_streams: int = MOST_STREAMS
     patience: float = 5.0
     alive: float = 5.0
@@ -120,6 +131,7 @@ def application(
         Route("/", served.page, methods=["GET"]),
         Route("/stream", served.stream, methods=["GET"]),
         Route("/orders", served.order, methods=["POST"]),
+        Route("/difference", served.difference, methods=["GET"]),
     ]
     return _Guard(Starlette(routes=routes), settings)
 
@@ -191,6 +203,26 @@ class _Page:
             body = gzip.compress(body, 5)
             headers["content-encoding"] = "gzip"
         return Response(body, headers=headers, media_type="text/html")
+
+    async def difference(self, request: Request) -> Response:
+        """Return a page about what changed between two checkpoints of the store."""
+        compare = self._settings.compare
+        if compare is None:
+            return PlainTextResponse("elastic3d dashboard --store URL compares checkpoints.\n", HTTPStatus.NOT_FOUND)
+        before, after = request.query_params.get("before", ""), request.query_params.get("after", "")
+        if not (0 < len(before) <= MOST_NAME and 0 < len(after) <= MOST_NAME):
+            return PlainTextResponse("Name two checkpoints: before and after.\n", HTTPStatus.BAD_REQUEST)
+        try:
+            changes = await run_in_threadpool(compare, before, after)
+        except StoreBusy as error:
+            return PlainTextResponse(f"{error}\n", HTTPStatus.SERVICE_UNAVAILABLE, {"retry-after": "10"})
+        except NoCheckpoint as error:
+            return PlainTextResponse(f"{' '.join(str(error).split())}\n", HTTPStatus.NOT_FOUND)
+        except (CheckpointError, OSError, ValueError) as error:
+            return PlainTextResponse(f"{' '.join(str(error).split())}\n", HTTPStatus.BAD_GATEWAY)
+        nonce = secrets.token_urlsafe(16)
+        body = await run_in_threadpool(comparison_page, changes, nonce)
+        return Response(body, headers={"content-security-policy": policy(nonce)}, media_type="text/html")
 
     async def order(self, request: Request) -> Response:
         """Carry out an order, where orders are allowed."""

@@ -1,14 +1,13 @@
-"""The rows of the page's tables: nodes, the mesh, generations. Pure."""
+"""The rows of the page's tables: nodes, the mesh. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from elastic3d.cli.render import DOMAINS, clean, when
+from elastic3d.cli.render import DOMAINS, clean
 from elastic3d.dashboard.document import PageDocument
-from elastic3d.dashboard.markup import Html, join, left, tag, text
 from elastic3d.membership.inspection.status import NodeRole, NodeState, NodeStatus
-from elastic3d.membership.records import GenerationHistory
+from elastic3d.pages.markup import Html, join, left, tag
 
 CLASSES = {
     NodeState.ACTIVE: "ok",
@@ -139,19 +138,3 @@ def outside(document: PageDocument) -> Html:
     ]
     more = tag("li", f"and {len(others) - len(shown)} more") if len(others) > len(shown) else ""
     return tag("ul", *cells, more, class_="cells") if others else Html("")
-
-
-def generation_row(history: GenerationHistory, now: float) -> Html:
-    """Return a generation's row: why it came to be, and with whom."""
-    changes = [*(f"+{name}" for name in history.joined[:8]), *(f"-{name}" for name in history.left[:8])]
-    more = max(0, len(history.joined) - 8) + max(0, len(history.left) - 8)
-    cells = [
-        tag("th", history.number, scope="row", class_="number"),
-        tag("td", when(history.at, now), class_="nowrap"),
-        tag("td", tag("span", str(history.cause), class_="cause")),
-        tag("td", history.active, f" + {history.spares}" if history.spares else "", class_="number"),
-        tag("td", " ".join(changes), f" and {more} more" if more else ""),
-        tag("td", history.layout or "", class_="wide"),
-        tag("td", history.detail, class_="text"),
-    ]
-    return tag("tr", *cells, data_key=text(f"{history.number}.{history.attempt}"))

@@ -14,14 +14,17 @@ from typing import Any
 
 from elastic3d.cli.durations import spell
 from elastic3d.cli.render import clean, when
-from elastic3d.dashboard import tables
+from elastic3d.dashboard import store_view, tables
 from elastic3d.dashboard.document import PageDocument
-from elastic3d.dashboard.markup import Html, ago, block, join, tag
 from elastic3d.log import Level
 from elastic3d.membership.inspection.status import JobState, NodeRole, NodeState, StateAge, Status
+from elastic3d.pages.findings import cards
+from elastic3d.pages.generations import generation_row
+from elastic3d.pages.markup import Html, ago, join, tag
 
 SHOWN = 12
 EVENTS = 50
+NOTHING = "Nothing was found about this job: no rank held others up, as far as etcd knows."
 
 JOB = {JobState.TRAINING: "ok", JobState.ENDED: "ok", JobState.FAILED: "bad"}
 
@@ -47,10 +50,16 @@ def view(document: PageDocument, *, orders: bool = False) -> dict[str, Any]:
             "layout": _layout(document),
             "counts": _counts(status),
             "checkpoints": _checkpoints(document),
-            "generations": join(*(tables.generation_row(one, document.read_at) for one in document.generations)),
-            "findings": _findings(document),
+            "generations": join(
+                *(
+                    generation_row(one, f"{one.number}.{one.attempt}", when(one.at, document.read_at))
+                    for one in document.generations
+                )
+            ),
+            "findings": cards(document.findings, NOTHING),
             "events": _events(document),
             "steps": _steps(document),
+            **store_view.parts(document.store, document.read_at),
         },
         "nodes": {"order": list(rows), "rows": rows},
         "mesh": tables.mesh(document),
@@ -184,22 +193,6 @@ def _step_of(state: StateAge | None, status: Status) -> str:
     if state is not None:
         return f"step {state.step}"
     return "not known any more" if status.state in (JobState.ENDED, JobState.FAILED) else "none"
-
-
-def _findings(document: PageDocument) -> Html:
-    if not document.findings:
-        return tag("p", "Nothing was found about this job: no rank held others up, as far as etcd knows.")
-    return join(
-        *(
-            tag(
-                "details",
-                tag("summary", tag("b", f"Generation {finding.generation} "), finding.title),
-                block(finding.text),
-                id=f"finding-{finding.key}",
-            )
-            for finding in document.findings
-        )
-    )
 
 
 def _events(document: PageDocument) -> Html:

@@ -6,7 +6,7 @@ events of the nodes, and of those that end a generation etcd keeps one sentence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,24 @@ class Trouble:
 def is_trouble(name: str, fields: Mapping[str, Any]) -> bool:
     """Return whether an event is one that this explains; not samples of which the run knew before."""
     return name in MEANINGS and not (name == "batch.excluded" and fields.get("detail") == KNOWN)
+
+
+def orderly(trouble: Trouble) -> bool:
+    """Return whether an event's figures are such as elastic3d writes: others would spoil the order of all."""
+    try:
+        return isinstance(trouble.moment, tuple) and isinstance(trouble.nodes, tuple) and trouble.ranks is not None
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def distinct(troubles: Iterable[Trouble]) -> Iterator[Trouble]:
+    """Yield what is orderly, each once: several nodes may tell the same."""
+    seen: set[tuple[object, ...]] = set()
+    for one in filter(orderly, troubles):
+        key = (one.event, one.generation, one.step, str(one.fields.get("micro_batch")), one.nodes)
+        if key not in seen:
+            seen.add(key)
+            yield one
 
 
 KNOWN = "the run knew of it before"

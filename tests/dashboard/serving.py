@@ -25,6 +25,7 @@ VIEW: dict[str, Any] = {
         for name in (
             *("job", "figures", "warnings", "outside", "layout", "counts"),
             *("checkpoints", "generations", "findings", "events", "steps"),
+            *("store", "store_state", "store_before", "store_after"),
         )
     },
     "nodes": {"order": ["a@1"], "rows": {"a@1": '<tr data-key="a@1"></tr>'}},

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checkpointing import Store
+from checkpointing.format.refs import Ref
 from checkpointing.reading import naming
 from elastic3d.errors import UsageError
 
@@ -42,21 +44,28 @@ def before(store: Store, name: str) -> str:
 
 
 def labels(store: Store) -> dict[str, tuple[str, ...]]:
-    """Return what points to each checkpoint: latest, verified, vetted, tags; whether it is pinned, or distrusted."""
-    labels_by_name: dict[str, list[str]] = defaultdict(list)
+    """Return what points to each checkpoint of a store: see `labels_of`."""
     ref = naming.read_ref(store)
-    if ref is not None:
-        if ref.checkpoint is not None:
-            labels_by_name[ref.checkpoint].append(naming.LATEST)
-        if ref.verified is not None:
-            labels_by_name[ref.verified.checkpoint].append(naming.VERIFIED)
-        if ref.vetted is not None:
-            labels_by_name[ref.vetted.checkpoint].append(naming.VETTED)
-        for tag, target in sorted(ref.tags.items()):
-            labels_by_name[target.checkpoint].append(f"tag {tag}")
-        for checkpoint in ref.pins:
-            labels_by_name[checkpoint].append("pinned")
-        for checkpoint in naming.committed(store, ref) if ref.distrusted else ():
-            if ref.distrusts(checkpoint):
-                labels_by_name[checkpoint].append(DISTRUSTED)
+    return labels_of(ref, naming.committed(store, ref) if ref.distrusted else ()) if ref is not None else {}
+
+
+def labels_of(ref: Ref, committed: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return what points to each checkpoint: latest, verified, vetted, tags; whether it is pinned, or distrusted.
+
+    committed: those of which it is asked whether they are distrusted.
+    """
+    labels_by_name: dict[str, list[str]] = defaultdict(list)
+    if ref.checkpoint is not None:
+        labels_by_name[ref.checkpoint].append(naming.LATEST)
+    if ref.verified is not None:
+        labels_by_name[ref.verified.checkpoint].append(naming.VERIFIED)
+    if ref.vetted is not None:
+        labels_by_name[ref.vetted.checkpoint].append(naming.VETTED)
+    for tag, target in sorted(ref.tags.items()):
+        labels_by_name[target.checkpoint].append(f"tag {tag}")
+    for checkpoint in ref.pins:
+        labels_by_name[checkpoint].append("pinned")
+    for checkpoint in committed:
+        if ref.distrusts(checkpoint):
+            labels_by_name[checkpoint].append(DISTRUSTED)
     return {name: tuple(marks) for name, marks in labels_by_name.items()}

@@ -8,15 +8,19 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from checkpointing import Store, open_store
 from checkpointing.errors import CheckpointError
+from checkpointing.stores.retrying import PATIENCE
 from elastic3d import environment
 from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.errors import Elastic3dError, UsageError
+
+if TYPE_CHECKING:
+    from checkpointing.stores.keys import Key
 
 KEY = environment.STORE_KEY.name
 
@@ -51,14 +55,20 @@ class StorePlace:
     url: str
     key_file: str = ""
 
-    def open(self, *, write: bool = False) -> Store:
-        """Return the store, tested first if it is to be written; StoreUnfit says what to change."""
+    def open(self, *, write: bool = False, patience: float = PATIENCE) -> Store:
+        """Return the store, tested first if it is to be written; StoreUnfit says what to change.
+
+        patience: seconds for which an operation is retried if the store does not answer.
+        """
+        return open_store(self.url, write=write, key=self.key(), patience=patience)
+
+    def key(self) -> Key | None:
+        """Return the key of an encrypted store, None where none is named; CheckpointError."""
         if not self.key_file and KEY not in os.environ:
-            return open_store(self.url, write=write)
+            return None
         from checkpointing.stores.keys import Key  # imports cryptography, which only encrypted stores need
 
-        key = Key.from_file(self.key_file) if self.key_file else Key.from_env(KEY)
-        return open_store(self.url, write=write, key=key)
+        return Key.from_file(self.key_file) if self.key_file else Key.from_env(KEY)
 
 
 def about_a_store(command: Callable[..., None]) -> Callable[..., None]:

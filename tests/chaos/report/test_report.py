@@ -22,7 +22,6 @@ from chaos.judging.oracle import judge
 from chaos.playing.play import Outcome, Setting
 from chaos.report.facts import Fate, FaultFact, Points, Role, RunFacts, facts
 from chaos.report.folder import kept_facts
-from chaos.report.markup import Markup, element, joined
 from chaos.report.moments import moments
 from chaos.report.page import page, sentence
 from chaos.report.timeline import rows, timeline
@@ -84,13 +83,6 @@ def told(*, digest: str = "abc", script: str = "train.py", logs: dict[str, str] 
         noticed=tuple(notices(outcome, events)),
         quiet=Points(steps=(1, 2), losses=((4.9).hex(), (4.8).hex())),
     )
-
-
-def test_markup_escapes_what_is_not_markup() -> None:
-    """Texts, attributes, and what is joined; markup is not escaped again."""
-    made = element("td", "<b>", element("i", "&"), data_label='"<', width=1.25, x=2.0, title=None)
-    assert made == '<td data-label="&quot;&lt;" width="1.2" x="2">&lt;b&gt;<i>&amp;</i></td>'
-    assert joined(["<", Markup("<br>")], "&") == "&lt;&amp;<br>"
 
 
 def test_facts_are_those_of_the_events() -> None:

@@ -1,4 +1,4 @@
-"""`elastic3d goodput` and `elastic3d timeline` on folders of event files: tests/testdata/accounting.
+"""`elastic3d goodput`, `timeline` and `report` on folders of event files: tests/testdata/accounting.
 
 The events there are those of a job of three nodes, of which one was killed at step 8 while a fourth was about to come.
 `pytest tests/cli/accounting --rewrite-displays` writes the present output; a person reviews the diff.
@@ -20,8 +20,11 @@ from typer.testing import CliRunner, Result
 
 from elastic3d.cli import application
 from elastic3d.errors import UsageError
+from elastic3d.health.evidence import VERDICT
+from elastic3d.membership.stalls import Verdict, VerdictKind
 from elastic3d.values import to_json
 from tests.accounting.written import Written, assert_nested
+from tests.pages.parsed import assert_loads_nothing, parsed
 from tests.paths import DATA, ROOT
 
 SHOWN = DATA / "accounting"
@@ -123,10 +126,10 @@ def test_a_node_whose_file_is_missing_is_named(copied: Path) -> None:
     assert account["steps"] == 24
 
 
-@pytest.mark.parametrize("command", ["goodput", "timeline"])
+@pytest.mark.parametrize("command", ["goodput", "timeline", "report"])
 def test_folders_without_events_are_refused_in_words_that_help(command: str, tmp_path: Path) -> None:
     """They say what to give instead; nothing is written."""
-    output = ("-o", tmp_path / "trace.json") if command == "timeline" else ()
+    output = ("-o", tmp_path / "out") if command != "goodput" else ()
     for folder, words in (
         (tmp_path / "nowhere", "is no folder: give the one that the script names"),
         (tmp_path, "holds no event files"),
@@ -205,3 +208,62 @@ def test_the_document_is_the_account(tmp_path: Path) -> None:
     _, _, account = written.read()
     read = document(written.files(tmp_path))
     assert read == {"schema": 1, **json.loads(json.dumps(to_json(account)))}
+
+
+def test_the_report_of_a_real_job_is_one_page_and_one_document(tmp_path: Path) -> None:
+    """Of the same run: what `goodput` accounts for is in it; another file of that name is replaced."""
+    output = tmp_path / "report.html"
+    output.write_text("old")
+    result = called("report", JOB, "-o", output)
+    assert result.exit_code == 0, result.output
+    assert "24 steps in 14 s on 4 nodes, in 3 generations; it came to its end" in result.stdout
+    text = output.read_text()
+    assert_loads_nothing(text)
+    read = parsed(text)
+    for part in ("accounted-3358f65c", "death", "node1: 127.0.0.1", "noticing 0.18 s", "the beginning"):
+        assert part in read.text
+    assert os.listdir(tmp_path) == ["report.html"]
+    printed = called("report", JOB, "--json")
+    told = json.loads(printed.stdout)
+    assert (told["schema"], told["ending"], len(told["curve"])) == (1, "done", 24)
+    assert {"schema": 1, **told["account"]} == document(JOB)
+    assert [one["cause"] for one in told["recoveries"]] == ["start", "death", "join"]
+    assert [one["step"] for one in told["checkpoints"]] == [5, 10, 15, 20, 24]
+    assert called("report", JOB, "-o", "-").stdout.startswith("<!doctype html>")
+
+
+def test_a_report_says_what_it_could_not_read(copied: Path, tmp_path: Path) -> None:
+    """Half a line, one without an end, and a bundle of evidence of which a crash left part."""
+    with (copied / "node0-0.jsonl").open("ab") as file:
+        file.write(b'{"event": "step.comm\n' + b"x" * (3 << 20) + b"\n\xff\n" + b"[" * 5000)
+    bundle = copied / "evidence" / "2.0-9-stuck-node0"
+    bundle.mkdir(parents=True)
+    (bundle / VERDICT).write_text("{")
+    told = json.loads(called("report", copied, "--json").stdout)
+    remarks = " ".join(told["account"]["remarks"])
+    assert "4 lines of node0-0.jsonl cannot be read" in remarks
+    assert f"{bundle / VERDICT} holds no verdict" in remarks
+    assert told["account"]["steps"] == 24
+    output = tmp_path / "report.html"
+    assert called("report", copied, "-o", output).exit_code == 0
+    assert "4 lines of node0-0.jsonl cannot be read" in parsed(output.read_text()).text
+
+
+def test_a_report_has_the_page_that_explain_prints(copied: Path) -> None:
+    """Of a bundle of evidence, word for word."""
+    verdict = Verdict(kind=VerdictKind.STUCK, fault="stopped", key="2.0", step=9, detail="rank 0 of node2 is stopped")
+    bundle = copied / "evidence" / "2.0-9-stuck-node0"
+    bundle.mkdir(parents=True)
+    (bundle / VERDICT).write_text(json.dumps({"schema": 1, **to_json(verdict)}))
+    (finding,) = json.loads(called("report", copied, "--json").stdout)["findings"]
+    assert finding["text"] == called("explain", "--events", copied).stdout.rstrip("\n")
+    assert str(bundle) in finding["text"]
+
+
+def test_a_report_is_not_written_where_it_cannot_be(tmp_path: Path) -> None:
+    """A folder, or one that is not there; an output that fills up leaves the old page."""
+    assert "is a folder; give a file" in str(called("report", JOB, "-o", tmp_path).exception)
+    assert "there is no folder" in str(called("report", JOB, "-o", tmp_path / "no" / "report.html").exception)
+    assert os.listdir(tmp_path) == []
+    result = called("report", JOB, "-o", "/dev/full")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)

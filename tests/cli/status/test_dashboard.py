@@ -24,11 +24,12 @@ from elastic3d.cli import application
 from elastic3d.etcd import EtcdClient
 from elastic3d.log import EventLog
 from elastic3d.membership.records import MemberRecord, encode
+from tests.cli.ckpt import scenes as checkpoints
 from tests.cli.status import scenes
 from tests.cli.status.test_live import Job
 from tests.cli.status.test_node_commands import COMMAND
 from tests.dashboard.serving import Stream, ask
-from tests.dashboard.test_page import HOSTILE
+from tests.pages.parsed import HOSTILE
 
 LIVE = pytest.mark.etcd
 
@@ -185,6 +186,30 @@ def test_a_page_that_only_shows_survives_its_etcd(tmp_path: Path) -> None:
 
 
 @LIVE
+def test_the_page_lists_the_jobs_store_and_compares_two_of_its_checkpoints(tmp_path: Path) -> None:
+    """Also one that is committed while the page is open; a store that is not there is said, and then found."""
+    with EtcdServer() as server, EtcdClient(server.endpoint) as client:
+        for item in scenes.training().items():
+            client.put(item.key, item.value, idempotent=True)
+        place = tmp_path / "run"
+        with dashboard("--endpoint", server.endpoint, "--store", str(place)) as shown:
+            stream = shown.stream()
+            state = stream.until(lambda state: "cannot be read" in state["parts"]["store_state"])
+            assert "Not read yet" in state["parts"]["store"]
+            _, written = checkpoints.run(place)
+            state = stream.until(lambda state: written[-1] in state["parts"]["store_after"], most=200)
+            assert "none: it stands for itself" in state["parts"]["store"]
+            about = f"/difference?before={written[0]}&after={written[-1]}"
+            response, body = ask(shown.port, "GET", about, {"authorization": shown.bearer})
+            assert (response.status, b"blocks.{0..3}" in body) == (200, True)
+            response, _ = ask(shown.port, "GET", about, {})
+            assert response.status == 401
+            stream.close()
+            code, took = shown.interrupt()
+            assert (code, took < 5.0) == (0, True), took
+
+
+@LIVE
 def test_it_says_what_is_wrong_before_it_serves(tmp_path: Path) -> None:
     """A port that is taken, a folder that is not there, orders without a token, no such job; with the usual codes."""
     with EtcdServer() as server, socket.create_server(("127.0.0.1", 0)) as taken:
@@ -199,6 +224,8 @@ def test_it_says_what_is_wrong_before_it_serves(tmp_path: Path) -> None:
             (["--events", str(tmp_path / "none")], 2, "there is no such folder"),
             (["--allow-orders", "--open-without-token"], 2, "needs the token"),
             (["--allow-host", "a:1"], 2, "without a port"),
+            (["--store", "s3:bucket"], 2, "a URL has '://' after its scheme"),
+            (["--store", str(tmp_path), "--key-file", str(tmp_path / "none")], 2, "--store: "),
             (["--id", "other"], 3, "there is no job 'other'"),
         ):
             result = CliRunner().invoke(application(), ["dashboard", "--endpoint", server.endpoint, *arguments])

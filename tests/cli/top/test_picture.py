@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from elastic3d.cli.top.controls import Controls
 from elastic3d.cli.top.nodes import COLUMNS, in_order, node_rows
 from elastic3d.cli.top.picture import picture, seconds_a_step
-from elastic3d.dashboard.series import StepFigures
 from elastic3d.membership import actions as acts
 from elastic3d.membership.records import Report
+from elastic3d.pages.series import StepFigures
 from tests.cli.status import scenes
 from tests.cli.status.scenes import SCENES, WALL
 from tests.cli.top.pages import document_of, printed

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -16,7 +15,8 @@ from checkpointing.inspection.documents import CheckpointDocuments
 from checkpointing.inspection.reads import Reads
 from checkpointing.inspection.values import ValueDifference
 from checkpointing.inspection.values import merged as merged_values
-from elastic3d.cli.ckpt.render.words import NARROW, WIDE, count, number, percent, shape, signed, size, table
+from elastic3d.cli.ckpt.render.tensor_words import SIGN, amount, changed, common, counted, respecified, rms
+from elastic3d.cli.ckpt.render.words import NARROW, WIDE, count, number, percent, signed, size, table
 from elastic3d.cli.render import clean
 from elastic3d.planner.placement import RankPlace
 from elastic3d.planner.shares import Homes, MeshSizes
@@ -30,13 +30,6 @@ _STYLE = {
     Change.RESHAPED: "bold red",
     Change.ADDED: "green",
     Change.REMOVED: "red",
-}
-_SIGN = {
-    Change.CHANGED: "~",
-    Change.RECUT: "?",
-    Change.RESHAPED: "!",
-    Change.ADDED: "+",
-    Change.REMOVED: "-",
 }
 
 
@@ -78,17 +71,17 @@ def _tensors(
         columns[-1] = "max |d|"
     made = table(*columns, right=columns[2:], fold=("tensor",))
     by_key = {one.key: one for one in differing}
-    for name, keys in gathered((one.key, one.key if each else _common(one)) for one in differing):
+    for name, keys in gathered((one.key, one.key if each else common(one)) for one in differing):
         one = merged(list(map(by_key.__getitem__, keys)))
         style = _STYLE[one.change]
         exact = merged_values([distances[key] for key in keys]) if one.key in distances else None
         cells: dict[str, RenderableType] = {
-            "": Text(_SIGN[one.change], style=style),
-            "tensor": Text(clean(name) + _respecified(one), style=style),
+            "": Text(SIGN[one.change], style=style),
+            "tensor": Text(clean(name) + respecified(one), style=style),
             "size": size(one.bytes),
-            "changed": _changed(one),
+            "changed": changed(one),
             "tiles": f"{one.changed_tiles}/{one.tiles}" if one.change is Change.CHANGED and one.changed_tiles else "-",
-            "rms": _rms(one),
+            "rms": rms(one),
             "drift": signed(one.drift),
             "elements": percent(exact.elements, exact.total) if exact else "-",
             "max |d|": number(exact.max_abs) if exact else "-",
@@ -98,46 +91,10 @@ def _tensors(
     return made
 
 
-def _common(one: TensorDifference) -> tuple[Hashable, ...]:
-    specs = [(spec.dtype, spec.shape) if spec is not None else None for spec in (one.before, one.after)]
-    sound = [stats is None or stats.sound for stats in (one.stats_before, one.stats_after)]
-    return one.change, bool(one.unknown), *specs, *sound
-
-
-def _respecified(one: TensorDifference) -> str:
-    if one.change is not Change.RESHAPED or one.before is None or one.after is None:
-        return ""
-    before, after = (f"{spec.dtype} {shape(spec.shape)}" for spec in (one.before, one.after))
-    return f"  {before} -> {after}"
-
-
-def _changed(one: TensorDifference) -> str:
-    if one.change is Change.RECUT:
-        return "recut"
-    if one.change is not Change.CHANGED:
-        return str(one.change)
-    if not one.changed:
-        return "some, recut"
-    return percent(one.changed, one.bytes) + (" or more" if one.unknown else "")
-
-
-def _rms(one: TensorDifference) -> str:
-    before = one.stats_before.rms if one.stats_before is not None else None
-    after = one.stats_after.rms if one.stats_after is not None else None
-    if one.change in (Change.ADDED, Change.REMOVED):
-        return number(after if one.change is Change.ADDED else before)
-    return number(after) if before == after else f"{number(before)} -> {number(after)}"
-
-
 def _total(changes: Difference, distances: Mapping[str, ValueDifference]) -> Text:
-    counted = Counter(one.change for one in changes.tensors)
-    said = [f"{counted[change]} {change}" for change in Change if counted[change]]
-    text = Text(f"{count(len(changes.tensors), 'tensor')}: {', '.join(said) or 'none'}", style="bold")
+    text = Text(counted(changes), style="bold")
     unsure = bool(changes.unknown) and not distances
-    least = "at least " if unsure else ""
-    text.append(
-        f"; {least}{size(changes.changed)} of {size(changes.bytes)} changed ({percent(changes.changed, changes.bytes)})"
-    )
+    text.append(f"; {amount(changes, unsure=unsure)}")
     if unsure:
         text.append(f", {size(changes.unknown)} cut elsewhere: --values tells", style="dim")
     return text

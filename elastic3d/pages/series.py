@@ -25,6 +25,20 @@ class StepFigures:
     generation: int
 
 
+def step_figures(step: int | None, loss: object, seconds: float, generation: int) -> StepFigures | None:
+    """Return the figures of a step as events have them, its loss as `float.hex()`; None for nonsense."""
+    if step is None:
+        return None
+    try:
+        value = float.fromhex(loss) if isinstance(loss, str) else float(loss) if isinstance(loss, int | float) else None
+        seconds = float(seconds)
+    except (ValueError, OverflowError):
+        return None
+    if value is not None and not math.isfinite(value):
+        value = None
+    return StepFigures(step=step, loss=value, seconds=seconds, generation=generation)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Bucket:
     """Successive steps that are drawn as one point; `finite` of them have a loss."""

@@ -7,7 +7,7 @@ import html
 from elastic3d.cli.durations import spell
 from elastic3d.cli.render import clean
 
-VOID = ("col", "br")
+VOID = ("col", "br", "meta")
 
 
 class Html(str):
@@ -21,20 +21,24 @@ def text(value: object) -> Html:
     return Html(html.escape(clean(str(value))))
 
 
-def tag(name: str, *children: object, **attributes: object) -> Html:
+def tag(name: str, /, *children: object, **attributes: object) -> Html:
     """Return an element.
 
     children: escaped unless they are `Html`. attributes: class_ for class, data_at for data-at; None and False are left
-    out, True is an attribute without a value.
+    out, True is an attribute without a value, and numbers with a point have one digit after it.
     """
     words = [name]
     for key, value in attributes.items():
         if value is None or value is False:
             continue
         attribute = key.rstrip("_").replace("_", "-")
-        words.append(attribute if value is True else f'{attribute}="{text(value)}"')
+        words.append(attribute if value is True else f'{attribute}="{_value(value)}"')
     start = f"<{' '.join(words)}>"
     return Html(start if name in VOID else f"{start}{join(*children)}</{name}>")
+
+
+def _value(value: object) -> Html:
+    return text(f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value)
 
 
 def join(*children: object) -> Html:

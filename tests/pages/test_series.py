@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic3d.dashboard.series import CHUNK, LAST_STEP, StepFigures, StepSeries
+from elastic3d.pages.series import CHUNK, LAST_STEP, StepFigures, StepSeries
 
 
 def figures(step: int, *, loss: float | None = 1.0, generation: int = 1, seconds: float = 0.5) -> StepFigures:
