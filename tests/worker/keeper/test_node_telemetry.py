@@ -31,6 +31,7 @@ LIVE = LiveNode(
     processes=lambda: NodeProcesses(agent="", keepers=(), trainers={}),
     awaited=lambda: 2,
     answers=lambda: Answers(count=3, seconds=0.25, failed=1),
+    goodput=dict,
 )
 
 
