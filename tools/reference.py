@@ -29,7 +29,12 @@ from elastic3d.accounting.goodput import Goodput
 from elastic3d.cli import application
 from elastic3d.cli.ckpt.documents import CheckpointDocument
 from elastic3d.cli.plan.documents import PlanDocument
-from elastic3d.cli.samples_documents import CheckpointSamplesDocument, EventSamplesDocument, SamplesDocument
+from elastic3d.cli.samples_documents import (
+    CheckpointSamplesDocument,
+    EventSamplesDocument,
+    SamplesDocument,
+    SourceSamplesDocument,
+)
 from elastic3d.doctor.findings import Examination
 from elastic3d.health.explanation import Explanation
 from elastic3d.membership.inspection.status import Status
@@ -201,6 +206,7 @@ def documents() -> str:
             PlanDocument,
             SamplesDocument,
             CheckpointSamplesDocument,
+            SourceSamplesDocument,
             EventSamplesDocument,
             RandomDocument,
             ShrunkDocument,

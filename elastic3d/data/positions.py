@@ -1,8 +1,9 @@
 """The samples that a step consumes: pure functions of (data set length, global batches, seed, step).
 
 Position k of the run is sample pi(k mod n) of the epoch k // n; for a stream, whose length nobody knows, it is the k-th
-sample that comes. Step s consumes the B(s) positions after those of all steps before it, and its micro-batch j the
-positions [j*b, (j+1)*b) among them. Nothing here depends on ranks, so no change of layout can lose or repeat a sample.
+sample that comes; `strata` and `mixing` have the orders of stratified data sets and of mixtures. Step s consumes the
+B(s) positions after those of all steps before it, and its micro-batch j the positions [j*b, (j+1)*b) among them.
+Nothing here depends on ranks, so no change of layout can lose or repeat a sample.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from elastic3d.data import holes as ranges
-from elastic3d.data import sizes
+from elastic3d.data import mixing, sizes, strata
 from elastic3d.data.holes import Holes
 from elastic3d.data.permutation import Indices, KeyedPermutation, key, mix
+from elastic3d.data.proportions import MixedSource, Proportions
+from elastic3d.data.strata import Strata, check_strata
 from elastic3d.errors import ConfigurationError, UsageError
 
 SUM_BITS = 40
@@ -27,7 +30,8 @@ class Order:
     """The order in which a run of one seed consumes a data set of `length` samples; None for a stream.
 
     global_batch: samples of step 0. changes: (from step, global batch) of every later size, in order of steps.
-    holes: positions that are excluded, and never consumed.
+    holes: positions that are excluded, and never consumed. strata: of a stratified data set, the number of samples of
+    each stratum, in whose order they are numbered. proportions: of a mixture, its sources and their weights.
     """
 
     length: int | None
@@ -36,6 +40,8 @@ class Order:
     seed: int
     changes: sizes.Parts = ()
     holes: Holes = ()
+    strata: Strata = ()
+    proportions: Proportions | None = None
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
@@ -44,6 +50,8 @@ class Order:
             raise UsageError(
                 f"global_batch and micro_batch must be 1 or more; they are {self.global_batch} and {self.micro_batch}"
             )
+        if self.strata:
+            check_strata(self.strata, self.length)
         sizes.check_parts(self.parts)
         for step, batch in self.parts:
             if batch % self.micro_batch:
@@ -143,6 +151,10 @@ class Order:
         """Return the sample ids at positions [first, stop) of the run; a stream's are the positions themselves."""
         if self.length is None:
             return np.arange(first, stop, dtype=np.uint64)
+        if self.proportions is not None:
+            return mixing.samples(self.proportions, self.parts, self.seed, first, stop)
+        if self.strata:
+            return strata.samples(self.strata, batch=self.global_batch, seed=self.seed, first=first, stop=stop)
         parts = []
         for epoch in range(first // self.length, -(-stop // self.length)):
             start = max(first, epoch * self.length) - epoch * self.length
@@ -150,6 +162,13 @@ class Order:
             permutation = KeyedPermutation(self.length, self.seed, epoch)
             parts.append(permutation.of(np.arange(start, end, dtype=np.uint64)))
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
+
+    def by_source(self, step: int) -> list[tuple[MixedSource, int]]:
+        """Return how many positions each source of a mixture has before `step`; [] for another data set."""
+        if self.proportions is None:
+            return []
+        counts = mixing.consumed(self.proportions, self.parts, self.seed, step)
+        return list(zip(self.proportions.sources, counts, strict=True))
 
     def micro_batch_samples(self, step: int, index: int) -> list[int]:
         """Return the sample ids of micro-batch `index` of a step."""

@@ -13,6 +13,7 @@ from elastic3d.health.numerics import Losses
 from elastic3d.health.vetted import CLEAN_NODES
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.rollback import Rollback
+from elastic3d.training.mixture_facts import check_mixture
 from elastic3d.values import from_json, to_json
 
 _BEGUN_FROM = "begun_from"
@@ -152,14 +153,16 @@ def parse(plain: Mapping[str, Any] | None, step: int) -> StateFacts:
         ) from error
 
 
-def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> None:
+def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> str:
     """Accept the facts of the state of a step; StateUnfit if its samples were counted in another order than these.
 
     The micro-batch may differ: it changes the bits, but not which samples are consumed. data: the data set's
-    fingerprint; a data set without one is taken on trust.
+    fingerprint; a data set without one is taken on trust. Returns in words what a mixture has otherwise from here on,
+    "" for nothing.
     """
     saved = facts.order
-    for name in ("length", "global_batch", "seed"):
+    mixed = saved.proportions is not None and order.proportions is not None
+    for name in ("global_batch", "seed") if mixed else ("length", "global_batch", "seed"):
         then, now = getattr(saved, name), getattr(order, name)
         if name == "global_batch":
             then, now = saved.taken(step), order.taken(step)
@@ -169,6 +172,7 @@ def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> N
                 "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
                 "new run"
             )
+    said = check_mixture(saved, order, step)
     then = facts.data
     if then and data and then != data:
         raise StateUnfit(
@@ -176,3 +180,4 @@ def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> N
             "samples could not be accounted for. Trying again does not help: go back to the old files, or start a new "
             "run"
         )
+    return said
