@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from elastic3d.data.ahead import Ahead
-from elastic3d.data.dataset_facts import fingerprint_of, is_numbered
+from elastic3d.data.dataset_facts import fingerprint_of, is_numbered, name_of
 from elastic3d.data.holes import Holes, between, given, inside, joined
 from elastic3d.data.making import Drawn, Keyed, Undrawn, moved, pinned
 from elastic3d.data.mixture import Mixture
@@ -189,6 +189,12 @@ class Batches:
         if not late:
             return ""
         return f"exclude= names positions that were consumed before step {step}, and stay so: {list(late)}"
+
+    def called(self, samples: Sequence[int]) -> str:
+        """Return in words which samples these are, by the names that a data set gives to them."""
+        if hasattr(self._dataset, "name_of"):
+            return ", ".join(name_of(self._dataset, sample) for sample in samples)
+        return f"samples {', '.join(map(str, samples))}"
 
     def leave_out(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Exclude positions that nobody has tried in this history of the run; whole steps, before any is made."""

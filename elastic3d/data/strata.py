@@ -37,7 +37,7 @@ Strata = tuple[int, ...]
 
 def check_strata(strata: Strata, length: int | None) -> None:
     """Refuse strata that are not those of a data set of `length` samples; UsageError."""
-    if sum(strata) != length or min(strata) < 1:
+    if length is None or sum(strata) != length or min(strata) < 1:
         raise UsageError(f"strata of {strata[:10]} samples are not those of a data set of {length}")
     if length > LONGEST:
         raise UsageError(f"a data set of {length:,} samples cannot be stratified; at most {LONGEST:,} can")

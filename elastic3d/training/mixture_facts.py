@@ -18,18 +18,18 @@ def check_mixture(saved: Order, now: Order, step: int) -> str:
 
     Both orders have the same seed, and the same global batches before `step`.
     """
+    then, here = saved.proportions, now.proportions
+    if (then is None) != (here is None):
+        raise StateUnfit(
+            f"the state of step {step} was trained on {_kind(then)} and run.batches now has {_kind(here)}: its samples "
+            f"could not be accounted for. {_HELP}"
+        )
     if saved.strata != now.strata:
         raise StateUnfit(
             f"the state of step {step} was trained on {_strata(saved)} and run.batches now has {_strata(now)}: its "
             f"samples could not be accounted for. {_HELP}"
         )
-    then, here = saved.proportions, now.proportions
     if then is None or here is None:
-        if then is not here:
-            raise StateUnfit(
-                f"the state of step {step} was trained on {_kind(then)} and run.batches now has {_kind(here)}: its "
-                f"samples could not be accounted for. {_HELP}"
-            )
         return ""
     new = _check_sources(then.sources, here.sources, step)
     _check_weights(saved, now, step)

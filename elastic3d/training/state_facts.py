@@ -161,7 +161,7 @@ def check_facts(facts: StateFacts, step: int, order: Order, data: str = "") -> s
     "" for nothing.
     """
     saved = facts.order
-    mixed = saved.proportions is not None and order.proportions is not None
+    mixed = saved.proportions is not None or order.proportions is not None
     for name in ("global_batch", "seed") if mixed else ("length", "global_batch", "seed"):
         then, now = getattr(saved, name), getattr(order, name)
         if name == "global_batch":
