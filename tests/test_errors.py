@@ -43,8 +43,10 @@ CAUGHT_INSIDE = {
 BARE = {
     "elastic3d/__init__.py": "AttributeError is how a module says that it has no such name",
     "elastic3d/cli/ckpt/completing.py": "caught there: a shell completes nothing",
+    "elastic3d/data/mixture.py": "IndexError is how a data set ends",
     "elastic3d/data/packing.py": "IndexError is how a data set ends",
     "elastic3d/data/permutation.py": "an invariant of positions",
+    "elastic3d/data/stratified.py": "IndexError is how a data set ends",
     "elastic3d/data/tokens.py": "IndexError is how a data set ends",
     "elastic3d/health/evidence.py": "caught there, as a disk that is full is, and said",
     "elastic3d/log.py": "an invariant: the event is not in the list",
