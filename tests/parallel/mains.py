@@ -268,8 +268,8 @@ def train_mixture(run: Run) -> str:
 
 
 def train_mixture_changed(run: Run) -> str:
-    """Train on the same, with other weights and one more source from step 2 on."""
-    return _train_on(run, _mixed([(0, {"all": 0.7, "few": 0.3}), (2, {"all": 0.2, "few": 0.5, "new": 0.3})], new=4))
+    """Train on the same, with other weights and one more source from step 3 on."""
+    return _train_on(run, _mixed([(0, {"all": 0.7, "few": 0.3}), (3, {"all": 0.2, "few": 0.5, "new": 0.3})], new=4))
 
 
 def _mixed(weights: Any, **more: int) -> Mixture:
