@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from elastic3d.torch_support import check_version
 
 if TYPE_CHECKING:
-    from elastic3d.data import Growing, Packed, TokenFile
+    from elastic3d.data import Growing, Mixture, Packed, Stratified, TokenFile
     from elastic3d.entry import run
     from elastic3d.errors import Elastic3dError
     from elastic3d.health.options import Health
@@ -34,6 +34,8 @@ __all__ = [
     "Growing",
     "TokenFile",
     "Packed",
+    "Stratified",
+    "Mixture",
     "Tracker",
     "Elastic3dError",
 ]
@@ -49,6 +51,8 @@ _HOMES = {
     "Growing": "elastic3d.data",
     "TokenFile": "elastic3d.data",
     "Packed": "elastic3d.data",
+    "Stratified": "elastic3d.data",
+    "Mixture": "elastic3d.data",
     "Tracker": "elastic3d.trackers",
     "Elastic3dError": "elastic3d.errors",
 }

@@ -358,6 +358,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "memory.unlent": _info("server", "error"),
         # `run.batches(exclude=)` names positions that the state from which the run goes on has consumed already.
         "exclude.late": _warning("detail"),
+        # The run goes on from `step` with weights, or sources, of a mixture that its state did not have; see `detail`.
+        "mixture.changed": _info("step", "detail"),
         # `cache=` cannot be used: tiles are read from the store each time.
         "cache.unfit": _warning("error"),
         # A snapshot that a node offers for the start of a generation is ignored: it belongs to another history.

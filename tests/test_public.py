@@ -21,6 +21,8 @@ def test_elastic3d_exports_exactly_the_listed_names() -> None:
         "Growing",
         "TokenFile",
         "Packed",
+        "Stratified",
+        "Mixture",
         "Tracker",
         "Elastic3dError",
     }

@@ -32,7 +32,12 @@ from elastic3d.cli.etcd.copies import EtcdRestored, EtcdSnapshot
 from elastic3d.cli.etcd.up import EtcdUp
 from elastic3d.cli.init import InitDocument
 from elastic3d.cli.plan.documents import PlanDocument
-from elastic3d.cli.samples_documents import CheckpointSamplesDocument, EventSamplesDocument, SamplesDocument
+from elastic3d.cli.samples_documents import (
+    CheckpointSamplesDocument,
+    EventSamplesDocument,
+    SamplesDocument,
+    SourceSamplesDocument,
+)
 from elastic3d.dashboard.document import PageDocument
 from elastic3d.doctor.findings import Examination
 from elastic3d.etcd_server.status import ServersStatus
@@ -221,6 +226,7 @@ def documents() -> str:
             EtcdRestored,
             SamplesDocument,
             CheckpointSamplesDocument,
+            SourceSamplesDocument,
             EventSamplesDocument,
             RandomDocument,
             ShrunkDocument,

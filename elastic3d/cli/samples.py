@@ -116,13 +116,24 @@ def _store(url: str, key_file: str, checkpoint: str, as_json: bool) -> bool:
         account = check(ledger, order, stop_step=steps, progress=advance)
     where = f"{url}, checkpoint {chosen.name}"
     if as_json:
-        from elastic3d.cli.samples_documents import CheckpointSamplesDocument
+        from elastic3d.cli.samples_documents import CheckpointSamplesDocument, SourceSamplesDocument
 
-        _print(
-            CheckpointSamplesDocument(store=url, checkpoint=chosen.name, order=order, step=steps, lines=ledger), account
+        document = CheckpointSamplesDocument(
+            store=url,
+            checkpoint=chosen.name,
+            order=order,
+            step=steps,
+            lines=ledger,
+            sources=tuple(
+                SourceSamplesDocument(name=source.name, samples=samples, length=source.length)
+                for source, samples in order.by_source(steps)
+            ),
         )
+        _print(document, account)
     else:
         console = Console(highlight=False)
+        if order.proportions is not None:
+            console.print(_sources(order, steps))
         console.print(_picture(where, ledger, order, account, console.width))
     return account.whole
 
@@ -212,6 +223,16 @@ def _picture(where: str, ledger: Ledger, order: Order, account: Account, width: 
         if line.changed
     ]
     return Group(made, *changed, _verdict(clean(where), account)) if ledger else _verdict(clean(where), account)
+
+
+def _sources(order: Order, steps: int) -> RenderableType:
+    made = table("source", "samples", "share", "epochs", fold=("source",))
+    total = max(1, order.positions(0, steps)[1])
+    for source, samples in order.by_source(steps):
+        made.add_row(
+            Text(clean(source.name)), f"{samples:,}", f"{samples / total:.2%}", f"{samples / source.length:,.2f}"
+        )
+    return made
 
 
 def _mark(line: Line, account: Account) -> Text:

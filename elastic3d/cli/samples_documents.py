@@ -27,6 +27,18 @@ class SamplesDocument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSamplesDocument:
+    """What one source of a mixture gave to the steps that are accounted for."""
+
+    name: str
+    """Its name."""
+    samples: int
+    """How many positions it was given, those that were left out included."""
+    length: int
+    """How many samples it has, each of which comes once in every epoch of the source."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSamplesDocument:
     """What `elastic3d samples check URL` tells, together with a SamplesDocument."""
 
@@ -40,6 +52,8 @@ class CheckpointSamplesDocument:
     """Steps that are accounted for."""
     lines: tuple[Line, ...]
     """The account itself."""
+    sources: tuple[SourceSamplesDocument, ...] = ()
+    """Of a mixture, what each of its sources gave; () of another data set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,16 +16,17 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from blake3 import blake3
-from torch.utils.data import IterableDataset
 
 from elastic3d.data.ahead import Ahead
 from elastic3d.data.collating import Collate, Collating, Pair
+from elastic3d.data.dataset_facts import fingerprint_of, is_numbered, name_of
 from elastic3d.data.holes import Holes, between, given, inside, joined
 from elastic3d.data.making import Drawn, Keyed, Undrawn, moved, pinned
+from elastic3d.data.mixture import Mixture
 from elastic3d.data.positions import Order, fold_sums
 from elastic3d.data.sizes import Growing
 from elastic3d.data.sources import Loaded, Numbered, SampleSource, Share, Streamed
+from elastic3d.data.stratified import Stratified
 from elastic3d.data.streams import Cursor, check_stream
 from elastic3d.errors import UsageError
 from elastic3d.owners import SenderTurn
@@ -100,9 +101,6 @@ class Batch:
 PASSED_OVER = 1000
 """A micro-batch j that is run once more has the number M * PASSED_OVER + j: no number below it counts or fills."""
 
-WORDS = 200
-"""Most characters of a fingerprint that is kept unhashed: it goes into every snapshot."""
-
 
 class Batches:
     """Iterate the steps of a run over a data set, map-style or a stream. `step` is the number of steps made, `goal` the
@@ -132,8 +130,7 @@ class Batches:
     ) -> None:
         if not isinstance(workers, int) or workers < 0:
             raise UsageError(f"workers must be a number of processes, 0 for a thread; it is {workers!r}")
-        numbered = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        numbered = numbered and not isinstance(dataset, IterableDataset)
+        numbered = is_numbered(dataset)
         if not numbered:
             check_stream(dataset)
         (_, first), *changes = global_batch.parts if isinstance(global_batch, Growing) else ((0, global_batch),)
@@ -144,6 +141,8 @@ class Batches:
             seed=seed,
             changes=tuple(changes),
             holes=given(exclude),
+            strata=dataset.strata if isinstance(dataset, Stratified) else (),
+            proportions=dataset.proportions if isinstance(dataset, Mixture) else None,
         )
         self.untried = self.order.holes
         self._numbered = numbered
@@ -159,8 +158,7 @@ class Batches:
         self.step = 0
         self.goal = 0
         # What nodes, and runs over one state, must have in common besides the length, if the data set has it.
-        said = str(getattr(dataset, "fingerprint", ""))
-        self.fingerprint = said if len(said) <= WORDS else blake3(said.encode()).hexdigest()
+        self.fingerprint = fingerprint_of(dataset)
         self.sample_tokens = _sample_tokens(dataset)
         self._keyed = Keyed(seed, lent=True)
         self._cursors: dict[int, Cursor] = {}
@@ -204,6 +202,12 @@ class Batches:
         if not late:
             return ""
         return f"exclude= names positions that were consumed before step {step}, and stay so: {list(late)}"
+
+    def called(self, samples: Sequence[int]) -> str:
+        """Return in words which samples these are, by the names that a data set gives to them."""
+        if hasattr(self._dataset, "name_of"):
+            return ", ".join(name_of(self._dataset, sample) for sample in samples)
+        return f"samples {', '.join(map(str, samples))}"
 
     def leave_out(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Exclude positions that nobody has tried in this history of the run; whole steps, before any is made."""

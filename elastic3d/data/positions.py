@@ -1,9 +1,10 @@
 """The samples that a step consumes: pure functions of (data set length, global batches, seed, step).
 
 Position k of the run is sample pi(k mod n) of the epoch k // n; for a stream, whose length nobody knows, it is the k-th
-sample that comes. Where the data set of a run has changed its length, positions from there on count from 0 in it, in
-epochs of new numbers. Step s consumes the B(s) positions after those of all steps before it, and its micro-batch j the
-positions [j*b, (j+1)*b) among them. Nothing here depends on ranks, so no change of layout can lose or repeat a sample.
+sample that comes; `strata` and `mixing` have the orders of stratified data sets and of mixtures. Where the data set of
+a run has changed its length, positions from there on count from 0 in it, in epochs of new numbers. Step s consumes the
+B(s) positions after those of all steps before it, and its micro-batch j the positions [j*b, (j+1)*b) among them.
+Nothing here depends on ranks, so no change of layout can lose or repeat a sample.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from itertools import pairwise
 import numpy as np
 
 from elastic3d.data import holes as ranges
-from elastic3d.data import sizes
+from elastic3d.data import mixing, sizes, strata
 from elastic3d.data.holes import Holes
 from elastic3d.data.permutation import Indices, KeyedPermutation, key, mix
+from elastic3d.data.proportions import MixedSource, Proportions
+from elastic3d.data.strata import Strata, check_strata
 from elastic3d.errors import ConfigurationError, UsageError
 
 SUM_BITS = 40
@@ -30,7 +33,9 @@ class Order:
 
     global_batch: samples of step 0. changes: (from step, global batch) of every later size, in order of steps.
     holes: positions that are excluded, and never consumed. earlier: (position behind its last, length) of every data
-    set that the run consumed before this one, in order.
+    set that the run consumed before this one, in order; of a plain data set only. strata: of a stratified data set, the
+    number of samples of each stratum, in whose order they are numbered. proportions: of a mixture, its sources and
+    their weights.
     """
 
     length: int | None
@@ -40,6 +45,8 @@ class Order:
     changes: sizes.Parts = ()
     holes: Holes = ()
     earlier: tuple[tuple[int, int], ...] = ()
+    strata: Strata = ()
+    proportions: Proportions | None = None
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
@@ -51,6 +58,10 @@ class Order:
         ends = [0, *(end for end, _ in self.earlier)]
         if any(here >= there for here, there in pairwise(ends)) or any(length < 1 for _, length in self.earlier):
             raise UsageError(f"earlier data sets are (position, length), in order; they are {self.earlier}")
+        if self.earlier and (self.strata or self.proportions is not None):
+            raise UsageError("no data sets come before a stratified one or a mixture in one run")
+        if self.strata:
+            check_strata(self.strata, self.length)
         sizes.check_parts(self.parts)
         for step, batch in self.parts:
             if batch % self.micro_batch:
@@ -150,6 +161,10 @@ class Order:
         """Return the sample ids at positions [first, stop) of the run; a stream's are the positions themselves."""
         if self.length is None:
             return np.arange(first, stop, dtype=np.uint64)
+        if self.proportions is not None:
+            return mixing.samples(self.proportions, self.parts, self.seed, first, stop)
+        if self.strata:
+            return strata.samples(self.strata, batch=self.global_batch, seed=self.seed, first=first, stop=stop)
         parts: list[Indices] = []
         begin = epochs = 0
         last = max(stop, *(end for end, _ in self.earlier), 0)
@@ -175,9 +190,16 @@ class Order:
         """
         earlier, here = saved.earlier, self.positions(step)[0]
         reached = earlier[-1][0] if earlier else 0
-        if saved.length is not None and saved.length != self.length and here > reached:
+        if saved.length is not None and saved.length != self.length and here > reached and self.proportions is None:
             earlier = (*earlier, (here, saved.length))
         return replace(self, earlier=earlier)
+
+    def by_source(self, step: int) -> list[tuple[MixedSource, int]]:
+        """Return how many positions each source of a mixture has before `step`; [] for another data set."""
+        if self.proportions is None:
+            return []
+        counts = mixing.consumed(self.proportions, self.parts, self.seed, step)
+        return list(zip(self.proportions.sources, counts, strict=True))
 
     def micro_batch_samples(self, step: int, index: int) -> list[int]:
         """Return the sample ids of micro-batch `index` of a step."""

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from elastic3d.data.collating import Collating, Pair
+from elastic3d.data.dataset_facts import name_of
 from elastic3d.data.making import Draws, Keyed, naming
 from elastic3d.data.positions import Order
 from elastic3d.data.streams import Cursor, StreamReader
@@ -252,7 +253,7 @@ class _Sampled(torch.utils.data.Dataset[Any]):
 
     def make(self, place: tuple[int, int], draws: Draws) -> tuple[str, Any]:
         position, number = place
-        name = f"sample {number} of the data set"
+        name = name_of(self._dataset, number)
         with naming(lambda: f"{name}, at position {position} of the run, in step {self._order.step_at(position)}"):
             draws.before(position)
             return name, self._dataset[number]

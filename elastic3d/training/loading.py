@@ -49,7 +49,9 @@ def load(
         starting.load_weights(model, decision, sources, device, arrived=arrived)
         return ()
     facts = state_facts.parse(decision.facts, decision.step)
-    state_facts.check_facts(facts, decision.step, batches.order, batches.fingerprint, accept=accept)
+    mixed = state_facts.check_facts(facts, decision.step, batches.order, batches.fingerprint, accept=accept)
+    if mixed:
+        process_log().emit("mixture.changed", step=decision.step, detail=mixed)
     saved = decision.specs()
     create_optimizer_state(model, optimizer, saved.values())
     buffers = RestoreBuffers([*held_by_model(model), *held_by_optimizer(model, optimizer)], device)

@@ -249,7 +249,7 @@ class Redoing:
         more = f" and {len(samples) - SHOWN} more" if len(samples) > SHOWN else ""
         return (
             f"step {batch.step}: the loss or the gradient of micro-batch {', '.join(map(str, numbers))} is not finite, "
-            f"of samples {', '.join(map(str, samples[:SHOWN]))}{more}"
+            f"of {self._batches.called(samples[:SHOWN])}{more}"
         )
 
     def _column(self, rank: int) -> int:

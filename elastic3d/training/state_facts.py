@@ -13,6 +13,7 @@ from elastic3d.health.numerics import Losses
 from elastic3d.health.vetted import CLEAN_NODES
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.rollback import Rollback
+from elastic3d.training.mixture_facts import check_mixture
 from elastic3d.values import from_json, to_json
 
 _BEGUN_FROM = "begun_from"
@@ -167,24 +168,26 @@ def parse(plain: Mapping[str, Any] | None, step: int) -> StateFacts:
 
 def data_change(facts: StateFacts, order: Order, data: str = "") -> str:
     """Return in words how the data set is another one than that of a state, "" where it is not, as far as is known."""
-    if facts.order.length != order.length:
+    if facts.order.length != order.length and order.proportions is None:
         return f"the data set had {facts.order.length} samples and has {order.length} from here on"
     if facts.data and data and facts.data != data:
         return f"the data set was {facts.data} and is {data} from here on"
     return ""
 
 
-def check_facts(facts: StateFacts, step: int, order: Order, data: str = "", *, accept: Collection[str] = ()) -> None:
+def check_facts(facts: StateFacts, step: int, order: Order, data: str = "", *, accept: Collection[str] = ()) -> str:
     """Accept the facts of the state of a step; StateUnfit if its samples were counted in another order than these.
 
     The micro-batch may differ: it changes the bits, but not which samples are consumed. data: the data set's
     fingerprint; a data set without one is taken on trust. accept: what may have changed (`identity.ACCEPTED`).
+    Returns in words what a mixture has otherwise from here on, "" for nothing.
     """
     saved = facts.order
     numbered = saved.length is not None, order.length is not None
     if "data" in accept and numbered[0] == numbered[1]:
         saved, data = replace(saved, length=order.length), ""
-    for name in ("length", "global_batch", "seed"):
+    mixed = saved.proportions is not None or order.proportions is not None
+    for name in ("global_batch", "seed") if mixed else ("length", "global_batch", "seed"):
         then, now = getattr(saved, name), getattr(order, name)
         if name == "global_batch":
             then, now = saved.taken(step), order.taken(step)
@@ -194,6 +197,7 @@ def check_facts(facts: StateFacts, step: int, order: Order, data: str = "", *, a
                 "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
                 f"new run{_ACCEPT if name == 'length' and all(numbered) else ''}"
             )
+    said = check_mixture(saved, order, step)
     then = facts.data
     if then and data and then != data:
         raise StateUnfit(
@@ -201,3 +205,4 @@ def check_facts(facts: StateFacts, step: int, order: Order, data: str = "", *, a
             "samples could not be accounted for. Trying again does not help: go back to the old files, or start a new "
             f"run{_ACCEPT}"
         )
+    return said

@@ -14,6 +14,7 @@ from elastic3d.cli import application
 from elastic3d.data import Line, Order
 from elastic3d.data.ledger import Ledger, add
 from elastic3d.data.positions import fold_sums
+from elastic3d.data.proportions import MixedSource, Proportions, WeightStage
 from elastic3d.log import EventLog
 from elastic3d.values import to_json
 
@@ -73,6 +74,28 @@ def test_json_has_the_account_and_the_lines(tmp_path: Path) -> None:
     data = json.loads(result.output)
     assert (data["whole"], data["consumed"], data["missing"], data["repeated"]) == (True, 28, 0, 0)
     assert [line["generation"] for line in data["lines"]] == [1, 2]
+
+
+def test_the_sources_of_a_mixture_are_listed(tmp_path: Path) -> None:
+    """What each gave, its share, and how often all of it was read."""
+    sources = (MixedSource(name="web", length=9), MixedSource(name="c[o]de", length=4))
+    mixed = Proportions(sources=sources, stages=(WeightStage(step=0, weights=(3, 1)),))
+    order = replace(ORDER, proportions=mixed)
+    url = saved(tmp_path / "run", facts_of(order, ledger(order, WHOLE)))
+    text = call(url)
+    assert text.exit_code == 0, text.output
+    assert "each of 28 samples was consumed once" in " ".join(text.output.split())
+    rows = [line.split() for line in text.output.splitlines()]
+    assert ["web", "21", "75.00%", "2.33"] in rows
+    assert ["c[o]de", "7", "25.00%", "1.75"] in rows
+    data = json.loads(call(url, "--json").output)
+    assert data["sources"] == [
+        {"name": "web", "samples": 21, "length": 9},
+        {"name": "c[o]de", "samples": 7, "length": 4},
+    ]
+    other = replace(mixed, stages=(WeightStage(step=0, weights=(1, 1)),))
+    wrong = call(saved(tmp_path / "other", facts_of(replace(order, proportions=other), ledger(order, WHOLE))))
+    assert wrong.exit_code == 1
 
 
 def test_gaps_overlaps_and_wrong_samples_exit_with_1(tmp_path: Path) -> None:

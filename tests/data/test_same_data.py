@@ -48,6 +48,29 @@ def test_a_stream_gives_one_digest_across_changes_of_world(streamed: set[str], t
     assert finished(run_world(mains.train_stream, then)) == streamed
 
 
+def test_strata_give_one_digest_across_changes_of_world(tmp_path: Path) -> None:
+    """Two stages of one replica, then three replicas."""
+    alone = finished(run_world(mains.train_stratified, Orders(layout=Layout(pp=1, dp=1))))
+    first = Orders(layout=Layout(pp=2, dp=1), keep=tmp_path, leave_at={0: 2, 1: 2})
+    assert {report.ended for report in run_world(mains.train_stratified, first)} == {"left"}
+    then = Orders(layout=Layout(pp=1, dp=3), take=tmp_path)
+    assert finished(run_world(mains.train_stratified, then)) == alone
+
+
+def test_a_mixture_that_changes_on_the_way_gives_the_digest_of_one_that_was_to(tmp_path: Path) -> None:
+    """Two replicas stop after step 2; three go on with other weights and one more source, as if meant from the start.
+
+    Who goes on without them has the past right, and no state of another past is taken.
+    """
+    alone = finished(run_world(mains.train_mixture_changed, Orders(layout=Layout(pp=1, dp=1))))
+    first = Orders(layout=Layout(pp=1, dp=2), keep=tmp_path, leave_at={0: 2, 1: 2})
+    assert {report.ended for report in run_world(mains.train_mixture, first)} == {"left"}
+    then = Orders(layout=Layout(pp=1, dp=3), take=tmp_path)
+    assert finished(run_world(mains.train_mixture_changed, then)) == alone
+    assert finished(run_world(mains.train_mixture, then)) != alone
+    assert all("trained on a mixture" in report.error for report in run_world(mains.train_stratified, then))
+
+
 @pytest.fixture(scope="module")
 def packed() -> set[str]:
     """The digest of one rank that trains on packed documents."""

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from elastic3d.data import Growing, Packed, check
+from elastic3d.data import Growing, Mixture, Packed, Stratified, check
 from elastic3d.parallel.reduction.ordered import Ordered
 from elastic3d.training import Run
 from tests.data.streams import Stateful, sentence
@@ -249,6 +249,38 @@ def train_stream(run: Run) -> str:
     model = run.shard(lambda: Model(), blocks="blocks", seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = run.batches(Stateful(), global_batch=Growing((0, 6), (2, 10)), micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=STEPS):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
+    assert check(run.ledger, batches.order).whole
+    return run.digest()
+
+
+def train_stratified(run: Run) -> str:
+    """Train on a quarter of the sentences with each of two labels, which a step of 6 cannot have exactly."""
+    sentences = Sentences()
+    return _train_on(run, Stratified(sentences, labels=[n % 4 == 1 for n in range(len(sentences))]))
+
+
+def train_mixture(run: Run) -> str:
+    """Train on two sources of one weight each, the second of which is read more than once."""
+    return _train_on(run, _mixed([(0, {"all": 0.7, "few": 0.3})]))
+
+
+def train_mixture_changed(run: Run) -> str:
+    """Train on the same, with other weights and one more source from step 3 on."""
+    return _train_on(run, _mixed([(0, {"all": 0.7, "few": 0.3}), (3, {"all": 0.2, "few": 0.5, "new": 0.3})], new=4))
+
+
+def _mixed(weights: Any, **more: int) -> Mixture:
+    few: dict[str, Any] = {name: [sentence(n) for n in range(size)] for name, size in {"few": 3, **more}.items()}
+    return Mixture({"all": Sentences(), **few}, weights=weights)
+
+
+def _train_on(run: Run, dataset: Any) -> str:
+    model = run.shard(lambda: Model(), blocks="blocks", seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(dataset, global_batch=Growing((0, 6), (3, 10)), micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     for batch in batches.until(step=STEPS):
         run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
