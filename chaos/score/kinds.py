@@ -38,11 +38,11 @@ class Kind:
     hung: files that never answer have to be there. alone: no other fault happens in its job. options: of the script,
     besides the fault. from_step: the first step at which it can be seen. data: it is of samples, and the job has to end
     with the bits of one that leaves them out from its beginning. lasts: it goes on in a job of `LONG` steps, so that
-    what is slow can be found. factor: how many times as long a node's blocks take. share: of a processor that its
-    trainers may use. starts_again: all trainers start again for it, with the same nodes. joins: it is of a node that
-    comes while steps are made. rechecked: it is in a step of which updates are computed again
-    elsewhere. audits: it is in a pass that a rank makes for an audit. injector: what the script calls it, its name by
-    default. of: whom the script takes, the rank of the trial by default.
+    what is slow can be found. factor: how many times as long a node's blocks take. share: which part of the processor
+    time that its trainers would have they may use. starts_again: all trainers start again for it, with the same nodes.
+    joins: it is of a node that comes while steps are made. rechecked: it is in a step of which updates are computed
+    again elsewhere. audits: it is in a pass that a rank makes for an audit. injector: what the script calls it, its
+    name by default. of: whom the script takes, the rank of the trial by default.
     """
 
     faults: tuple[str, ...] = ()

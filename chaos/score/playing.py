@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -53,6 +54,15 @@ def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
     )
 
 
+def quota(share: float, ranks: int) -> float:
+    """Return which part of a processor a rank may use, to have `share` of what each of so many ranks has here.
+
+    Where there are fewer processors than ranks, nobody has a whole one, and a quota above everybody's part slows down
+    nobody.
+    """
+    return share * min(1.0, len(os.sched_getaffinity(0)) / ranks)
+
+
 def play_trial(
     trial: Trial, quiet: Callable[[], Outcome], *, etcd: Etcd, workdir: Path, steps: int, clock: Clock = SYSTEM
 ) -> Result:
@@ -63,7 +73,8 @@ def play_trial(
     """
     kind, made = KINDS[trial.kind], setting(trial, trial.layout, steps)
     node = node_name(trial.rank // made.slots)
-    faults: list[Fault] = [Slow(node=node, share=kind.share, when=When(step=trial.step))] if kind.share else []
+    share = quota(kind.share, trial.layout.world)
+    faults: list[Fault] = [Slow(node=node, share=share, when=When(step=trial.step))] if share else []
     faults += [Join(when=When(step=trial.step))] if kind.joins else []
     with ExitStack() as stack:
         stack.enter_context(hogs(kind.hogs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from chaos.history.follow import Event, Injection, Picture
 from chaos.playing.play import Outcome
 from chaos.score.card import card, quantile
 from chaos.score.kinds import KINDS, NOT_FINITE, SELDOM, SETTLED, SPIKED
-from chaos.score.playing import setting
+from chaos.score.playing import quota, setting
 from chaos.score.reading import read, verdict_of
 from chaos.score.results import Result, Said
 from chaos.score.trials import SEED, Trial, trials
@@ -272,3 +273,10 @@ def test_what_may_happen_to_a_job_is_tried() -> None:
     for names in TRIED.values():
         for file, _, test in (name.partition("::") for name in names if "::" in name):
             assert f"def {test}(" in (ROOT / "tests" / file).read_text()
+
+
+def test_a_quota_is_of_what_a_rank_would_have_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks on two processors have one each; four have half of one, and a node with 0.4 of one was hardly slow."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert [quota(0.4, ranks) for ranks in (1, 2, 4)] == [0.4, 0.4, 0.2]
+    assert quota(0.0, 4) == 0.0
