@@ -64,6 +64,8 @@ def up(data: Path, *words: object) -> Iterator[tuple[dict[str, Any], subprocess.
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
+            # Whoever runs tests in the background has it ignored, and it would stay so.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             assert process.stdout is not None

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from chaos.machine.processes import wait_until
 from elastic3d.clock import SYSTEM
 from elastic3d.health.options import Watching
 from elastic3d.health.phases import Axis, Phase
-from elastic3d.health.processes import ProcessSample, group_of, others_between, sample
+from elastic3d.health.processes import ProcessSample, group_of, others_between, sample, stat_fields
 from elastic3d.health.record import SIZE, ProgressPage, ProgressRecord, ProgressWriter
 from elastic3d.health.watch import INTERVAL, SlotWatch, Taken, _Watched, _with_stacks, assess
 from elastic3d.membership.stalls import AxisCount, RankStall, RankState, Wait
@@ -180,6 +181,8 @@ class Trainer:
         if self.pid == 0:
             time.sleep(600)
             os._exit(0)
+        # Until it sleeps it waits for a processor, on a busy machine as long as a busy rank.
+        assert wait_until(lambda: stat_fields(self.pid)[:1] == ["S"], 60)
         for step in range(1, 4):
             self.writer.step(step)
         self.writer.phase(Phase.FORWARD)
