@@ -91,13 +91,13 @@ def test_members_are_kept_running_and_leave_nothing(tmp_path: Path) -> None:
     with up(data, "--members", 3, "--tls") as (first, process):
         files = dict(part.split("=", 1) for part in first["conf"].split(",")[1:])
         with EtcdClient(first["endpoint"], tls=Tls.of(files["ca"], files["cert"], files["key"])) as client:
-            client.put("/elastic3d/x", b"1", budget=PATIENCE)
+            client.put("/elastic3d/x", b"1", idempotent=True, budget=PATIENCE)
             victim = first["members"][1]["pid"]
             os.kill(victim, signal.SIGKILL)
             told = tmp_path / "up.err"
             assert wait_until(lambda: "m1 was killed by signal 9" in told.read_text(), PATIENCE)
             # Two of three serve meanwhile.
-            client.put("/elastic3d/x", b"2", budget=PATIENCE)
+            client.put("/elastic3d/x", b"2", idempotent=True, budget=PATIENCE)
 
             def all_there() -> bool:
                 members = json.loads(run("status", "--data", data, "--json").stdout)["members"]
@@ -105,7 +105,7 @@ def test_members_are_kept_running_and_leave_nothing(tmp_path: Path) -> None:
 
             assert wait_until(all_there, PATIENCE)
             facts = said("backup", copy, "--data", data)
-            client.put("/elastic3d/x", b"3", budget=PATIENCE)
+            client.put("/elastic3d/x", b"3", idempotent=True, budget=PATIENCE)
         assert copy.stat().st_size == facts["size"]
         assert "another `elastic3d etcd` runs" in run("up", "--data", data, *version()).stderr
         process.send_signal(signal.SIGTERM)
