@@ -78,6 +78,7 @@ def test_an_unfit_node_is_kept_out_until_it_is_repaired(server: EtcdServer, tmp_
     assert f"node node0 is not fit to take part: disk: {why}" in said
     assert [(event["event"], event.get("check")) for event in events] == [
         ("node.started", None),
+        ("model.measured", None),
         ("admission.failed", "disk"),
     ]
     with EtcdClient(server.endpoint) as client:
