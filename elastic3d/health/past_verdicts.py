@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,59 +66,48 @@ def read_bundles(folder: Path) -> tuple[tuple[PastVerdict, ...], tuple[str, ...]
     return tuple(verdicts), tuple(problems)
 
 
+_KINDS: Mapping[str, tuple[VerdictKind, str]] = {
+    "layout.rebalanced": (VerdictKind.SLOW, "remedy"),
+    "memory.short": (VerdictKind.MEMORY, "rung"),
+    "rank.stuck": (VerdictKind.STUCK, "fault"),
+    "training.stalled": (VerdictKind.STUCK, "fault"),
+}
+"""Of each event that tells a verdict, its kind and the field that has the fault."""
+
+EVENTS_OF_VERDICTS = tuple(_KINDS)
+"""The events of which `event_verdict` knows."""
+
+_NOBODY: Mapping[str, Any] = {"nodes": (), "ranks": (), "act": False}
+
+
 def event_verdict(name: str, fields: Mapping[str, Any]) -> Verdict | None:
     """Return what an event of a leader tells; None for other events, and for nonsense.
 
     Of ranks that stood still, a bundle of evidence tells more.
     """
+    if name not in _KINDS:
+        return None
+    kind, fault = _KINDS[name]
+    said = {**fields, **_NOBODY} if name == "training.stalled" else fields
     try:
-        match name:
-            case "layout.rebalanced":
-                return Verdict(
-                    kind=VerdictKind.SLOW,
-                    fault=str(fields["remedy"]),
-                    key=str(int(fields["generation"])),
-                    step=int(fields["step"]),
-                    detail=str(fields["detail"]),
-                    culprits=tuple(map(str, fields["nodes"])),
-                    ranks=tuple(map(int, fields["ranks"])),
-                    act=bool(fields["act"]),
-                    before=float(fields["before"]),
-                    after=float(fields["after"]),
-                    rungs=tuple(map(str, fields["rungs"])),
-                )
-            case "memory.short":
-                return Verdict(
-                    kind=VerdictKind.MEMORY,
-                    fault=str(fields["rung"]),
-                    key=str(int(fields["generation"])),
-                    step=int(fields["step"]),
-                    detail=str(fields["detail"]),
-                    culprits=tuple(map(str, fields["nodes"])),
-                    ranks=tuple(map(int, fields["ranks"])),
-                    act=bool(fields["act"]),
-                )
-            case "rank.stuck" | "training.stalled":
-                return Verdict(
-                    kind=VerdictKind.STUCK,
-                    fault=str(fields["fault"]),
-                    key=str(int(fields["generation"])),
-                    step=int(fields["step"]),
-                    detail=str(fields["detail"]),
-                    culprits=tuple(map(str, fields.get("nodes") or ())),
-                    ranks=tuple(map(int, fields.get("ranks") or ())),
-                    act=bool(fields.get("act", False)),
-                    confidence=float(fields["confidence"]),
-                    waits=tuple(map(str, fields["waits"])),
-                )
-            case _:
-                return None
+        verdict = Verdict(
+            kind=kind,
+            fault=str(said[fault]),
+            key=str(int(said["generation"])),
+            step=int(said["step"]),
+            detail=str(said["detail"]),
+            culprits=tuple(map(str, said["nodes"])),
+            ranks=tuple(map(int, said["ranks"])),
+            act=bool(said["act"]),
+        )
+        if kind is VerdictKind.SLOW:
+            before, after, rungs = float(said["before"]), float(said["after"]), tuple(map(str, said["rungs"]))
+            return replace(verdict, before=before, after=after, rungs=rungs)
+        if kind is VerdictKind.STUCK:
+            return replace(verdict, confidence=float(said["confidence"]), waits=tuple(map(str, said["waits"])))
+        return verdict
     except UNREADABLE:
         return None
-
-
-EVENTS_OF_VERDICTS = ("layout.rebalanced", "memory.short", "rank.stuck", "training.stalled")
-"""The events of which `event_verdict` knows."""
 
 
 def _load(path: Path) -> Any:
