@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -91,6 +92,9 @@ def in_child(function: Callable[..., Any], *given: Any, limit: float) -> Any:
 def _run(
     function: Callable[..., Any], given: tuple[Any, ...], pipe: Connection, other: Connection, parent: int
 ) -> None:
+    # What the parent left in a cycle, such as the store of a world that failed, would be collected here as well: its
+    # end waits for a thread of the parent's, which a child has not got.
+    gc.freeze()
     os.setpgid(0, 0)
     die_with_parent(parent)
     other.close()

@@ -26,7 +26,8 @@ class RestoreBuffers:
             if one.box.numel:
                 into = one.local
                 saved = getattr(torch, one.spec.dtype)
-                if device.exclusive or not into.is_contiguous() or into.dtype != saved:
+                in_place = into.device.type == "cpu" and into.is_contiguous() and into.dtype == saved
+                if device.exclusive or not in_place:
                     into = torch.empty(into.shape, dtype=saved)
                 self._targets[one.spec.key] = (one, into)
 

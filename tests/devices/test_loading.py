@@ -78,6 +78,15 @@ def test_a_state_reaches_tensors_of_every_form(kind: str) -> None:
     assert all(torch.equal(tensors[name].to(one.dtype), one) for name, one in values.items())
 
 
+def test_memory_that_is_not_the_hosts_is_not_read_into() -> None:
+    """Whether trainers take turns on the device or share it, as several ranks do in measurements."""
+    spec = TensorSpec(key="there", dtype="float32", shape=(3,))
+    there = TensorInMemory(spec=spec, tensor=torch.nn.Parameter(torch.zeros(3, device="meta")))
+    buffers = RestoreBuffers([there], device_at("cpu", 0))
+    ((spec, box),) = buffers.wanted()
+    assert buffers.destination(spec, box).nbytes == 12
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.device_count(), reason="needs a CUDA device")
 def test_a_gpus_state_comes_through_the_pinned_buffers() -> None:
