@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from chaos.gpu.bench import GB, Bench
 from chaos.gpu.worlds import Bytes
 from chaos.scripts.train_gpt import GPT, cross_entropy
 from elastic3d.clock import SYSTEM
+from elastic3d.devices import ComputeDevice, device_at
 from elastic3d.devices.contract import deterministic
 from elastic3d.parallel.norms import row_squares
 from elastic3d.training import Run, run_alone
@@ -24,13 +26,14 @@ def measure(bench: Bench) -> None:
     """Say each in turn; one that fails leaves the others alone."""
     with bench.attempting("vote_stall"):
         _vote(bench)
-    device = bench.opened().torch_device
+    computes_on = bench.opened()
+    device = computes_on.torch_device
     deterministic()
     for number in PIECES:
         with bench.attempting("fold", pieces=number):
             _fold(bench, device, number)
     with bench.attempting("row_squares"):
-        _row_squares(bench, device)
+        _row_squares(bench, computes_on)
     with bench.attempting("fill"):
         _fill(bench, device)
     with bench.attempting("attention"):
@@ -118,15 +121,21 @@ def _fold(bench: Bench, device: torch.device, number: int) -> None:
             )
 
 
-def _row_squares(bench: Bench, device: torch.device) -> None:
-    shape = (64, 48) if bench.small else (16384, 4096)
-    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device)
-    seconds = bench.seconds(lambda: row_squares([gradient]), repeats=3)
-    bench.say("row_squares", gradient.nbytes / GB / seconds, "GB/s", shape=list(shape))
-    part = slice(shape[0] // 3, shape[0] // 2)
-    (whole,), (own,), (host,) = (row_squares([x]) for x in (gradient, gradient[part].clone(), gradient.cpu()))
-    bench.say("row_squares_bits", torch.equal(whole[part], own))
-    bench.say("row_squares_as_cpu", torch.equal(whole.cpu(), host))
+def _row_squares(bench: Bench, device: ComputeDevice) -> None:
+    """Time it by the device's own way and by the fold that it stands for, and compare their bits."""
+    rows = 64 if bench.small else 65536
+    host = device_at("cpu", 0)
+    for length in (48, 64) if bench.small else (1024, 4096, 5120, 11008):
+        shape = (rows * 1024 // length // (32 if bench.small else 1), length)
+        gradient = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device.torch_device)
+        for way, how in (("kernel", device), ("fold", host)):
+            seconds = bench.seconds(partial(row_squares, [gradient], how), repeats=3)
+            bench.say("row_squares", gradient.nbytes / GB / seconds, "GB/s", shape=list(shape), way=way)
+        part = slice(shape[0] // 3, shape[0] // 2)
+        whole, own = row_squares([gradient], device), row_squares([gradient[part].clone()], device)
+        bench.say("row_squares_bits", torch.equal(whole[part], own), length=length)
+        there = row_squares([gradient.cpu()], host)
+        bench.say("row_squares_as_cpu", torch.equal(whole.cpu(), there), length=length)
 
 
 def _fill(bench: Bench, device: torch.device) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from elastic3d.devices.device import CopyStream, DeviceLoad, Move, Stopwatch
+from elastic3d.devices.device import CopyStream, DeviceLoad, Fold, Move, Stopwatch
 from elastic3d.devices.reading import Reading
 from elastic3d.values import DeviceFacts
 
@@ -88,6 +88,9 @@ class CpuDevice:
     def add_rows(self, total: torch.Tensor, rows: torch.Tensor, begins: bool) -> None:
         """Add them, in one call where there are several."""
         add_rows(total, rows, begins)
+
+    def square_rows(self, matrices: Sequence[torch.Tensor], fold: Fold) -> None:
+        """Return None: fold is made for the host."""
 
     def begin_reading(self, tensors: Sequence[torch.Tensor]) -> Reading:
         """Read them at once."""

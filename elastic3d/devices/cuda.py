@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from elastic3d.devices.cpu import copy_from_host
-from elastic3d.devices.device import PINNED, CopyStream, DeviceLoad, Move, Stopwatch
+from elastic3d.devices.device import PINNED, CopyStream, DeviceLoad, Fold, Move, Stopwatch
 from elastic3d.devices.exhaustion import DeviceUse, describe, holders
 from elastic3d.devices.reading import Reading
 from elastic3d.devices.ring import BounceRing, load
@@ -36,6 +36,7 @@ from elastic3d.values import DeviceFacts
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+SquareRows = Callable[[Sequence[torch.Tensor], Fold], torch.Tensor | None]
 AddRows = Callable[[torch.Tensor, torch.Tensor, bool], None]
 
 
@@ -127,6 +128,11 @@ class CudaDevice:
         kernel = _row_kernel(self.index) if total.dtype == torch.float32 else add_rows
         kernel(total, rows, begins)
 
+    def square_rows(self, matrices: Sequence[torch.Tensor], fold: Fold) -> torch.Tensor | None:
+        """Queue one kernel for all matrices, where there is Triton to make it and it takes their width."""
+        kernel = _square_kernel(self.index)
+        return kernel([matrix.contiguous() for matrix in matrices], fold) if kernel else None
+
     def begin_reading(self, tensors: Sequence[torch.Tensor]) -> Reading:
         """Queue one copy to pinned memory."""
         return Reading(tensors, lambda tensor: tensor.device.type == "cpu", self._begin_copy)
@@ -208,6 +214,19 @@ def _row_kernel(index: int) -> AddRows:
         process_log().emit("device.kernel_missing", error=f"{type(error).__name__}: {error}"[:500])
         return add_rows
     return row_kernel.add_rows
+
+
+@functools.cache
+def _square_kernel(index: int) -> SquareRows | None:
+    """Return what sums squares on this device, None where it cannot be built; tried once, as the kernel for rows is."""
+    try:
+        from elastic3d.devices import square_kernel
+
+        square_kernel.square_rows([torch.ones(1, 32, device=f"cuda:{index}")], lambda rows: rows[:, 0])
+    except Exception as error:  # noqa: BLE001  # as above
+        process_log().emit("device.kernel_missing", error=f"{type(error).__name__}: {error}"[:500])
+        return None
+    return square_kernel.square_rows
 
 
 class CudaStopwatch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -76,6 +76,10 @@ class Stopwatch(Protocol):
         ...
 
 
+Fold = Callable[["torch.Tensor"], "torch.Tensor"]
+"""Returns the sums of the rows of a matrix, which it overwrites."""
+
+
 class ComputeDevice(Protocol):
     """One device as one trainer uses it. Making it costs nothing and touches nothing; `open` does."""
 
@@ -147,6 +151,14 @@ class ComputeDevice(Protocol):
 
         begins: the vector has no value yet; it begins with the first row. The matrix has a row, and a dtype of which
         each number is one of the vector's dtype.
+        """
+        ...
+
+    def square_rows(self, matrices: Sequence[torch.Tensor], fold: Fold) -> torch.Tensor | None:
+        """Return the sums of squares of the rows of matrices of one width and dtype, all in order, in float64.
+
+        The squares of a row are added as fold adds the numbers of a row. None where this device has no better way to
+        do that than fold itself.
         """
         ...
 

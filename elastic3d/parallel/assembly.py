@@ -6,6 +6,7 @@ reduction, the passes and the vote. Whatever can be refused is refused here, by 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -25,7 +26,7 @@ from elastic3d.parallel import initial
 from elastic3d.parallel.deferred import Deferred, of_modules, of_whole
 from elastic3d.parallel.experts import spread as experts
 from elastic3d.parallel.mesh import Mesh
-from elastic3d.parallel.norms import places, squares
+from elastic3d.parallel.norms import Squares, places
 from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.precision import as_computed, cast, check_masters
 from elastic3d.parallel.numerics.recompute import Recompute, recompute
@@ -300,9 +301,10 @@ class Assembly:
         """Return the names of the parameters that got a gradient on this rank in this step, and forget them."""
         return frozenset(self.reduction.present() | self.experts.present())
 
-    def squares(self) -> dict[str, tuple[int, torch.Tensor]]:
-        """Return this rank's sums of squares of the gradients' rows, by parameter, each with its first place."""
-        return squares(self.model, self.scheme.dims if self.scheme else {}, self.mesh.place.tp)
+    @functools.cached_property
+    def squares(self) -> Squares:
+        """What this rank's part of the gradient's norm is made of."""
+        return Squares(self.model, self.scheme.dims if self.scheme else {}, self.mesh.place.tp, self.mesh.computes_on)
 
     def _places(self) -> tuple[tuple[str, int], ...]:
         return places(self.parameters, self.scheme.dims if self.scheme else {}, self.mesh.layout.tp)

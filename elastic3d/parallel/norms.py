@@ -11,10 +11,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from elastic3d.devices import ComputeDevice
 from elastic3d.parallel.state import box_of, copied_on, local
 
 NORM_EPSILON = 1e-6
@@ -32,44 +34,74 @@ def places(parameters: Iterable[tuple[str, int]], cut: Mapping[str, int], tp: in
     return tuple((name, rows * tp if cut.get(name) else rows) for name, rows in parameters)
 
 
-def squares(model: nn.Module, cut: Mapping[str, int], tp: int) -> dict[str, tuple[int, torch.Tensor]]:
-    """Return this rank's sums of squares by parameter, each with its first place. tp: this rank's number on that axis.
+EMPTY = torch.zeros(0, dtype=torch.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSquares:
+    """Sums of the squares of rows. places: of each gradient its name, its first row and the number of its rows.
+
+    values: of all of them, in this order, in float64.
+    """
+
+    places: tuple[tuple[str, int, int], ...] = ()
+    values: torch.Tensor = EMPTY
+
+
+class Squares:
+    """This rank's part of a norm, asked for in each step. cut: dims that tp cuts, by name. tp: number on that axis.
 
     Gradients must be those of the step, one kind of shard with their parameters.
     """
-    begins, gradients = {}, []
-    for name, parameter in model.named_parameters():
-        gradient = parameter.grad
-        if gradient is None or copied_on(gradient):
-            continue
-        start = box_of(gradient).start
-        first = start[0] if start else 0
-        if cut.get(name):
-            first += tp * parameter.shape[0]
-        begins[name] = first
-        gradients.append(local(gradient))
-    return dict(zip(begins, zip(begins.values(), row_squares(gradients), strict=True), strict=True))
+
+    def __init__(self, model: nn.Module, cut: Mapping[str, int], tp: int, device: ComputeDevice) -> None:
+        self._device = device
+        self._held: list[tuple[str, nn.Parameter, int]] = []
+        for name, parameter in model.named_parameters():
+            if copied_on(parameter):
+                continue
+            start = box_of(parameter).start
+            first = start[0] if start else 0
+            self._held.append((name, parameter, first + (tp * parameter.shape[0] if cut.get(name) else 0)))
+
+    def now(self) -> RowSquares:
+        """Return the sums of squares of what the step's gradients are now, where they are."""
+        held = [(name, local(held.grad), first) for name, held, first in self._held if held.grad is not None]
+        if not held:
+            return RowSquares()
+        places = tuple((name, first, part.shape[0] if part.dim() else 1) for name, part, first in held)
+        return RowSquares(places=places, values=row_squares([part for _, part, _ in held], self._device))
 
 
-def row_squares(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return for each gradient the sum of squares of each row of dim 0, in float64, where the gradient is.
+@torch.no_grad()
+def row_squares(gradients: Sequence[torch.Tensor], device: ComputeDevice) -> torch.Tensor:
+    """Return the sums of squares of the rows of dim 0 of all gradients, in order, in float64, where they are.
 
     A row's bits do not depend on the rows beside it. So rows of one length are summed together, whichever gradient they
     are of: a device has a queue of operations for each length then, and not for each parameter.
     """
-    sums = [gradient.new_zeros(gradient.shape[:1], dtype=torch.float64) for gradient in gradients]
-    lengths: dict[int, list[int]] = {}
+    sums: list[torch.Tensor] = [EMPTY] * len(gradients)
+    alike: dict[tuple[int, torch.dtype], list[int]] = {}
     for index, gradient in enumerate(gradients):
-        if gradient.numel():
-            lengths.setdefault(gradient[0].numel() if gradient.dim() else 1, []).append(index)
-    for length, indices in lengths.items():
-        matrices = [gradients[index].detach().reshape(-1, length) for index in indices]
-        most = max(1, CHUNK // length)
-        joined = min(most, JOINED // length) if matrices[0].is_cpu else most
-        folded = torch.cat([fold(_squared(batch)) for batch in _batches(matrices, most, joined)])
-        for index, rows in zip(indices, torch.split(folded, [len(matrix) for matrix in matrices]), strict=True):
+        numbers, shape = gradient.numel(), gradient.shape
+        if numbers:
+            alike.setdefault((numbers // shape[0] if shape else 1, gradient.dtype), []).append(index)
+        else:
+            sums[index] = gradient.new_zeros(shape[:1], dtype=torch.float64)
+    for (length, _), indices in alike.items():
+        matrices = [gradients[index].reshape(-1, length) for index in indices]
+        folded = device.square_rows(matrices, fold)
+        if folded is None:
+            folded = _folded(matrices, length)
+        for index, rows in zip(indices, torch.split(folded, [matrix.shape[0] for matrix in matrices]), strict=True):
             sums[index] = rows
-    return sums
+    return torch.cat(sums) if sums else EMPTY
+
+
+def _folded(matrices: Sequence[torch.Tensor], length: int) -> torch.Tensor:
+    most = max(1, CHUNK // length)
+    joined = min(most, JOINED // length) if matrices[0].is_cpu else most
+    return torch.cat([fold(_squared(batch)) for batch in _batches(matrices, most, joined)])
 
 
 def _batches(matrices: Iterable[torch.Tensor], most: int, joined: int) -> Iterator[list[torch.Tensor]]:

@@ -22,13 +22,14 @@ from elastic3d.errors import UsageError
 from elastic3d.health import sheet
 from elastic3d.health.sheet import WIDTH, Row
 from elastic3d.parallel import norms
+from elastic3d.parallel.norms import RowSquares
 
 FLAGS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
-    """One rank's vote. losses: by number of micro-batch. rows: name -> (first row, sums of squares on the CPU).
+    """One rank's vote. losses: by number of micro-batch. rows: the sums of squares, on the CPU.
 
     checkpoint: one is due. ready: this rank's host is done with the previous one. finite: its part of the gradient is
     finite, or was not checked. tokens: by number of micro-batch, if losses are sums. snapshot_needs: the least number
@@ -51,7 +52,7 @@ class Ballot:
     excluded: int = 0
     excluded_sum: int = 0
     present: frozenset[str] = frozenset()
-    rows: Mapping[str, tuple[int, torch.Tensor]] = field(default_factory=dict)
+    rows: RowSquares = field(default_factory=RowSquares)
     last: float = 0.0
     disputes: bool = False
     row: Row = ()
@@ -116,6 +117,8 @@ class Paper:
         self._present_at = self._samples_at + 4
         self._rows_at = self._present_at + len(parameters)
         self._row: dict[str, int] = {}
+        self._placed: tuple[tuple[str, int, int], ...] = ()
+        self._runs: list[tuple[int, int, int]] = []
         at = self._rows_at
         for name, rows in parameters:
             self._row[name] = at
@@ -139,14 +142,25 @@ class Paper:
         votes[self._samples_at + 1] = ballot.sample_sum
         votes[self._samples_at + 2] = ballot.excluded
         votes[self._samples_at + 3] = ballot.excluded_sum
-        for number, name in enumerate(self._names):
-            if name in ballot.present:
-                votes[self._present_at + number] = 1.0
+        there = [float(name in ballot.present) for name in self._names]
+        votes[self._present_at : self._rows_at] = torch.tensor(there, dtype=torch.float64)
         if norm:
-            for name, (first, rows) in ballot.rows.items():
-                at = self._row[name] + first
-                votes[at : at + rows.numel()] = rows
+            for at, begin, end in self._runs_of(ballot.rows.places):
+                votes[at : at + end - begin] = ballot.rows.values[begin:end]
         return votes
+
+    def _runs_of(self, places: tuple[tuple[str, int, int], ...]) -> Sequence[tuple[int, int, int]]:
+        """Return where rows go, and which they are: rows that follow each other in both vectors as one run."""
+        if places != self._placed:
+            self._placed, self._runs = places, []
+            begin = 0
+            for name, first, number in places:
+                at, end = self._row[name] + first, begin + number
+                if self._runs and self._runs[-1][0] + begin - self._runs[-1][1] == at:
+                    at, begin, _ = self._runs.pop()
+                self._runs.append((at, begin, end))
+                begin = end
+        return self._runs
 
     def read(self, votes: torch.Tensor, *, norm: bool, step: int = 0, excluded: Collection[int] = ()) -> Outcome:
         """Return the outcome of the summed vector. norm, step: as it was filled. excluded: what does not count."""

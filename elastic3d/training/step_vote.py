@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elastic3d.health.phases import Phase
 from elastic3d.parallel.assembly import Assembly
+from elastic3d.parallel.norms import RowSquares
 from elastic3d.parallel.numerics.update import finite
 from elastic3d.parallel.vote import Ballot, Outcome
 from elastic3d.port import Port
@@ -44,9 +47,9 @@ def vote(
         assembly.reduction.finish()
     place = assembly.mesh.place
     counts = place.pp == 0 and place.tp == 0
-    squares = assembly.squares() if clip else {}
+    squares = assembly.squares.now() if clip else RowSquares()
     finites = [] if clip or not skip else finite(assembly.model)
-    reading = early or device.begin_reading([*parts.values(), *finites, *(rows for _, rows in squares.values())])
+    reading = early or device.begin_reading([*parts.values(), *finites, squares.values])
     with assembly.mesh.device_awaited():
         read = iter(reading.wait())
     if checks is not None:
@@ -68,7 +71,7 @@ def vote(
         excluded=loss.batch.excluded_samples if counts else 0,
         excluded_sum=loss.batch.excluded_sum if counts else 0,
         present=assembly.present(),
-        rows={name: (first, next(read)) for name, (first, _) in squares.items()},
+        rows=replace(squares, values=next(read)) if clip else squares,
         last=checks.last if checks is not None else 0.0,
         disputes=checks is not None and checks.disputes,
         row=port.progress.row(assembly.work()) if port.assignment.sheets else (),

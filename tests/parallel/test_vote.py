@@ -10,14 +10,25 @@ from hypothesis import strategies as st
 from elastic3d.devices import device_at
 from elastic3d.health import sheet
 from elastic3d.parallel import norms
-from elastic3d.parallel.norms import clip_coefficient, fold
+from elastic3d.parallel.norms import RowSquares, clip_coefficient, fold
 from elastic3d.parallel.vote import Ballot, Outcome, Paper
 
 PARAMETERS = [("a", 5), ("b", 3)]
 
 
-def row_squares(gradient: torch.Tensor) -> torch.Tensor:
-    return norms.row_squares([gradient])[0]
+CPU = device_at("cpu", 0)
+
+
+def row_squares(*gradients: torch.Tensor) -> torch.Tensor:
+    return norms.row_squares(gradients, CPU)
+
+
+def rows(**parts: tuple[int, torch.Tensor]) -> RowSquares:
+    """Return the sums of squares of some gradients, each of which begins with a row."""
+    return RowSquares(
+        places=tuple((name, first, len(part)) for name, (first, part) in parts.items()),
+        values=row_squares(*(part for _, part in parts.values())),
+    )
 
 
 def count(ballots: list[Ballot], *, norm: bool = True, micro_batches: int = 3) -> Outcome:
@@ -70,11 +81,11 @@ def test_the_norm_does_not_depend_on_the_cuts_of_shards(cut_a: int, cut_b: int, 
     """Cutting rows anywhere, over any ranks, leaves every bit of the norm."""
     made = torch.Generator().manual_seed(seed)
     a, b = torch.randn(5, 77, generator=made), torch.randn(3, generator=made)
-    alone = count([Ballot(rows={"a": (0, row_squares(a)), "b": (0, row_squares(b))})])
+    alone = count([Ballot(rows=rows(a=(0, a), b=(0, b)))])
     apart = count(
         [
-            Ballot(rows={"a": (0, row_squares(a[:cut_a])), "b": (cut_b, row_squares(b[cut_b:]))}),
-            Ballot(rows={"a": (cut_a, row_squares(a[cut_a:])), "b": (0, row_squares(b[:cut_b]))}),
+            Ballot(rows=rows(a=(0, a[:cut_a]), b=(cut_b, b[cut_b:]))),
+            Ballot(rows=rows(a=(cut_a, a[cut_a:]), b=(0, b[:cut_b]))),
         ]
     )
     assert alone.norm == apart.norm
@@ -93,13 +104,13 @@ def test_rows_squared_together_have_the_bits_of_rows_alone(shapes: list[list[int
     gradients = [torch.randn(shape, generator=made) for shape in shapes]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(norms, "CHUNK", chunk)
-        together = norms.row_squares(gradients)
-    for gradient, rows in zip(gradients, together, strict=True):
-        alone = [
-            float(fold(row.double().square().reshape(1, -1))[0])
-            for row in (gradient if gradient.dim() else gradient.reshape(1))
-        ]
-        assert rows.tolist() == alone
+        together = row_squares(*gradients)
+    alone = [
+        float(fold(row.double().square().reshape(1, -1))[0])
+        for gradient in gradients
+        for row in (gradient if gradient.dim() else gradient.reshape(1))
+    ]
+    assert together.tolist() == alone
 
 
 @pytest.mark.gpu
@@ -107,20 +118,35 @@ def test_rows_squared_together_have_the_bits_of_rows_alone(shapes: list[list[int
 def test_a_device_is_waited_for_once() -> None:
     """However many gradients and losses there are to be read, nothing waits but the reading's own end."""
     gradients = [torch.randn(size, 7, device="cuda") for size in range(1, 40)]
-    rows = norms.row_squares(gradients)
+    device = device_at("cuda", 0)
+    device.open()
+    rows = norms.row_squares(gradients, device)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        squares = norms.row_squares(gradients)
-        read = device_at("cuda", 0).begin_reading([*squares, *(gradient.sum() for gradient in gradients)]).wait()
+        squares = norms.row_squares(gradients, device)
+        read = device.begin_reading([squares, *(gradient.sum() for gradient in gradients)]).wait()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert [one.tolist() for one in read[: len(rows)]] == [row.tolist() for row in rows]
+    assert read[0].tolist() == rows.tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.device_count(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("length", [1, 3, 16, 48, 1024, 5120, 8192, 11008])
+def test_a_gpus_sums_of_squares_have_the_hosts_bits(length: int, dtype: torch.dtype) -> None:
+    """By its kernel, for widths that are powers of two, multiples of one, and what it leaves to the fold."""
+    device = device_at("cuda", 0)
+    device.open()
+    gradients = [torch.randn(number, length).to(dtype) for number in (3, 1, 70)]
+    there = norms.row_squares([gradient.cuda() for gradient in gradients], device)
+    assert torch.equal(there.cpu(), row_squares(*gradients))
 
 
 def test_non_finite_values_are_reported_and_not_raised() -> None:
     """A NaN in one row or one loss reaches the outcome."""
-    bad = count([Ballot(rows={"a": (0, row_squares(torch.tensor([[1.0], [math.nan]])))})])
+    bad = count([Ballot(rows=rows(a=(0, torch.tensor([[1.0], [math.nan]]))))])
     assert math.isnan(bad.norm or 0.0)
     assert not bad.finite
     assert not count([Ballot(losses={0: math.inf})]).finite

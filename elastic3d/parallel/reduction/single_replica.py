@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 
 import torch
@@ -28,6 +29,10 @@ class SingleReplica:
         self._witness: Witness | None = None
         self._stage = 0
         self._open, self._complete = -1, False
+
+    @functools.cached_property
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self._model.named_parameters())
 
     @property
     def _apart(self) -> bool:
@@ -108,6 +113,6 @@ class SingleReplica:
         dropped = self._open in self._holes
         return {
             name
-            for name, parameter in self._model.named_parameters()
+            for name, parameter in self._named
             if parameter in self._sums or (parameter.grad is not None and not dropped)
         }
