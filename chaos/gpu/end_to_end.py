@@ -139,6 +139,10 @@ def _say(
     bench.say(figure, life["stepped"]["at"] - killed, "s", step=life["stepped"]["step"], **detail)
     last = killed
     exits = [event.at for event in events if event.name == "trainer.exited" and event.at > killed]
+    if not number:
+        begun = {event.name: event.at for event in reversed(events) if event.at < life["entered"]["at"]}
+        for event, at in sorted(begun.items(), key=lambda one: one[1]):
+            bench.say("start_part", at - killed, "s since the start", event=event, **detail)
     if number and exits:
         bench.say("kill_part", exits[0] - last, "s", part="reaped and noticed", **detail)
         last = exits[0]
@@ -180,15 +184,19 @@ def _played(
 
 def _three_nodes(bench: Bench, etcd: EtcdServer) -> None:
     """Kill one of three nodes, let one join, drain one; compare the end with that of one node left alone."""
-    faults: list[Fault] = [parse_kill("1@8"), parse_join("@16"), parse_drain("2@26")]
+    # A node is some seconds on its way, and a step of this model on a device takes a few hundredths of one.
+    steps, pause = (60, "--pause=0.35") if bench.cuda else (0, "--pause=0")
+    faults: list[Fault] = [parse_kill("1@8"), parse_join("@16"), parse_drain("2@50" if bench.cuda else "2@26")]
     group = "a job of torchrun"
     with bench.attempting("digest", group=group, case="one node, undisturbed"):
-        quiet = _played(bench, etcd, 1, (), [])
+        quiet = _played(bench, etcd, 1, (), [], steps=steps)
         bench.say("digest", quiet.digest, group=group, case="one node, undisturbed")
     with bench.attempting("digest", group=group, case="three nodes: kill, join, drain"):
-        broken = _played(bench, etcd, 3, (), faults)
+        broken = _played(bench, etcd, 3, (pause,), faults, steps=steps)
         if broken.undone:
             raise RuntimeError(f"the job was over before {', '.join(map(str, broken.undone))}")
+        if all(view.cause != "join" for view in broken.picture.generations):
+            raise RuntimeError("the job was over before the node that joins was there")
         bench.say("digest", broken.digest, group=group, case="three nodes: kill, join, drain")
         for view in broken.picture.generations[1:]:
             detail = {"cause": view.cause, "layout": dict(view.layout), "steps_repeated": view.steps_repeated}

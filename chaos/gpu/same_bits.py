@@ -43,6 +43,10 @@ def measure(bench: Bench) -> None:
     fp32 = replace(plain, precision="fp32", recompute="none")
     for layout in few[:2]:
         _digest(bench, f"{plain.steps} steps, fp32, dropout, clipping", _of(fp32, layout, bench), "first time")
+    if bench.cuda:
+        for layout in (plain.layout, *few):
+            fused = _of(replace(plain, fused=True), layout, bench)
+            _digest(bench, f"{plain.steps} steps, fused AdamW", fused, "first time")
     _digest(bench, bits, plain, "second time")
     if not bench.small:
         for layout in (*few, *many):

@@ -67,6 +67,7 @@ def main(run: elastic3d.Run) -> None:
     mark("loaded")
     first = True
     for batch in batches.until(step=options.steps):
+        SYSTEM.sleep(options.pause)
         loss = run.backward(model, batch, cross_entropy)
         run.step(optimizer, loss=loss, clip=1.0)
         if first:

@@ -41,7 +41,7 @@ class Task:
     """What a world does. kind: of its device. keep: folder for its snapshots; take: the one it restores from.
 
     die_at: the step after whose snapshot all ranks are killed, 0 for none. large: build it as a model that no host
-    holds whole.
+    holds whole. fused: with torch's fused AdamW.
     """
 
     layout: Layout
@@ -58,10 +58,12 @@ class Task:
     take: str = ""
     die_at: int = 0
     large: bool = False
+    fused: bool = False
 
     def __str__(self) -> str:
         words = [str(self.layout), self.precision, f"recompute {self.recompute}"]
         words += ["large"] if self.large else []
+        words += ["fused"] if self.fused else []
         words += [f"killed after step {self.die_at}"] if self.die_at else []
         words += ["restored"] if self.take else []
         return ", ".join(words)
@@ -114,7 +116,7 @@ def train(run: Run, task: Task) -> dict[str, Any]:
         reduction=task.reduction,
         whole_below=0 if task.large else WHOLE_BELOW,
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=task.fused or None)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
     batches = run.batches(Bytes(task.context), global_batch=task.global_batch, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
