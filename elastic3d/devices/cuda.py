@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from torch import nn
 from elastic3d.devices.cpu import copy_from_host
 from elastic3d.devices.device import PINNED, CopyStream, DeviceLoad, Fold, Move, Stopwatch
 from elastic3d.devices.exhaustion import DeviceUse, describe, holders
+from elastic3d.devices.movers import Movers
 from elastic3d.devices.reading import Reading
 from elastic3d.devices.ring import BounceRing, load
 from elastic3d.errors import ConfigurationError
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
 
 SquareRows = Callable[[Sequence[torch.Tensor], Fold], torch.Tensor | None]
 AddRows = Callable[[torch.Tensor, torch.Tensor, bool], None]
+
+
+MOVERS = 4
+"""Threads that keep up with the link of a device; more would only take the cores of the training."""
 
 
 class CudaDevice:
@@ -163,7 +169,7 @@ class CudaDevice:
     def load(self, loads: Iterable[DeviceLoad]) -> None:
         """Copy through two pinned buffers on the current stream. torch keeps them for the stream of snapshots."""
         stream = torch.cuda.current_stream(self.index)
-        load(loads, _Pinned(PINNED, stream), _Pinned(PINNED, stream))
+        load(loads, _Pinned(PINNED, stream), _Pinned(PINNED, stream), Movers(movers()))
 
     def connect(self, group: dist.ProcessGroup) -> None:
         """Have NCCL connect the group's ranks, each by its own device.
@@ -264,7 +270,8 @@ class CudaCopyStream:
 
     def __init__(self, device: torch.device, *, nbytes: int = PINNED) -> None:
         self._stream: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._ring = BounceRing(_Pinned(nbytes, self._stream), _Pinned(nbytes, self._stream))
+        halves = _Pinned(nbytes, self._stream), _Pinned(nbytes, self._stream)
+        self._ring = BounceRing(*halves, Movers(movers()))
 
     def copy(self, moves: Iterable[Move], target: memoryview, after: object) -> None:
         """Copy the device's tensors through the pinned buffers, and those of the host as they are."""
@@ -299,6 +306,12 @@ class _Pinned:
     def wait(self) -> None:
         """Block on the event, not on the stream."""
         self._queued.synchronize()
+
+
+def movers() -> int:
+    """Return how many threads move snapshots between pinned and shared memory: half of a device's cores at most."""
+    cores = len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())
+    return max(1, min(MOVERS, cores // 2))
 
 
 def device_files(properties: Any, root: Path = Path("/")) -> list[str]:

@@ -15,6 +15,10 @@ from typing import Protocol
 import torch
 
 from elastic3d.devices.device import DeviceLoad, Move
+from elastic3d.devices.movers import Movers, Piece
+
+ALONE = Movers()
+"""The calling thread."""
 
 
 class BounceBuffer(Protocol):
@@ -55,37 +59,52 @@ class LoadBuffer(Protocol):
         ...
 
 
-def load(loads: Iterable[DeviceLoad], first: LoadBuffer, second: LoadBuffer) -> None:
-    """Copy tensors of the host to a device through two fresh buffers in turns; return when all are there."""
+def load(loads: Iterable[DeviceLoad], first: LoadBuffer, second: LoadBuffer, movers: Movers = ALONE) -> None:
+    """Copy tensors of the host to a device through two fresh buffers in turns; return when all are there.
+
+    A bufferful is filled as a whole, and then sent tensor by tensor.
+    """
     filling, other, filled = first, second, 0
     waits = False  # whether the device may still read what was queued from the other one
+    pieces: list[Piece] = []
+    # The source is held until it has been moved: what gives it out may make it for that alone.
+    sends: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+
+    def send() -> None:
+        movers.move(pieces)
+        for start, to, _ in sends:
+            filling.send(start, to)
+        filling.mark()
+        pieces.clear()
+        sends.clear()
+
     for one in loads:
         data, target = (part.detach().reshape(-1).view(torch.uint8) for part in (one.source, one.target))
         assert data.numel() == target.numel()
         done = 0
         while done < data.numel():
             if filled == filling.memory.numel():
-                filling.mark()
+                send()
                 filling, other, filled = other, filling, 0
                 if waits:
                     filling.wait()
                 waits = True
             count = min(filling.memory.numel() - filled, data.numel() - done)
-            ctypes.memmove(filling.memory.data_ptr() + filled, data.data_ptr() + done, count)
-            filling.send(filled, target[done : done + count])
+            pieces.append((filling.memory.data_ptr() + filled, data.data_ptr() + done, count))
+            sends.append((filled, target[done : done + count], data))
             filled += count
             done += count
-    filling.mark()
+    send()
     if waits:
         other.wait()
     filling.wait()
 
 
 class BounceRing:
-    """Copies through two buffers. For one thread."""
+    """Copies through two buffers. For one thread. movers: empty the buffers."""
 
-    def __init__(self, first: BounceBuffer, second: BounceBuffer) -> None:
-        self._halves = (_Half(first), _Half(second))
+    def __init__(self, first: BounceBuffer, second: BounceBuffer, movers: Movers = ALONE) -> None:
+        self._halves = (_Half(first, movers), _Half(second, movers))
 
     def copy(self, moves: Iterable[Move], target: memoryview, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Copy the tensors' bytes to their offsets of `target`, and return when all are there.
@@ -116,8 +135,8 @@ class BounceRing:
 class _Half:
     """One buffer: what was queued into it, and where in the target that belongs."""
 
-    def __init__(self, buffer: BounceBuffer) -> None:
-        self.buffer = buffer
+    def __init__(self, buffer: BounceBuffer, movers: Movers) -> None:
+        self.buffer, self._movers = buffer, movers
         self._filled = 0
         self._pieces: list[tuple[int, int, int]] = []  # where it is here, where it belongs, how many bytes
 
@@ -134,8 +153,8 @@ class _Half:
         """Wait for what is queued and move it to where it belongs, from the address `base` on."""
         if self._pieces:
             self.buffer.wait()
-        for here, offset, count in self._pieces:
-            ctypes.memmove(base + offset, self.buffer.memory.data_ptr() + here, count)
+        memory = self.buffer.memory.data_ptr()
+        self._movers.move([(base + offset, memory + here, count) for here, offset, count in self._pieces])
         self.forget()
 
     def forget(self) -> None:
