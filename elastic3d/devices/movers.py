@@ -41,15 +41,15 @@ def shares(pieces: Sequence[Piece], number: int) -> list[list[Piece]]:
     """Return the same bytes as `number` lists of pieces, of as many bytes each as can be."""
     total = sum(count for *_, count in pieces)
     ends = [total * (share + 1) // number for share in range(number)]
-    found: list[list[Piece]] = [[] for _ in ends]
+    filled: list[list[Piece]] = [[] for _ in ends]
     share = passed = 0
     for piece in pieces:
         for part in _cut(piece, passed, ends):
             while passed >= ends[share]:
                 share += 1
-            found[share].append(part)
+            filled[share].append(part)
             passed += part[2]
-    return found
+    return filled
 
 
 def _cut(piece: Piece, begin: int, ends: Sequence[int]) -> Iterator[Piece]:
