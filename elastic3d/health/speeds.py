@@ -16,22 +16,18 @@ time for the same work does not mislead: log(busy / rounds) of a rank is log w o
   that stages differ by a third at times though nobody is slow. Blocks that pass in less than `MEASURABLE` are not
   looked at: waking up after a wait takes as long.
 
-A node's noise is how its lateness differs between windows. What all ranks do alike, as on a machine that is
-busy at times, is not in it, nor what differs between places: stages are cut unevenly, and a head's time varies where a
-block's does not.
+A node's noise is how its lateness differs between windows. What all ranks do alike, as on a machine that is busy at
+times, is not in it, nor what differs between places: a head's time varies where a block's does not.
 
-A node is slow when that shows in three of four windows of at least `SPAN` seconds, and their median exceeds what noise
-makes of it. It is well again when it is gone for twice as long. One step of any length is one window. Besides
-computing, a rank may hold all others up with its data loader or with its update and snapshots; what the script does
-between steps on some ranks only is the script's own.
+A node is slow when that shows in three of four windows of at least `SPAN` seconds, and their median exceeds its noise.
+It is well again when it is gone for twice as long. One step of any length is one window. Besides computing, a rank may
+hold all others up with its data loader or with its update and snapshots; what the script does between steps on some
+ranks only is the script's own.
 
-With three windows noise is hardly known: they are close to each other by chance now and then, and five times their own
-standard error named a node in every hundredth generation of long steps. So the multiple is Student's t, with as many
-degrees of freedom as windows tell of the noise (`noise`), for the chance of one window's length in `SELDOM`, divided by
-the nodes and by how many numbers of windows are looked at: for each kind, all that is ever looked at names somebody
-once in `SELDOM` seconds at most. That takes noise that is independent from one window to the next; and, as long as
-there are few windows, about as much of it on each node, since what others differ by is counted in. A place's usual
-time has an error as well, of the windows that it is known from.
+It exceeds its noise if chance does not explain it, however few windows the noise is known from (`noise`): all nodes,
+windows and numbers of windows together name somebody by chance once in `SELDOM` seconds at most, for each kind. That
+takes noise that is independent from one window to the next and, while windows are few, about the same on all nodes,
+since others' counts as well. A place's usual time has an error, too, of the windows that it is known from.
 
 A connection is slow that has become so since the generation's first windows: transfers differ as sizes and networks do.
 Where each node is in the same groups as another one, as with data parallelism alone, none can be told from the others.
@@ -57,7 +53,7 @@ from elastic3d.values import Layout
 SPAN = 20.0
 """Seconds of steps, and `LEAST` windows, after which a node is slow; well again after twice as many.
 
-Where there is too much noise to tell, as many times as `TIMES` says are looked at."""
+Where there is too much noise to tell, `TIMES` as many are looked at."""
 
 LEAST, TIMES = 3, (1, 2, 4)
 SHARE = 0.75
@@ -207,7 +203,9 @@ class Speeds:
                 alone.append(place)
             now[place] = median_low(_by_node(ranks, self._nodes, taken).values())
             self._works[place].append(now[place])
-        self._independent = sum(max(1, len({self._nodes[rank] for rank in ranks}) - 1) for ranks in places.values())
+        # What two nodes differ by is one number, whichever of them is late.
+        held = [len({self._nodes[rank] for rank in ranks}) for ranks in places.values()]
+        self._independent = sum(max(1, nodes - 1) for nodes in held) - (max(held) == 1)
         self._learn(places, alone)
         single = [rank for place in alone for rank in places[place]]
         if single and self._usual:
@@ -322,8 +320,7 @@ class Speeds:
         if median(last) < self._by_chance(id, kind, windows, max(windows, shown)):
             return None
         rho = math.exp(median(last))
-        began = len(shows) - min(shown, len(shows))
-        since = self._windows[len(self._windows) - windows + min(began, len(shows) - 1)].first
+        since = self._windows[-min(shown, windows)].first
         ranks = tuple(rank for rank, one in late.items() if self._nodes[rank] == id and one >= self._enter)
         return SlowNode(id=id, rho=rho, kind=kind, since=since, ranks=ranks, windows=sum(shows), of=windows)
 
@@ -334,13 +331,13 @@ class Speeds:
         """
         spreads = {
             other: noise.spread(list(track)[-max(RECENT, windows) :], since)
-            for (other, of), track in self._tracks.items()
-            if of is kind
+            for (other, what), track in self._tracks.items()
+            if what is kind
         }
         own = known = spreads.pop(id)
         if kind is SlowKind.COMPUTE:
-            others = sum(spreads.values(), start=noise.Spread())
-            known = own + others.limited(min(OTHERS, own.freedom * (self._independent - 1)))
+            others = min(OTHERS, own.freedom * (self._independent - 1))
+            known += sum(spreads.values(), start=noise.Spread()).limited(others)
         # Others' noise adds to what is known of a node's own, and does not make it less.
         deviation = max(LEAST_NOISE, own.deviation, known.deviation)
         error = noise.standard_error(deviation, windows)
