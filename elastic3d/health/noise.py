@@ -18,19 +18,19 @@ from statistics import NormalDist, median
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """How values differ. deviations: from their median, added up; freedom: degrees of freedom these have."""
+class Noise:
+    """How much values differ. deviations: from their median, added up; freedom: degrees of freedom these have."""
 
     deviations: float = 0.0
     freedom: float = 0.0
 
-    def __add__(self, other: Spread) -> Spread:
-        return Spread(deviations=self.deviations + other.deviations, freedom=self.freedom + other.freedom)
+    def __add__(self, other: Noise) -> Noise:
+        return Noise(deviations=self.deviations + other.deviations, freedom=self.freedom + other.freedom)
 
-    def limited(self, freedom: float) -> Spread:
-        """Return the same spread, as if no more than so much were known of it."""
+    def limited(self, freedom: float) -> Noise:
+        """Return the same noise, as if no more than so much were known of it."""
         share = min(1.0, freedom / self.freedom) if self.freedom else 0.0
-        return Spread(deviations=share * self.deviations, freedom=share * self.freedom)
+        return Noise(deviations=share * self.deviations, freedom=share * self.freedom)
 
     @property
     def deviation(self) -> float:
@@ -38,10 +38,10 @@ class Spread:
         return math.sqrt(math.pi / 2) * self.deviations / self.freedom if self.freedom else math.inf
 
 
-def spread(values: Sequence[float], last: int) -> Spread:
+def spread(values: Sequence[float], last: int) -> Noise:
     """Return how values differ where the `last` ones may be about another value than those before."""
     parts = [part for part in (values[:-last], values[-last:]) if part]
-    return Spread(
+    return Noise(
         deviations=sum(abs(one - median(part)) for part in parts for one in part),
         freedom=sum(len(part) - 1 for part in parts),
     )

@@ -337,7 +337,7 @@ class Speeds:
         own = known = spreads.pop(id)
         if kind is SlowKind.COMPUTE:
             others = min(OTHERS, own.freedom * (self._independent - 1))
-            known += sum(spreads.values(), start=noise.Spread()).limited(others)
+            known += sum(spreads.values(), start=noise.Noise()).limited(others)
         # Others' noise adds to what is known of a node's own, and does not make it less.
         deviation = max(LEAST_NOISE, own.deviation, known.deviation)
         error = noise.standard_error(deviation, windows)

@@ -8,7 +8,7 @@ from statistics import median, stdev
 
 import pytest
 
-from elastic3d.health.noise import Spread, spread, standard_error, student
+from elastic3d.health.noise import Noise, spread, standard_error, student
 
 TABLE = {
     (1e-3, 2): 22.33,
@@ -59,7 +59,7 @@ def test_the_standard_error_of_a_median(count: int) -> None:
 
 def test_what_is_known_of_others_counts_only_so_much() -> None:
     """It has the same deviation, with fewer degrees of freedom."""
-    much = Spread(deviations=30.0, freedom=30.0)
-    assert much.limited(8.0) == Spread(deviations=8.0, freedom=8.0)
+    much = Noise(deviations=30.0, freedom=30.0)
+    assert much.limited(8.0) == Noise(deviations=8.0, freedom=8.0)
     assert much.limited(100.0) == much
-    assert Spread().limited(8.0) == Spread()
+    assert Noise().limited(8.0) == Noise()
