@@ -16,14 +16,18 @@ time for the same work does not mislead: log(busy / rounds) of a rank is log w o
   that stages differ by a third at times though nobody is slow. Blocks that pass in less than `MEASURABLE` are not
   looked at: waking up after a wait takes as long.
 
-A node's noise is how its lateness differs from one window to the next. What all ranks do alike, as on a machine that is
-busy at times, is not in it, nor what differs between places: stages are cut unevenly, and a head's time varies where a
-block's does not.
+A node's noise is how its lateness differs between windows. What all ranks do alike, as on a machine that is busy at
+times, is not in it, nor what differs between places: a head's time varies where a block's does not.
 
 A node is slow when that shows in three of four windows of at least `SPAN` seconds, and their median exceeds its noise.
 It is well again when it is gone for twice as long. One step of any length is one window. Besides computing, a rank may
 hold all others up with its data loader or with its update and snapshots; what the script does between steps on some
 ranks only is the script's own.
+
+It exceeds its noise if chance does not explain it, however few windows the noise is known from (`noise`): all nodes,
+windows and numbers of windows together name somebody by chance once in `SELDOM` seconds at most, for each kind. That
+takes noise that is independent from one window to the next and, while windows are few, about the same on all nodes,
+since others' counts as well. A place's usual time has an error, too, of the windows that it is known from.
 
 A connection is slow that has become so since the generation's first windows: transfers differ as sizes and networks do.
 Where each node is in the same groups as another one, as with data parallelism alone, none can be told from the others.
@@ -38,10 +42,9 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from statistics import mean, median, median_high, median_low
+from statistics import median, median_high, median_low
 
-from elastic3d.health import blame, sheet
+from elastic3d.health import blame, noise, sheet
 from elastic3d.health.sheet import StepSheet, sheet_of
 from elastic3d.health.slow_node import SlowKind, SlowNode, SpeedFinding
 from elastic3d.planner.placement import place_of
@@ -50,20 +53,20 @@ from elastic3d.values import Layout
 SPAN = 20.0
 """Seconds of steps, and `LEAST` windows, after which a node is slow; well again after twice as many.
 
-Where there is too much noise to tell, twice or four times as many are looked at."""
+Where there is too much noise to tell, `TIMES` as many are looked at."""
 
-LEAST = 3
+LEAST, TIMES = 3, (1, 2, 4)
 SHARE = 0.75
 """Share of these windows in which it has to show, among them the last."""
 
 WINDOW = 1.0
 """Least seconds of a window; it has whole rows."""
 
-SIGNIFICANT = 5.0
-"""By how many times its own standard error the median of a node's lateness has to exceed that of one that is well."""
+SELDOM = 86400.0
+"""Seconds of training in which any node is found to be slow once at most, on average and for each kind, if none is."""
 
-LEARNED = 1.0
-"""By how many times the standard error of what a place took in the first windows, besides, where that is compared."""
+OTHERS = 8
+"""Most degrees of freedom that other nodes' noise counts for."""
 
 LEAST_NOISE = 0.005
 WELL = 1.07
@@ -131,6 +134,7 @@ class Speeds:
         self._usual: dict[object, float] = {}
         self._learned = 0
         self._alone: set[str] = set()
+        self._independent = 1
         self._by_block: bool | None = None
         self._transfers: dict[blame.Group, float] = {}
         self._told: dict[str, SlowNode] | None = None
@@ -199,6 +203,9 @@ class Speeds:
                 alone.append(place)
             now[place] = median_low(_by_node(ranks, self._nodes, taken).values())
             self._works[place].append(now[place])
+        # What two nodes differ by is one number, whichever of them is late.
+        held = [len({self._nodes[rank] for rank in ranks}) for ranks in places.values()]
+        self._independent = sum(max(1, nodes - 1) for nodes in held) - (max(held) == 1)
         self._learn(places, alone)
         single = [rank for place in alone for rank in places[place]]
         if single and self._usual:
@@ -275,7 +282,7 @@ class Speeds:
 
     def _finding(self, step: int, late: Mapping[SlowKind, Mapping[int, float]]) -> SpeedFinding | None:
         entered, left = [], []
-        few, many, most = (self._last(times * SPAN, times * LEAST) for times in (1, 2, 4))
+        few, many, most = map(self._last, TIMES)
         for id in dict.fromkeys(self._nodes):
             shown = [
                 node
@@ -309,24 +316,35 @@ class Speeds:
         shows = [one >= self._enter for one in last]
         if not windows or len(track) < windows or not shows[-1] or sum(shows) < SHARE * windows:
             return None
-        error, unsure = self._error(list(track)[-RECENT:], windows), 0.0
-        if kind is SlowKind.COMPUTE and id in self._alone and self._learned:
-            unsure = LEARNED * error * math.sqrt(windows / self._learned)
-        if median(last) - self._well < SIGNIFICANT * error + unsure:
+        shown = next((n for n, one in enumerate(reversed(track)) if one < self._enter), len(track))
+        if median(last) < self._by_chance(id, kind, windows, max(windows, shown)):
             return None
         rho = math.exp(median(last))
-        began = len(shows) - next((n for n, one in enumerate(reversed(shows)) if not one), len(shows))
-        since = self._windows[len(self._windows) - windows + min(began, len(shows) - 1)].first
+        since = self._windows[-min(shown, windows)].first
         ranks = tuple(rank for rank, one in late.items() if self._nodes[rank] == id and one >= self._enter)
         return SlowNode(id=id, rho=rho, kind=kind, since=since, ranks=ranks, windows=sum(shows), of=windows)
 
-    def _error(self, recent: Sequence[float], windows: int) -> float:
-        """Return the standard error of a median of so many windows."""
-        # Of differences from one window to the next: a node that becomes slow makes one of them large.
-        steps = sorted(abs(after - before) for before, after in pairwise(recent))[:-1]
-        # The mean of a normal variable's differences is 2 / sqrt(pi) times its standard deviation.
-        noise = math.sqrt(math.pi) / 2 * mean(steps) * (1 + 1 / len(steps)) if steps else math.inf
-        return max(LEAST_NOISE, noise) * math.sqrt(math.pi / 2 / windows)
+    def _by_chance(self, id: str, kind: SlowKind, windows: int, since: int) -> float:
+        """Return what so many windows' median lateness hardly exceeds by chance, of a node that is not slow.
+
+        since: how many windows ago it may have become slow, and others with it.
+        """
+        spreads = {
+            other: noise.spread(list(track)[-max(RECENT, windows) :], since)
+            for (other, what), track in self._tracks.items()
+            if what is kind
+        }
+        own = known = spreads.pop(id)
+        if kind is SlowKind.COMPUTE:
+            others = min(OTHERS, own.freedom * (self._independent - 1))
+            known += sum(spreads.values(), start=noise.Noise()).limited(others)
+        # Others' noise adds to what is known of a node's own, and does not make it less.
+        deviation = max(LEAST_NOISE, own.deviation, known.deviation)
+        error = noise.standard_error(deviation, windows)
+        if kind is SlowKind.COMPUTE and id in self._alone and self._learned:
+            error = math.hypot(error, noise.standard_error(deviation, self._learned))
+        looks = len(set(self._nodes)) * sum(self._last(times) > 0 for times in TIMES)
+        return error * noise.student(self._windows[-1].seconds / SELDOM / looks, known.freedom)
 
     def _is_well(self, id: str, kind: SlowKind, windows: int) -> bool:
         track = self._tracks.get((id, kind), ())
@@ -335,12 +353,12 @@ class Speeds:
             return False
         return last[-1] < self._well and sum(one < self._well for one in last) >= SHARE * windows
 
-    def _last(self, seconds: float, least: int) -> int:
-        """Return how many of the last windows take so long, and are so many; 0 if there are not enough yet."""
+    def _last(self, times: int) -> int:
+        """Return how many of the last windows take so many `SPAN`; 0 if there are not enough yet."""
         lasted = 0.0
         for number, window in enumerate(reversed(self._windows), start=1):
             lasted += window.seconds
-            if lasted >= seconds and number >= least:
+            if lasted >= times * SPAN and number >= times * LEAST:
                 return number
         return 0
 
