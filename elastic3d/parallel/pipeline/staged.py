@@ -271,6 +271,10 @@ class _Stage(PipelineStage):
         boundary's; from 2.13 on it compares none unless asked to (TORCH_DISTRIBUTED_DEBUG=DETAIL).
         """
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Leave out what goes to this rank itself, which gloo cannot send: the middle of a V. Up to torch 2.12."""
+        return [message for message in super()._get_init_p2p_neighbors_ops() if message.group_peer != self.group_rank]
+
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Do nothing: the reduction has happened."""
 
