@@ -25,14 +25,15 @@ class Fast:
     def __init__(self, model: nn.Module, units: Sequence[FSDPModule], *, zero: int) -> None:
         self._units, self._zero = units, zero
         self._flats = flats_of(model, units)
+        # Ranks that use different parameters would reduce unlike pieces: before torch 2.13 FSDP cannot be told to.
+        knows = hasattr(units[-1], "set_reduce_scatter_unused_params")
         for flat in self._flats:
-            _watch(flat)
+            _watch(flat, completes=not knows)
         for unit in units:
             # A sum, as the ordered reduction's; each loss is already divided by the number of micro-batches.
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-        if hasattr(units[-1], "set_reduce_scatter_unused_params"):
-            # Without it (before torch 2.13) ranks that use different parameters reduce unlike pieces.
+        if knows:
             units[-1].set_reduce_scatter_unused_params(True)
 
     def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
@@ -64,9 +65,11 @@ class Fast:
         return forget(self._flats)
 
 
-def _watch(flat: Flat) -> None:
+def _watch(flat: Flat, *, completes: bool) -> None:
     def look() -> bool:
         flat.look()
+        if completes:
+            flat.complete()
         return False
 
     intercept(flat.group, look)

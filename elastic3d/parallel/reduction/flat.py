@@ -67,6 +67,13 @@ class Flat:
         """Return whether a parameter has such a gradient."""
         return any(map(_has_gradient, self._parameters))
 
+    def complete(self) -> None:
+        """Give zeros to the parameters that have no gradient, if FSDP is about to reduce those that have one."""
+        for parameter in self._parameters if self.group.reduce_grads else ():
+            whole = getattr(parameter, "_unsharded_param", None)
+            if whole is not None and not _has_gradient(parameter):
+                whole.grad = torch.zeros_like(whole)
+
     def take(self, wire: torch.dtype, *, rounds: bool = False) -> list[torch.Tensor]:
         """Take the gradients from the parameters and return them, one for each, to be sent in the dtype `wire`.
 
