@@ -355,7 +355,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # store. `unread`: copies whose source could not be reached.
         "state.read": _debug("here", "peers", "disk", "store", "unread"),
         # A copy of a tile does not have its digest, in memory or in the store, and so have `more` others of this rank:
-        # other copies were used.
+        # other copies were used, or an older state where there are none.
         "copy.damaged": _warning("source", "tensor", "error", "more"),
         # A keeper of this node did not lend its memory: the same bytes were asked for over TCP.
         "memory.unlent": _info("server", "error"),
