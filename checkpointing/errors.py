@@ -162,12 +162,12 @@ class MissingTile(RestoreError):
     """No source has a good copy of a region of a tensor.
 
     damaged: every copy on offer was read and found bad, so that trying again does not help; otherwise a copy could not
-    be reached.
+    be reached. key: of the tensor.
     """
 
-    def __init__(self, message: str, *, damaged: bool = False) -> None:
+    def __init__(self, message: str, *, damaged: bool = False, key: str = "") -> None:
         super().__init__(message)
-        self.damaged = damaged
+        self.damaged, self.key = damaged, key
 
 
 class SpecMismatch(RestoreError, ValueError):

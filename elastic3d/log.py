@@ -280,6 +280,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # From the node that holds rank 0: snapshots are taken every so many steps from now on, by what they cost
         # the rank where they cost most (-1: little). A node's death then costs at most `at_risk` steps.
         "snapshot.interval": _info("step", "every", "former", "costliest", "at_risk"),
+        # A slot's snapshot in this node's memory is not as it was written: `tensor` is the first that differs. `acted`:
+        # the rank was ended, so that all go back to the safe step, since no newer one could become safe.
+        "snapshot.altered": _error("step", "tensor", "acted"),
         # A death would cost more than it should: no step has been safe for long. `slots` of this node are the reason.
         "snapshot.stale": _warning("step", "safe_step", "age", "slots"),
         "snapshot.fresh": _info("step", "safe_step"),
@@ -352,7 +355,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # store. `unread`: copies whose source could not be reached.
         "state.read": _debug("here", "peers", "disk", "store", "unread"),
         # A copy of a tile does not have its digest, in memory or in the store, and so have `more` others of this rank:
-        # other copies were used.
+        # other copies were used, or an older state where there are none.
         "copy.damaged": _warning("source", "tensor", "error", "more"),
         # A keeper of this node did not lend its memory: the same bytes were asked for over TCP.
         "memory.unlent": _info("server", "error"),

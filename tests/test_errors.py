@@ -29,6 +29,7 @@ CAUGHT_INSIDE = {
     "WaitedTooLong": "rendezvous.store, which answers torchrun as its protocol has it",
     "NoRoom": "snapshots.server, which answers with it",
     "Stale": "snapshots.replicate, which says so in an event",
+    "Altered": "snapshots.replicate, which tells its slot",
     "Denied": "snapshots.server, which answers with it",
     "UnknownTable": "snapshots.server, which asks for the whole table",
     "WireError": "snapshots.client, which goes to the next holder",

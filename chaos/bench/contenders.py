@@ -264,7 +264,7 @@ class Snapshots:
 
     def begin(self, step: int) -> Callable[[], None]:
         """Copy beside the training; nothing of the save is left to wait for in this process."""
-        copy = prepare(self.tiles, None, CpuDevice(), acquire=lambda: step % 3, complete=lambda buffer: None)
+        copy = prepare(self.tiles, None, CpuDevice(), acquire=lambda: step % 3, complete=lambda buffer, digests: None)
         self.copier.start(copy)
         return lambda: None
 

@@ -12,9 +12,6 @@ from chaos.machine.flips import flip
 from chaos.machine.processes import Part, send
 from elastic3d.errors import UsageError
 
-SETTLED = 1.0
-"""Seconds after which all ranks wait for one that is stopped, and their snapshots have their digests."""
-
 _SHORT = "memory runs out on a rank, on a device or on the host, also where the kernel kills it for that"
 
 
@@ -84,39 +81,28 @@ class Squeeze(OfNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotFlip(OfNode):
-    """The trainer of a node's slot 0 is stopped for a second, a bit changes in every 4 KiB of the snapshots that the
-    node holds, and the trainer is killed, which makes all read theirs.
-
-    By then each snapshot has its digests. What changes before that is in the digest as well, and is not found.
-    """
+    """A bit changes in every 4 KiB of the snapshots that a node holds, and the trainer of slot 0 is killed, which makes
+    all read theirs."""
 
     WORD = "flip-snapshot"
     ABOUT = About(
         place=Place.MEMORY,
-        enters="a write to the keepers' shared memory, between SIGSTOP and SIGKILL to a trainer",
+        enters="a write to the keepers' shared memory, then SIGKILL to a trainer",
         promised="the copies that other nodes hold are used, and the memory is mended with them; where there are none, "
         "an older state",
         row="a byte of a snapshot flips in a node's memory",
         detector="copy.damaged",
         bar=10.0,
-        replay=Replay.TIMED,
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:
-        """Stop it, and do the rest a second later; not yet while there is no trainer."""
+        """Change them; not yet while the node holds none."""
         node = job.cluster.node(name)
         trainers = node.processes(Part.TRAINERS)[:1]
-        if not trainers:
+        if not trainers or not sum(flip(pid) for pid in node.processes(Part.KEEPERS)):
             return False
-
-        def flipped() -> None:
-            for pid in node.processes(Part.KEEPERS):
-                flip(pid)
-            send(trainers, signal.SIGKILL)
-
         job.note("flip-snapshot", name)
-        send(trainers, signal.SIGSTOP)
-        job.later(SETTLED, flipped)
+        send(trainers, signal.SIGKILL)
         return True
 
 

@@ -281,6 +281,8 @@ class EmulatedStream:
     where the stream is told to.
     """
 
+    hashes = False
+
     def __init__(self, device: EmulatedDevice, *, nbytes: int = BUFFER, late: float = 0.0) -> None:
         device.check_thread()
         self._device, self._late = device, late

@@ -196,7 +196,7 @@ def _copied_late(bench: Bench, device: ComputeDevice, number: int, *, early: boo
     )
 
 
-def _arrived(done: threading.Event, buffer: int) -> None:
+def _arrived(done: threading.Event, buffer: int, digests: Sequence[str]) -> None:
     done.set()
 
 

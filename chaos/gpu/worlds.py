@@ -175,7 +175,7 @@ class Host(StandalonePort):
         """Copy the state beside the next step, then write it."""
         if not self._task.keep:
             return
-        copy = prepare(state.tiles, None, self.device, acquire=lambda: 0, complete=lambda buffer: write(buffer))
+        copy = prepare(state.tiles, None, self.device, acquire=lambda: 0, complete=lambda buffer, _: write(buffer))
         name = f"{state.step}.{self.assignment.generation}.{self.assignment.rank}"
 
         def write(buffer: int) -> None:

@@ -53,6 +53,7 @@ NOTICES = (
     "checkpoint.mended",
     "checkpoint.damaged",
     "copy.damaged",
+    "snapshot.altered",
     "thread.failed",
 )
 """Events that say what happened to a node or to what the job needs."""

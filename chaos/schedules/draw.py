@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from chaos.faults.catalogue import KINDS, kind_of
 from chaos.faults.fault import Fault, Need, OfNode, node_name
-from chaos.faults.memory import SnapshotFlip, Squeeze
+from chaos.faults.memory import Squeeze
 from chaos.faults.moment import When
 from chaos.faults.network import CutFromEtcd, OneWay, Refuse
 from chaos.faults.orders import Join
@@ -56,13 +56,10 @@ def draw(seed: int, steps: int) -> History:
 LASTING = (CutFromEtcd, OneWay, Refuse, Squeeze)
 """Faults that last as long as a small job, since what is promised needs that, or longer."""
 
-EARLY = (SnapshotFlip,)
-"""Faults that meet what nobody finds, where another one comes at the same time: bits without a digest."""
-
 ORDINARY: tuple[str, ...] = tuple(
     word
     for word, kind in KINDS.items()
-    if Need.SCRIPT not in kind.ABOUT.needs and kind is not Continue and kind not in (*LASTING, *EARLY)
+    if Need.SCRIPT not in kind.ABOUT.needs and kind is not Continue and kind not in LASTING
 )
 """The words of what can happen to any script, and of which the same bits are promised.
 

@@ -42,6 +42,7 @@ ALARMS = (
     "step.redone",
     "exam.failed",
     "state.altered",
+    "snapshot.altered",
     "vote.split",
     "update.wrong",
 )

@@ -14,7 +14,7 @@ from rich.console import Console
 from chaos.faults.catalogue import KINDS, feasible, kind_of, lacking
 from chaos.faults.fault import Need
 from chaos.report.random_documents import DrawnRun, RunVerdict, SkippedFault
-from chaos.schedules.draw import EARLY, LASTING, ORDINARY, draw_schedule, last_step
+from chaos.schedules.draw import LASTING, ORDINARY, draw_schedule, last_step
 from chaos.schedules.schedule import Schedule
 from chaos.score.playing import TRAIN_FAULTY
 from chaos.storms.storm import Job, Storm, keep, play_storm
@@ -89,8 +89,6 @@ def words_of(given: str, slots: int) -> tuple[tuple[str, ...], tuple[SkippedFaul
             missing.append("the script would have to fail by itself; --faults names it all the same")
         elif kind in LASTING:
             missing.append("it lasts as long as a small job; --faults names it all the same")
-        elif kind in EARLY:
-            missing.append("bits that change before they have a digest are not found; --faults names it all the same")
         elif word not in ORDINARY:
             missing.append("it wakes what another one stops; --faults stop,cont draws both")
         if Need.SLOTS in needs and slots < 2:

@@ -128,9 +128,14 @@ def digest(spec: TensorSpec, box: Box, data: bytes | bytearray | memoryview) -> 
     It covers the ASCII line `dtype:d0,d1,...` with its newline, then the bytes. It is computed on one thread, since
     keepers share their node with trainers.
     """
-    hasher = blake3.blake3(f"{spec.dtype}:{','.join(map(str, box.shape))}\n".encode())
+    hasher = begin_digest(spec, box)
     hasher.update(data)
     return hasher.hexdigest()
+
+
+def begin_digest(spec: TensorSpec, box: Box) -> blake3.blake3:
+    """Return what `digest` is computed with, for bytes that come piece by piece."""
+    return blake3.blake3(f"{spec.dtype}:{','.join(map(str, box.shape))}\n".encode())
 
 
 def copy_box(

@@ -160,5 +160,6 @@ class Catalogue:
                     f"{region.spec.key} {todo[0]}: no source has a good copy"
                     + (f" (tried {'; '.join(tried[:4])})" if tried else " and none was offered"),
                     damaged=bool(failed) and not any(f.unreachable for f in failed),
+                    key=region.spec.key,
                 )
         return plan

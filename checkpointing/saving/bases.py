@@ -59,9 +59,11 @@ class Bases:
         """Return the bytes of an older tile, verified; None if no good copy is found."""
         assert self._parent is not None
         if self._recall is not None:
-            data = self._recall(spec, box)
-            if data is not None and digest(spec, box, memoryview(data)) == base.digest:
-                return data
+            recalled = self._recall(spec, box)
+            # A copy: what has the digest is what is used, whatever happens to that memory.
+            copied = None if recalled is None else bytes(recalled)
+            if copied is not None and digest(spec, box, copied) == base.digest:
+                return copied
         nbytes = box.numel * spec.itemsize
         try:
             stored = self._parent.store.get(names.pack(base.pack), base.offset, base.offset + base.length)

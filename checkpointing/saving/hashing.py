@@ -6,11 +6,10 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from checkpointing.errors import Corrupt
 from checkpointing.format.stats import Stats, statistics
 from checkpointing.format.tiles import Piece, digest
 from checkpointing.saving.bases import Bases
-from checkpointing.saving.encoding import Hashed
+from checkpointing.saving.encoding import Hashed, changed
 
 _BATCH = 4 << 20  # small tiles go together: passing one to a thread costs more than hashing it
 
@@ -44,10 +43,7 @@ def _hash(tile: Piece, bases: Bases) -> Hashed:
         return Hashed(piece=tile, digest=tile.digest, stats=stats)
     tile_digest = digest(tile.spec, tile.box, tile.data)
     if tile.digest not in ("", tile_digest):
-        raise Corrupt(
-            f"{tile.spec.key} {tile.box}: its bytes changed in memory after their digest was taken, and were not "
-            "written. A save of a newer state helps; if this happens again, have the machine's memory tested"
-        )
+        raise changed(tile.spec, tile.box)
     if bases.same(tile.spec, tile.box, tile_digest) is None:
         stats = statistics(tile.spec.dtype, tile.data)  # right after the digest, while the tile is in the cache
     return Hashed(piece=tile, digest=tile_digest, stats=stats)

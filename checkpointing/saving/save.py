@@ -77,17 +77,17 @@ def save_rank(
 ) -> SavedRank:
     """Write one rank's pieces, durably; after a failure, call it again with the same arguments.
 
-    The pieces' bytes are read twice (first for digests, since a pack's name follows from them) and never copied, except
-    to be encoded; they must not change meanwhile. Tiles that equal one of `parent` are referenced, not written,
-    wherever the parent has them, and so are those that this rank has twice. The same pieces, parent and options give
-    the same packs and manifest; if `options.codec` is "auto", the same tiles. Every rank gives the same `facts`, one
-    JSON object. `recall(spec, box)` may return the bytes that the box had in the parent, or in the parent's own base,
-    if they are still in memory, so that a difference to them need not read the store; they are verified. A piece that
-    comes with its digest is a tile: it is not cut, it is not even read if the parent has it, and it is compared with
-    its digest before it is written.
+    The pieces' bytes are read twice: first for digests, since a pack's name follows from them, and once more, little by
+    little, into a copy that is compared with its digest and then encoded or sent. So what changes in between is in no
+    checkpoint. Tiles that equal one of `parent` are referenced, not written, wherever the parent has them, and so are
+    those that this rank has twice. The same pieces, parent and options give the same packs and manifest; if
+    `options.codec` is "auto", the same tiles. Every rank gives the same `facts`, one JSON object. `recall(spec, box)`
+    may return the bytes that the box had in the parent, or in the parent's own base, if they are still in memory, so
+    that a difference to them need not read the store; they are verified. A piece that comes with its digest is a tile:
+    it is not cut, it is not even read if the parent has it, and it is compared with its digest before anything is sent.
 
-    Corrupt if such a tile's bytes have changed; ValueError for pieces or facts that cannot be stored; Inconsistent if
-    this rank has saved something else under the same step, generation and attempt.
+    Corrupt if a tile's bytes have changed since their digest was taken; ValueError for pieces or facts that cannot be
+    stored; Inconsistent if this rank has saved something else under the same step, generation and attempt.
     """
     save = names.Save(step=step, made_in=made_in, attempt=attempt)
     if not 0 <= rank < world:

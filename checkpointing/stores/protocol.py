@@ -60,7 +60,7 @@ class Store(Protocol):
 
         With `check`, what the store then holds is compared with what was sent, by the store's own checksum or by
         reading back; Miswritten if they differ. A store that retries sends data again after a failure if it can be
-        iterated again; it does not resend a generator.
+        iterated again; it does not resend a generator. Where iterating the data raises, nothing is written.
         """
         ...
 

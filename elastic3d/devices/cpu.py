@@ -21,12 +21,18 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
+_AT_ONCE = 4 << 20
+"""Bytes that are hashed between two memmoves: each call lets the training have the interpreter, and may wait for it."""
+
+
 class CpuCopyStream:
     """Moves each tensor by one memmove, which leaves the interpreter to the training.
 
     No tensor operation runs here: on a second thread it would bring up a second pool of workers, and the number of
     threads is part of what makes bits come out the same.
     """
+
+    hashes = True
 
     def copy(self, moves: Iterable[Move], target: memoryview, after: object) -> None:
         """Copy at once; `after` has always been reached."""
@@ -149,10 +155,26 @@ def add_rows(total: torch.Tensor, rows: torch.Tensor, begins: bool) -> None:
 
 
 def copy_from_host(moves: Iterable[Move], target: memoryview) -> None:
-    """Copy tensors in the host's memory, each by one memmove."""
+    """Copy tensors in the host's memory, each by one memmove; what is hashed, by way of memory of this thread's own.
+
+    So a digest is that of the bytes as they were written, whatever happens to the tensor or to the target meanwhile.
+    """
     base = ctypes.addressof(ctypes.c_char.from_buffer(target))
+    room, between = memoryview(b""), 0
     for move in moves:
-        ctypes.memmove(base + move.offset, move.tensor.data_ptr(), move.tensor.nbytes)
+        source, to, left = move.tensor.data_ptr() + move.start, base + move.offset, move.length
+        if move.hasher is None:
+            ctypes.memmove(to, source, left)
+            continue
+        while left:
+            count = min(left, _AT_ONCE)
+            if len(room) < count:
+                room = memoryview(bytearray(count))
+                between = ctypes.addressof(ctypes.c_char.from_buffer(room))
+            ctypes.memmove(between, source, count)
+            move.hasher.update(room[:count])
+            ctypes.memmove(to, between, count)
+            source, to, left = source + count, to + count, left - count
 
 
 def processor() -> str:

@@ -266,7 +266,12 @@ class CudaStopwatch:
 
 
 class CudaCopyStream:
-    """One stream for life, of high priority, and two pinned buffers."""
+    """One stream for life, of high priority, and two pinned buffers.
+
+    It hashes nothing: the bytes come several times as fast as one thread hashes them.
+    """
+
+    hashes = False
 
     def __init__(self, device: torch.device, *, nbytes: int = PINNED) -> None:
         self._stream: Any = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

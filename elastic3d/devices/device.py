@@ -21,14 +21,33 @@ PINNED = 64 << 20
 """Bytes of each of the two pinned buffers through which a trainer's snapshots leave a device."""
 
 
+class Hasher(Protocol):
+    """What a digest is computed with."""
+
+    def update(self, data: memoryview, /) -> object:
+        """Take the bytes that come next."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One contiguous tensor whose bytes are to be copied to an offset of a target."""
+    """Contiguous bytes of one tensor that are to be copied to an offset of a target."""
 
     tensor: torch.Tensor
     """What is copied: on the device or on the host."""
     offset: int
     """Where its first byte goes, in bytes from the target's start."""
+    start: int = 0
+    """The first of the tensor's bytes to be copied."""
+    nbytes: int = -1
+    """How many of them; -1 for all that follow."""
+    hasher: Hasher | None = None
+    """Takes the bytes that are written, before anybody else can write to them; only of a stream that `hashes`."""
+
+    @property
+    def length(self) -> int:
+        """Bytes to be copied."""
+        return self.tensor.nbytes - self.start if self.nbytes < 0 else self.nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +62,9 @@ class DeviceLoad:
 
 class CopyStream(Protocol):
     """Copies to the host that run beside training. Made and used on one thread, which has entered the device."""
+
+    hashes: bool
+    """Whether moves may be parts of tensors, and have a hasher: the moves are then taken one by one, as they come."""
 
     def copy(self, moves: Iterable[Move], target: memoryview, after: object) -> None:
         """Copy each tensor's bytes into `target` and return when all are there.

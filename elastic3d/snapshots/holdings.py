@@ -91,6 +91,7 @@ class Holdings:
         self._generation = 0
         self._safe: Mark | None = None
         self._held = -1
+        self._altered = False
         self._pinned: Mark | None = None
         self._pin_users = 0
         self._lent: Counter[Mark] = Counter()
@@ -143,6 +144,7 @@ class Holdings:
         self._generation = generation
         self._safe = base
         self._held = -1
+        self._altered = False
         self._sweep()
 
     def safe(self, mark: Mark) -> None:
@@ -155,7 +157,9 @@ class Holdings:
     # Replication.
 
     def next_to_replicate(self) -> Mark | None:
-        """Return the oldest snapshot of the present generation that the buddy lacks."""
+        """Return the oldest snapshot of the present generation that the buddy lacks; None behind an altered one."""
+        if self._altered:
+            return None
         waiting = [b for b in self._buffers if b.place is BufferState.HOME and not b.busy and not b.refused]
         marks = [b.mark for b in waiting if b.mark is not None]
         return min((mark for mark in marks if mark.generation >= self._generation), default=None)
@@ -184,6 +188,16 @@ class Holdings:
             self._held = mark.step
         self._sweep()
         return newer
+
+    def altered(self, mark: Mark) -> bool:
+        """Take note that a snapshot being sent is not as it was written; return whether nothing newer can be safe.
+
+        Others may hold its step as their newest one: that must not become safe, as it would if newer ones counted here.
+        One that is safe already is only of no use to a buddy.
+        """
+        needed = mark.generation == self._generation and (self._safe is None or mark > self._safe)
+        self._altered |= needed
+        return needed
 
     def buddy_changed(self) -> None:
         """Replicate again what only the former buddy has; until then nothing counts as held."""

@@ -18,14 +18,14 @@ from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import HOME_BUFFERS, Holdings, Mark, Origin, Replicas
 from elastic3d.snapshots.permits import REPLICAS
-from elastic3d.snapshots.table import SnapshotTable
+from elastic3d.snapshots.table import BoxExtent, SnapshotTable
 
 
 @dataclass(slots=True)
 class Stored:
     """One complete snapshot in this host's memory.
 
-    digests: of the table's tiles, "" until computed.
+    digests: of the table's tiles, "" until computed; those that came with it are of what was written.
     """
 
     mark: Mark
@@ -40,8 +40,9 @@ class Stored:
     def digest_run(self, first: int, stop: int) -> list[str]:
         """Return the digests of tiles [first, stop), computing those that are missing."""
         with self.lock:
-            if stop > first and not self.digests[stop - 1]:
-                self.digests[first:stop] = digests(self.table, self.data, first, stop)
+            for index in range(first, stop):
+                if not self.digests[index]:
+                    (self.digests[index],) = digests(self.table, self.data, index, index + 1)
             return self.digests[first:stop]
 
     def digest_all(self) -> list[str]:
@@ -49,6 +50,13 @@ class Stored:
         for first, stop in self.table.runs:
             self.digest_run(first, stop)
         return self.digests
+
+    def altered(self) -> BoxExtent | None:
+        """Return the first tile whose bytes do not have the digest that is known of them; None if all have."""
+        for index, (tile, known) in enumerate(zip(self.table.tiles, self.digests, strict=True)):
+            if known and digests(self.table, self.data, index, index + 1) != [known]:
+                return tile
+        return None
 
     def span(self, first: int, stop: int) -> tuple[int, int]:
         """Return the half-open range of bytes that tiles [first, stop) lie in."""
@@ -143,11 +151,21 @@ class SnapshotMemory:
             self._forget()
 
     def written(
-        self, buffer: int, mark: Mark, *, rank: int, world: int, facts: Mapping[str, Any], table: str, checkpoint: bool
+        self,
+        buffer: int,
+        mark: Mark,
+        *,
+        rank: int,
+        world: int,
+        facts: Mapping[str, Any],
+        table: str,
+        checkpoint: bool,
+        digests: Sequence[str] = (),
     ) -> None:
-        """Take note of a complete snapshot. table: the identity of one that was learnt."""
+        """Take note of a complete snapshot. table: the identity of one that was learnt. digests: see `Stored`."""
         with self._changed:
             known = self._tables[table]
+            assert len(digests) in (0, len(known.tiles))
             self._holdings.written(buffer, mark, checkpoint=checkpoint)
             self._home[mark] = Stored(
                 mark=mark,
@@ -156,7 +174,7 @@ class SnapshotMemory:
                 facts=facts,
                 table=known,
                 data=self._arenas[buffer].view(known.nbytes),
-                digests=[""] * len(known.tiles),
+                digests=list(digests) or [""] * len(known.tiles),
             )
             self._forget()
             self._changed.notify_all()
@@ -210,6 +228,11 @@ class SnapshotMemory:
             newer = self._holdings.end(mark, held=held, refused=refused)
             self._forget()
             return newer
+
+    def altered(self, mark: Mark) -> bool:
+        """Take note that a snapshot being sent is not as it was written; return whether no newer one can be safe."""
+        with self._changed:
+            return self._holdings.altered(mark)
 
     def buddy_changed(self) -> None:
         """Replicate again what only the former buddy has."""

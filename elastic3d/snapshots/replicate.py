@@ -2,7 +2,8 @@
 
 Each run of tiles is hashed and then sent, so that this side hashes the next while the other verifies the last. A buddy
 that does not answer is tried again, slowly; until it has a snapshot, that snapshot is not held, and training goes on
-with fewer snapshots rather than wait.
+with fewer snapshots rather than wait. One whose bytes have changed since they were hashed is not sent again: the buddy
+finds that, and without one this side looks itself.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from elastic3d.snapshots import table as tables
 from elastic3d.snapshots import wire
 from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.memory import Replication, SnapshotMemory, Stored
+from elastic3d.snapshots.server import ALTERED
 from elastic3d.trust.channel import Channel, WireError
 from elastic3d.trust.credentials import Credentials
 
@@ -31,12 +33,22 @@ class Stale(Exception):
     """The buddy knows a newer generation than the snapshot's, or another node as the holder of its rank."""
 
 
+class Altered(Exception):
+    """The snapshot's bytes, here, are not those that it was taken with."""
+
+    def __init__(self, tensor: str) -> None:
+        super().__init__(f"{tensor} changed in memory after it was written")
+        self.tensor = tensor
+
+
 class Replicator:
     """Hashes and sends the snapshots in `memory`.
 
-    digested: called once for each snapshot, when its digests are known. ended: called after each attempt, with whether
-    the snapshot is now the newest one held twice, the seconds it took, and the bytes that a buddy has taken; buffers
-    may have become free.
+    digested: called once for each snapshot, when its digests are known.
+    altered: called with a snapshot whose bytes do not have their digests any more, the tensor, and whether no newer
+    snapshot can become safe.
+    ended: called after each attempt, with whether the snapshot is now the newest one held twice, the seconds it took,
+    and the bytes that a buddy has taken; buffers may have become free.
     unreachable: called with the buddy's address, the seconds and the last error when nothing could be sent to it for
     `patience` seconds, and again after as long. All are called on the replicator's thread.
     """
@@ -46,6 +58,7 @@ class Replicator:
         memory: SnapshotMemory,
         *,
         digested: Callable[[Mark], None],
+        altered: Callable[[Mark, str, bool], None] = lambda mark, tensor, fatal: None,
         ended: Callable[[Mark, bool, float, int], None],
         unreachable: Callable[[str, float, str], None] = lambda buddy, seconds, error: None,
         patience: float = PATIENCE,
@@ -54,7 +67,7 @@ class Replicator:
     ) -> None:
         self._memory = memory
         self._credentials: Credentials | None = None
-        self._digested = digested
+        self._digested, self._altered = digested, altered
         self._ended = ended
         self._unreachable, self._patience, self._clock = unreachable, patience, clock
         self._failing: tuple[str, float] | None = None
@@ -120,6 +133,9 @@ class Replicator:
             refused = True
             mark = work.stored.mark
             process_log().emit("replica.stale", generation=mark.generation, step=mark.step, error=str(problem))
+        except Altered as problem:
+            refused = True
+            self._altered(work.stored.mark, problem.tensor, self._memory.altered(work.stored.mark))
         except (WireError, OSError) as problem:
             error = str(problem) or type(problem).__name__
             process_log().emit("replica.failed", step=work.stored.mark.step, buddy=buddy, error=error)
@@ -147,7 +163,10 @@ class Replicator:
 
     def _replicate(self, work: Replication, buddy: str | None) -> bool:
         if buddy is None:
-            self._digest(work.stored)
+            try:
+                self._check(work.stored)
+            finally:
+                self._digest(work.stored)
             return True
         try:
             connection = self._connect(buddy)
@@ -161,6 +180,11 @@ class Replicator:
         finally:
             self._digest(work.stored)
         return True
+
+    def _check(self, stored: Stored) -> None:
+        tile = stored.altered()
+        if tile is not None:
+            raise Altered(tile.spec.key)
 
     def _digest(self, stored: Stored) -> None:
         stored.digest_all()
@@ -207,7 +231,10 @@ class Replicator:
             low, high = stored.span(first, stop)
             connection.send_bytes(stored.data[low:high])
         self._digest(stored)
-        _expect("held", connection.receive())
+        answer = connection.receive()
+        if answer.get("error") == ALTERED:
+            self._check(stored)  # or else it changed on the way
+        _expect("held", answer)
 
 
 def _expect(word: str, answer: dict[str, object]) -> None:

@@ -31,6 +31,9 @@ from elastic3d.trust.listening import BACKLOG, Listener, Refusal, Refusals, Wait
 
 _DIGEST_BYTES = 32
 
+ALTERED = "a tile's bytes do not have its digest"
+"""What is wrong with a replica of which a tile was sent with another digest than it has."""
+
 
 @dataclass(slots=True, eq=False)
 class _Guest:
@@ -265,7 +268,7 @@ class TileServer:
             if not good:
                 self._memory.lost(arriving)
         if not good:
-            channel.send({"error": "a tile's bytes do not have its digest"})
+            channel.send({"error": ALTERED})
         elif self._memory.arrived(arriving):
             channel.send({"held": True})
         else:

@@ -107,7 +107,8 @@ class Known:
     says, 0 for none. fresh: the user accepts a start at step 0 although there was such a step. wanted: the checkpoint
     asked for: "latest", "verified" or what `checkpointing.resolve_name` takes. damaged: names of checkpoints that were
     found damaged while they were read. failed_after: the step after which the user's code raised, -1 if it did not.
-    failure: its error, "" if that is not known. distrusted: rules for states that must not be gone on from. rollbacks:
+    failure: its error, "" if that is not known. spoilt: the (step, generation) of states in memory of which a tile has
+    no good copy. distrusted: rules for states that must not be gone on from. rollbacks:
     for which spikes of the loss some of these rules are.
     """
 
@@ -117,6 +118,7 @@ class Known:
     fresh: bool = False
     wanted: str = "latest"
     damaged: tuple[str, ...] = ()
+    spoilt: tuple[tuple[int, int], ...] = ()
     failed_after: int = -1
     failure: str = ""
     distrusted: tuple[Distrust, ...] = ()
@@ -211,9 +213,9 @@ def choose(
     """Return the inventories of the newest (step, generation) that is whole, None if there is none.
 
     Whole means that every tensor of the model, and every other one that any inventory names, is covered. Snapshots that
-    the membership cannot have seen do not count (`believed`). Nor, if the user's code raised, does the state right
-    after that step: going on from there, whatever raised (an evaluation after the step, say) would be skipped rather
-    than done again, and the job would end as if all were well.
+    the membership cannot have seen do not count (`believed`), nor those found damaged. Nor, if the user's code raised,
+    does the state right after that step: going on from there, whatever raised (an evaluation after the step, say) would
+    be skipped rather than done again, and the job would end as if all were well.
     """
     wanted = {spec.key: spec for spec in specs}
     by_moment: dict[tuple[int, int], list[PeerInventory]] = {}
@@ -225,7 +227,7 @@ def choose(
             continue
         by_moment.setdefault((inventory.step, inventory.generation), []).append(inventory)
     for moment in sorted(by_moment, reverse=True):
-        if moment[0] != known.failed_after and _whole(by_moment[moment], wanted):
+        if moment[0] != known.failed_after and moment not in known.spoilt and _whole(by_moment[moment], wanted):
             return by_moment[moment]
     return None
 
@@ -261,8 +263,10 @@ def decide(
     chosen = choose(held, specs, known) if servers else None
     if chosen:
         passed = _passed_over(doubtful, chosen[0].generation)
-        memory = replace(_in_memory(chosen), distrusted=passed)
-        return memory if passed < 0 else _gone_back(_newer(memory, tiers, at, known), known)
+        memory = replace(_in_memory(chosen), distrusted=passed, detail=_spoilt(known, chosen[0].step))
+        if passed < 0:
+            return _newer(memory, tiers, at, known) if known.spoilt else memory
+        return _gone_back(_newer(memory, tiers, at, known), known)
     saved, behind = _before(tiers, at, known) if at else (None, False)
     passed = _passed_over(doubtful, saved.generation if saved is not None else 0)
     passed = max(passed, saved.distrusted if saved is not None else -1)
@@ -293,6 +297,14 @@ def decide(
     if reached > 0:
         detail = f"steps up to {reached} were made and are lost: the run begins at step 0 again"
     return Decision(source=NONE, detail=detail)
+
+
+def _spoilt(known: Known, step: int) -> str:
+    """Return what a person should know of a step in memory that replaces others, "" where it is the newest."""
+    if not known.spoilt:
+        return ""
+    newest = max(known.spoilt)[0]
+    return f"step {newest} is damaged in memory, and there is no good copy: from step {step} on all is done again"
 
 
 def _in_memory(chosen: Sequence[PeerInventory]) -> Decision:

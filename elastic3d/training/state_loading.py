@@ -61,15 +61,16 @@ class StateLoader:
     def load(self, go: Go, scale: LossScale) -> LoadedState:
         """Load the decided state, the same on all ranks. scale: the loss scale of a run that begins.
 
-        Damage to a checkpoint's tiles shows when they are read. If any rank finds a damaged one, all go back to an
-        older checkpoint.
+        Damage shows when tiles are read. If any rank finds one that has no good copy, all go back to an older state: in
+        memory, else in the store.
         """
         store, rank = self.assignment.store, self.assignment.rank
         ledger: Ledger = ()
         damaged: tuple[str, ...] = ()
+        spoilt: tuple[tuple[int, int], ...] = ()
         while True:
             with self.peers():
-                decision = self._decide(go, damaged)
+                decision = self._decide(go, damaged, spoilt)
             missing: MissingTile | None = None
             if decision.source == restoring.NONE:
                 self.assembly.initialise()
@@ -92,7 +93,7 @@ class StateLoader:
                             arrived=self.assembly.mesh.progress.tick,
                         )
                 except MissingTile as error:
-                    if decision.source != restoring.STORE or not error.damaged:
+                    if not error.damaged:
                         raise
                     missing = error
                 finally:
@@ -101,7 +102,7 @@ class StateLoader:
                     scale = scale.restored(state_facts.parse(decision.facts, decision.step).loss_scale)
             with self.peers():
                 found_damaged = (
-                    decision.source == restoring.STORE and self.assembly.mesh.highest(missing is not None) > 0
+                    decision.source != restoring.NONE and self.assembly.mesh.highest(missing is not None) > 0
                 )
             if not found_damaged:
                 saved = self._facts(decision)
@@ -122,12 +123,19 @@ class StateLoader:
                     ),
                     loss=saved.last_loss if saved is not None else math.nan,
                 )
+            if decision.source == restoring.MEMORY:
+                if missing is not None:
+                    process_log().emit(
+                        "copy.damaged", source=restoring.MEMORY, tensor=missing.key, error=str(missing), more=0
+                    )
+                spoilt = (*spoilt, (decision.step, decision.generation))
+                continue
             process_log().emit(
                 "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
             )
             damaged = (*damaged, decision.checkpoint)
 
-    def _decide(self, go: Go, damaged: tuple[str, ...]) -> restoring.Decision:
+    def _decide(self, go: Go, damaged: tuple[str, ...], spoilt: tuple[tuple[int, int], ...]) -> restoring.Decision:
         given, mesh = self.assignment, self.assembly.mesh
         newest = mesh.highest(go.newest)
         # A node that was not there when the code raised cannot know that nothing would be skipped.
@@ -141,6 +149,7 @@ class StateLoader:
                 fresh=given.fresh,
                 wanted=given.restore,
                 damaged=damaged,
+                spoilt=spoilt,
                 failed_after=failed_after,
                 failure=go.failure,
                 distrusted=go.distrusted,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
 from chaos.gpu.emulated_device import POISON, EmulatedBuffer, EmulatedDevice, EmulatedStream, WrongThread
-from checkpointing.format.tiles import Box, TensorSpec
+from checkpointing.format.tiles import Box, TensorSpec, digest
 from elastic3d.devices import ComputeDevice, Move, device_at
+from elastic3d.devices.cpu import copy_from_host
 from elastic3d.snapshots.arena import Arena
+from elastic3d.snapshots.table import lay_out
+from elastic3d.worker.processes import copying
 from elastic3d.worker.processes.copying import Copier, prepare
 
 Tiles = list[tuple[TensorSpec, Box, torch.Tensor]]
@@ -41,7 +44,7 @@ def tiles(device: str = "cpu") -> Tiles:
 def copied(device: ComputeDevice, arena: Arena, given: Tiles) -> list[bytes]:
     """Return each tensor's bytes as they are in the arena when the copy is done."""
     copier = Copier([arena], device)
-    copy = prepare(given, None, device, acquire=lambda: 0, complete=lambda buffer: None)
+    copy = prepare(given, None, device, acquire=lambda: 0, complete=lambda buffer, digests: None)
     copier.start(copy)
     copier.finish()
     view = arena.view(copy.table.nbytes)
@@ -164,3 +167,75 @@ def test_a_gpus_state_goes_through_the_pinned_buffers(nbytes: int) -> None:
     target = memoryview(bytearray(offset))
     CudaCopyStream(device.torch_device, nbytes=nbytes).copy(moves, target, device.mark())
     assert bytes(target) == b"".join(one.cpu().contiguous().numpy().tobytes() for one in given)
+
+
+def digests_of(device: ComputeDevice, arena: Arena, given: Tiles, *, hurried: bool = False) -> dict[str, str]:
+    """Return each tile's digest as the copy gives it, by its key and box, in tiles of 640 bytes."""
+    said: list[Sequence[str]] = []
+
+    def complete(buffer: int, digests: Sequence[str]) -> None:
+        said.append(digests)
+
+    copier = Copier([arena], device)
+    copy = prepare(given, None, device, tile_bytes=640, acquire=lambda: 0, complete=complete)
+    if hurried:
+        copy.hurried.set()
+    copier.start(copy)
+    copier.finish(hurry=hurried)
+    (digests,) = said
+    if not digests:
+        return {}
+    names = [f"{tile.spec.key} {tile.box}" for tile in copy.table.tiles]
+    return dict(zip(names, digests, strict=True))
+
+
+def from_memory(arena: Arena, given: Tiles) -> dict[str, str]:
+    """Return the digests of what is in the arena, as a keeper takes them."""
+    table = lay_out([(spec, box) for spec, box, _ in given], 640)
+    view = arena.view(table.nbytes)
+    return {
+        f"{tile.spec.key} {tile.box}": digest(tile.spec, tile.box, view[tile.offset : tile.offset + tile.nbytes])
+        for tile in table.tiles
+    }
+
+
+def test_the_copy_says_what_it_has_written(arena: Arena) -> None:
+    """Each tile's digest is that of its bytes; once one of them changes, what a keeper would find is another."""
+    given = tiles()
+    said = digests_of(device_at("cpu", 0), arena, given)
+    assert len(said) > len(given)
+    assert said == from_memory(arena, given)
+    arena.view(1)[0] ^= 1
+    assert [name for name, one in from_memory(arena, given).items() if one != said[name]] == [next(iter(said))]
+
+
+def test_a_digest_is_of_what_was_written_though_the_tensor_changes_meanwhile(arena: Arena) -> None:
+    """A script may write to its parameters while they are copied."""
+    tensor = torch.arange(600, dtype=torch.uint8)
+
+    class Changing:
+        seen = b""
+
+        def update(self, data: memoryview) -> None:
+            self.seen += bytes(data)
+            tensor.add_(1)
+
+    hasher = Changing()
+    arena.reserve(600)
+    copy_from_host([Move(tensor=tensor, offset=8, hasher=hasher)], arena.view(608))
+    assert hasher.seen == bytes(arena.view(608)[8:])
+
+
+def test_what_somebody_waits_for_is_copied_without_digests(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except for the first bytes: the keeper takes the others."""
+    given = tiles()
+    monkeypatch.setattr(copying, "SURE", 1300)
+    said = digests_of(device_at("cpu", 0), arena, given, hurried=True)
+    found = from_memory(arena, given)
+    assert [one for one in said.values() if one] == list(found.values())[:2]
+    assert copied(device_at("cpu", 0), arena, given) == expected(given)
+
+
+def test_a_device_s_bytes_are_not_hashed_on_the_way(arena: Arena) -> None:
+    """They come faster than a thread hashes them: the keeper takes their digests."""
+    assert digests_of(EmulatedDevice(0), arena, tiles()) == {}

@@ -287,6 +287,19 @@ def test_without_snapshots_code_that_raised_is_repeated_from_an_older_checkpoint
     assert decide([40], replace(failed, failed_after=-1)).step == 40
 
 
+def test_a_damaged_state_in_memory_is_replaced_by_the_newest_older_one() -> None:
+    """Which is in memory, or in the store if that has a newer one."""
+    stocks = [Stock(step=step, generation=1, tiles=[rows(W, 0, 4)]) for step in (38, 40)]
+    known = restoring.Known(generation=2, newest=40, reached=40, spoilt=((40, 1),))
+    older = restoring.decide(Checkpoints([30], stocks), ["a:1"], SHELF, [W], known)
+    assert (older.source, older.step) == ("memory", 38)
+    assert older.detail == "step 40 is damaged in memory, and there is no good copy: from step 38 on all is done again"
+    saved = restoring.decide(Checkpoints([39], stocks), ["a:1"], SHELF, [W], known)
+    assert (saved.source, saved.step) == ("store", 39)
+    gone = restoring.decide(Checkpoints([30], stocks), ["a:1"], SHELF, [W], replace(known, spoilt=((40, 1), (38, 1))))
+    assert (gone.source, gone.step) == ("store", 30)
+
+
 SHELF = StoreAt(url="file:///x")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,12 +23,14 @@ from checkpointing import (
 )
 from checkpointing.format import names
 from checkpointing.interchange.tensors import buffer_of
+from checkpointing.reading.sources import Offered, TileSource
 from checkpointing.retention.policy import Retention, retained
 from elastic3d.distrust import Distrust
 from elastic3d.errors import StateError
 from elastic3d.membership.records import SavedStep
-from elastic3d.port import Go, LocalState, StateRestored
+from elastic3d.port import Go, LocalState, NearMemory, StateRestored
 from elastic3d.training import Run
+from elastic3d.training.restoring import Decision
 from elastic3d.training.standalone import StandalonePort
 from elastic3d.training.tiers import KeepersAndStore
 from elastic3d.values import StoreAt
@@ -34,6 +38,7 @@ from elastic3d.worker.checkpoints.writing import CheckpointWriter
 from elastic3d.worker.options import Saving
 from elastic3d.worker.processes.slot import PinnedSnapshot
 from tests.parallel.mains import train
+from tests.parallel.worlds import Files
 from tests.training.damage import spoil_tiles
 
 
@@ -259,3 +264,56 @@ def test_what_audits_vouch_for_lives_through_generations(tmp_path: Path) -> None
     later = Keeping(quiet, 2, audit=0.01)
     go_through(later, steps=3)
     assert (plain.clean, set(later.clean)) == ([None, None], {2})
+
+
+class Remembering(Keeping):
+    """A port that keeps a snapshot of each step besides, in a folder that stands for the keepers' memory."""
+
+    def __init__(self, folder: Path, generation: int, memory: Path) -> None:
+        super().__init__(folder, generation)
+        self.memory = memory
+        memory.mkdir(exist_ok=True)
+
+    def await_go(self) -> Go:
+        made = 4 if self.assignment.generation > 1 else 0
+        return Go(servers=(str(self.memory),), newest=made, reached=made)
+
+    def snapshot(self, state: LocalState, *, checkpoint: bool, wait: bool) -> None:
+        if state.step <= 2:
+            super().snapshot(state, checkpoint=checkpoint, wait=wait)
+        content = [(s, b, bytes(buffer_of(tensor.contiguous()))) for s, b, tensor in state.tiles]
+        (self.memory / f"{state.step}.{self.assignment.generation}.0").write_bytes(pickle.dumps((state.facts, content)))
+
+
+class Spoilt(KeepersAndStore):
+    """Keepers' memory in a folder, in which some steps have other bytes than they were offered with."""
+
+    def __init__(self, steps: Collection[int]) -> None:
+        super().__init__("run")
+        self.steps, self.name, self._files = steps, "files", Files()
+
+    def inventories(self, servers: Sequence[str]) -> Any:
+        return self._files.inventories(servers)
+
+    def sources(
+        self, decision: Decision, at: StoreAt | None, rank: int, near: Sequence[NearMemory] = ()
+    ) -> Mapping[str, TileSource]:
+        return {self.name: self} if decision.source == "memory" else super().sources(decision, at, rank, near)
+
+    def fetch(self, tile: Offered) -> bytes | memoryview:
+        data = bytearray(self._files.fetch(tile))
+        if int(Path(tile.where[0]).name.split(".")[0]) in self.steps:
+            data[0] ^= 1
+        return bytes(data)
+
+
+@pytest.mark.parametrize(("spoilt", "source", "step"), [((4,), "memory", 3), ((1, 2, 3, 4), "store", 2)])
+def test_a_snapshot_without_a_good_copy_costs_the_steps_since_the_one_before(
+    tmp_path: Path, spoilt: tuple[int, ...], source: str, step: int
+) -> None:
+    """It is no error of the script: an older one is taken, or a checkpoint, and the bits are the same."""
+    undisturbed = go_through(Keeping(tmp_path / "other", 1), steps=6)
+    train(Run(Remembering(tmp_path / "store", 1, tmp_path / "memory"), tiers=Spoilt(())), steps=4)
+    port = Remembering(tmp_path / "store", 2, tmp_path / "memory")
+    assert train(Run(port, tiers=Spoilt(spoilt)), steps=6) == undisturbed
+    assert (port.outcome["source"], port.outcome["step"]) == (source, step)

@@ -57,6 +57,8 @@ class SnapshotWritten:
     step: int
     checkpoint: bool
     facts: dict[str, Any]
+    digests: tuple[str, ...] = ()
+    """Of its tiles, as they were when they were written; "" for those that were not hashed, none where none was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,6 +153,14 @@ class SlotLoop:
             )
         )
 
+    def altered(self, mark: Mark, tensor: str, fatal: bool) -> None:
+        """Report a snapshot that is not as it was written; where no newer one can be safe, have all go back."""
+        trainer = self._trainers.get(self._writer or 0)
+        acted = fatal and trainer is not None and trainer.assignment.generation == mark.generation
+        process_log().emit("snapshot.altered", slot=self._index, step=mark.step, tensor=tensor, acted=acted)
+        if acted and trainer is not None:
+            self._supervisor.send(template.Kill(trainer=trainer.number))
+
     def replicated(self, mark: Mark, newer: bool, seconds: float, sent: int) -> None:
         """Note that a snapshot was sent in so many seconds, or could not be. sent: bytes that a buddy has taken."""
         self.grant()
@@ -395,6 +403,7 @@ class SlotLoop:
             facts=message.facts,
             table=trainer.table,
             checkpoint=message.checkpoint,
+            digests=message.digests,
         )
         if message.checkpoint:
             # Cleared here, until the keeper sets it again: in between no vote may ask for the next one.

@@ -205,6 +205,7 @@ class LocalSlot:
         self._replicator = Replicator(
             self._memory,
             digested=lambda mark: loop.post(lambda: loop.digested(mark)),
+            altered=lambda *altered: loop.post(lambda: loop.altered(*altered)),
             ended=lambda mark, newer, seconds, sent: loop.post(lambda: loop.replicated(mark, newer, seconds, sent)),
             unreachable=lambda *unreached: loop.post(lambda: loop.unreachable(*unreached)),
             name=f"replicator-{index}",

@@ -143,8 +143,12 @@ class ChannelPort:
             self._cadence.taken(step)
             facts = copy.deepcopy(state.facts)  # sent from the copying thread, after training has gone on
 
-            def complete(buffer: int) -> None:
-                self._say(channel.SnapshotWritten(buffer=buffer, step=step, checkpoint=checkpoint, facts=facts))
+            def complete(buffer: int, digests: Sequence[str]) -> None:
+                self._say(
+                    channel.SnapshotWritten(
+                        buffer=buffer, step=step, checkpoint=checkpoint, facts=facts, digests=tuple(digests)
+                    )
+                )
 
             job = copying.prepare(
                 state.tiles,
@@ -160,12 +164,15 @@ class ChannelPort:
             self._copier.start(job)
             self._stalled = self._clock.monotonic() - begun
         if wait:
-            self.finish_copy()
+            self._finish_copy(hurry=False)
 
     def finish_copy(self) -> None:
         """Block until no copy reads the state any more."""
+        self._finish_copy(hurry=True)
+
+    def _finish_copy(self, *, hurry: bool) -> None:
         begun = self._clock.monotonic()
-        self._copier.finish()
+        self._copier.finish(hurry=hurry)
         if self._stalled is not None:
             self._cost.stalled(self._stalled + self._clock.monotonic() - begun)
             self._stalled = None

@@ -396,7 +396,7 @@ def test_a_parent_in_another_store_is_refused() -> None:
 
 @pytest.mark.parametrize(("codec", "most"), [("raw", 4), ("planes", 40)])
 def test_the_memory_of_a_save_is_bounded(tmp_path: Path, codec: str, most: int) -> None:
-    """Raw tiles are never copied; only encoded ones under way are held, however large the state is."""
+    """Raw tiles are copied a piece at a time; only encoded ones under way are held, however large the state is."""
     spec = TensorSpec(key="w", dtype="int16", shape=(24, 1 << 20))
     data = np.random.default_rng(0).integers(0, 255, spec.box.numel, "<i2")
     whole = Piece(spec=spec, box=spec.box, data=memoryview(data).cast("B"))

@@ -16,8 +16,11 @@ import chaos.servers.s3
 import checkpointing.stores.fsspec
 import checkpointing.stores.obstore
 from chaos.servers.s3_proxy import ALWAYS, Do, Harm, S3Proxy, s3_proxy
-from checkpointing import Store, commit, fence, open_checkpoint, open_store, verify
-from checkpointing.errors import Fenced, Miswritten, StoreDenied, StoreError, StoreUnfit
+from checkpointing import Box, Store, TensorSpec, commit, fence, open_checkpoint, open_store, verify
+from checkpointing.errors import Corrupt, Fenced, Miswritten, StoreDenied, StoreError, StoreUnfit
+from checkpointing.format.pack import Content, plan_pack
+from checkpointing.format.tiles import digest
+from checkpointing.saving.uploading import is_there, upload
 from checkpointing.stores.fsspec import FsspecStore
 from checkpointing.stores.obstore import ObstoreStore
 from checkpointing.stores.probing import probe
@@ -85,6 +88,33 @@ def test_a_pack_larger_than_a_part_is_uploaded_in_parts(
         store.put("packs/large", data, check=True)
         assert store.size("packs/large") == 16 << 20
     assert store.get("packs/large", (4 << 20) - 3, (4 << 20) + 3) == blocks[0][-3:] + blocks[1][:3]
+
+
+@pytest.mark.parametrize("client", [ObstoreStore, FsspecStore])
+def test_a_pack_of_which_a_tile_changes_is_not_there_in_any_part(
+    options: dict[str, Any], client: type[ObstoreStore | FsspecStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last tile does not have its digest when it is sent, after parts of the pack were: the error names it."""
+    monkeypatch.setattr(checkpointing.stores.fsspec, "_BLOCK", 5 << 20)
+    monkeypatch.setattr(checkpointing.stores.obstore, "_PART", 5 << 20)
+    monkeypatch.setattr(checkpointing.stores.obstore, "_HELD", 6 << 20)
+    store = client(f"s3://bucket/changed-{client.__name__}", options=options)
+    spec = TensorSpec(key="w", dtype="uint8", shape=(4, 4 << 20))
+    boxes = [Box(start=(n, 0), stop=(n + 1, 4 << 20)) for n in range(4)]
+    blocks = [bytearray(os.urandom(4 << 20)) for _ in boxes]
+    plan = plan_pack(
+        [
+            Content(spec=spec, box=box, digest=digest(spec, box, block), data=memoryview(block))
+            for box, block in zip(boxes, blocks, strict=True)
+        ]
+    )
+    blocks[-1][7] ^= 1
+    with pytest.raises(Corrupt, match=r"w \[3:4, .* changed in memory"):
+        upload(store, plan, check=True)
+    assert list(store.list("")) == []
+    blocks[-1][7] ^= 1
+    upload(store, plan, check=True)
+    assert is_there(store, plan)
 
 
 def test_a_missing_bucket_is_named(options: dict[str, Any]) -> None:

@@ -16,7 +16,9 @@ MESSAGES = (
     channel.MainReady(),
     channel.Profiled(profile=ModelProfile(blocks=1, parameters=2, micro_batches=3, micro_batch=4, digest="d")),
     StateRestored(source="memory", step=3, generation=2),
-    channel.SnapshotWritten(buffer=1, step=2, checkpoint=True, facts={"ledger": [1, {"a": None}], "words": "über"}),
+    channel.SnapshotWritten(
+        buffer=1, step=2, checkpoint=True, facts={"ledger": [1, {"a": None}], "words": "über"}, digests=("ab", "")
+    ),
     channel.StepTaken(
         record=StepRecord(
             generation=1,

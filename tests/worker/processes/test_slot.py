@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
+import threading
 
 import pytest
 
+from chaos.machine.flips import flip
 from checkpointing.format.tiles import digest
 from elastic3d.errors import MembershipError
 from elastic3d.port import Go
@@ -162,6 +165,28 @@ def test_the_next_checkpoint_is_requested_when_the_keeper_is_ready(nursery: Nurs
     assert second.step > last.record.step
     keeper.slot.ask_leave(trainer)
     assert keeper.wait(TrainerExited).kind is ExitKind.LEFT
+
+
+def test_a_snapshot_that_changes_before_it_is_safe_ends_its_trainer(nursery: Nursery) -> None:
+    """As any death would: all go back to the newest step that is safe, which is as it was written."""
+    keeper = nursery.keeper("steps")
+    trainer = keeper.slot.prepare(assignment())
+    keeper.slot.go(trainer, GO)
+    keeper.wait(StepFinished)
+    over = threading.Event()
+
+    def change() -> None:
+        while not over.is_set():
+            flip(keeper.pid)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        ended = keeper.wait(TrainerExited)
+    finally:
+        over.set()
+        changing.join()
+    assert (ended.trainer, ended.kind, ended.code) == (trainer, ExitKind.CRASH, -signal.SIGKILL)
 
 
 def test_a_companion_keepers_memory_is_lent_to_the_node(nursery: Nursery) -> None:
