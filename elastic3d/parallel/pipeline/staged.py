@@ -272,7 +272,12 @@ class _Stage(PipelineStage):
         """
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """Leave out what goes to this rank itself, which gloo cannot send: the middle of a V. Up to torch 2.12."""
+        """Leave out what torch up to 2.12 sends first, to connect neighbours, where gloo has connected all.
+
+        On a device, leave out what goes to this rank itself, in the middle of a V.
+        """
+        if self.device.type == "cpu":
+            return []
         return [message for message in super()._get_init_p2p_neighbors_ops() if message.group_peer != self.group_rank]
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
