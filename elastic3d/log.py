@@ -337,6 +337,14 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "slot.failed": _error("error", "traceback"),
         # A trainer is still there long after SIGKILL: it waits in the kernel, at `wchan`, and its node leaves for good.
         "trainer.unkillable": _error("pid", "seconds", "state", "wchan", "detail"),
+        # A slot's standby has its device's context and libraries, and waits to be the next trainer.
+        "standby.ready": _debug("seconds"),
+        # It is the next trainer.
+        "standby.taken": _debug("pid"),
+        # It could not get them, or ended: the next trainer gets them itself, as without a standby.
+        "standby.failed": _warning("error"),
+        # The slot keeps none any more, for `reason`.
+        "standby.off": _info("reason"),
         # A trainer sent something that its keeper cannot read, and is stopped.
         "trainer.garbled": _error("trainer", "error"),
         # The keeper gave a trainer no buffer for its snapshot for `seconds`; the trainer ends.

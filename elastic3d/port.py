@@ -52,7 +52,7 @@ class Assignment:
     proven: what a measuring trainer of this node has proven of the model, so that it need not be proven again.
     recompute: what blocks compute again at least, of `shortfall.RECOMPUTED`, whatever the script asks for.
     recorded: the descriptors of its progress record come with it. sheets: its steps are measured, with those of all
-    other ranks.
+    other ranks. standby: while it trains, its slot keeps a standby on a device of which one trainer holds the memory.
     """
 
     run_id: str
@@ -94,6 +94,7 @@ class Assignment:
     recompute: str = "none"
     recorded: bool = False
     sheets: bool = False
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -296,7 +296,7 @@ class DeviceFacts:
     driver: str = ""
     """Version of the kernel's driver, "" where there is none or it does not say."""
     reserve: int = 0
-    """Bytes that are not the model's: the context's, and what other processes hold; 0 where it was not measured."""
+    """Bytes that are not the model's: the context's, a standby's, and what others hold; 0 where it was not measured."""
     products: str = ""
     """In what products of float32 are computed, "" where there is no choice."""
 

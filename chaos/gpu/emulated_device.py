@@ -39,6 +39,9 @@ FOLDER = "EMULATED_DEVICES"
 CAPACITY, HELD = 150 << 20, 100 << 20
 """Bytes of a device, and those that any model takes."""
 
+CONTEXT = 10 << 20
+"""Bytes that any process takes that has the device open."""
+
 BUFFER = 1 << 20
 """Bytes of each of a stream's two buffers."""
 
@@ -55,11 +58,12 @@ class EmulatedDevice(CpuDevice):
 
     kind = KIND
     exclusive = True
+    standby_bytes = CONTEXT
 
     def __init__(self, index: int, *, late: float = 0.02, freed_after: float = 0.3) -> None:
         self.index, self._late = index, late
         self._memory = _Memory(index, freed_after) if os.environ.get(FOLDER) else None
-        self._taken = False
+        self._opened = self._taken = False
         self.waits = 0
         self.loaded = False
         self.connected: list[dist.ProcessGroup] = []
@@ -76,6 +80,9 @@ class EmulatedDevice(CpuDevice):
     def open(self) -> None:
         """Take it into use on the calling thread."""
         self.enter_thread()
+        if self._memory is not None and not self._opened:
+            self._memory.hold(CONTEXT)
+        self._opened = True
 
     def installed(self) -> int:
         """Return that each slot has one."""
@@ -88,12 +95,16 @@ class EmulatedDevice(CpuDevice):
     def place(self, module: nn.Module) -> None:
         """Take memory for a model, whatever its size, with its first module."""
         if self._memory is not None and not self._taken:
-            self._memory.take(HELD)
+            self._memory.hold(CONTEXT + HELD)
             self._taken = True
 
     def free(self) -> int:
         """Return what no other process holds, or has held until a moment ago."""
         return self._memory.free() if self._memory is not None else CAPACITY
+
+    def release(self) -> None:
+        """Wait for what is queued."""
+        self.await_mark(self._queued)
 
     def memory_use(self) -> str:
         """Return which processes hold how much of it."""
@@ -248,7 +259,8 @@ class _Memory:
         held = [f"pid {file.name} {file.read_text()}" for file in sorted(self._folder.glob("*[0-9]"))]
         return f"the emulated device has {CAPACITY} bytes: {', '.join(held) or 'all free'}"
 
-    def take(self, nbytes: int) -> None:
+    def hold(self, nbytes: int) -> None:
+        """Hold so many bytes in all."""
         self._folder.mkdir(parents=True, exist_ok=True)
         free = self.free()
         if nbytes > free:

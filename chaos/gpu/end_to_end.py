@@ -26,7 +26,7 @@ from chaos.schedules.scenario import parse_drain, parse_join, parse_kill
 from chaos.servers.etcd import EtcdServer
 from elastic3d.clock import SYSTEM
 from elastic3d.devices.cpu import host_memory
-from elastic3d.environment import DEVICE
+from elastic3d.environment import DEVICE, LOG
 
 SCRIPT = Path(__file__).with_name("train_marked.py")
 PARTS = ("entered", "opened", "memory back", "groups", "built", "loaded", "stepped")
@@ -34,6 +34,9 @@ PARTS = ("entered", "opened", "memory back", "groups", "built", "loaded", "stepp
 
 LEAST = 15.0
 """Seconds for one recovery: with fewer left, nothing is killed any more."""
+
+STANDBY = 5.0
+"""Seconds to wait for a standby at most."""
 
 ENOUGH = 1 << 30
 SMALL = Setting(steps=40, global_batch=6, blocks=2, width=64, context=32, script=SCRIPT)
@@ -77,7 +80,7 @@ def _kills(bench: Bench, etcd: EtcdServer, name: str, width: int, blocks: int, *
             script_args=(*given, "--checkpoint-every=0"),
             # One machine is killed on purpose, over and over: nothing is to be held against it.
             conf={"mode": "resident", "flaps": "0", "damping": "0.2"},
-            environment={MARKS: str(marks), DEVICE.name: bench.kind},
+            environment={MARKS: str(marks), DEVICE.name: bench.kind, LOG.name: "debug"},
         )
         cluster = stack.enter_context(Cluster(launch, Path(folder, "nodes")))
         node = cluster.start_node("node0")
@@ -103,8 +106,9 @@ def _kills(bench: Bench, etcd: EtcdServer, name: str, width: int, blocks: int, *
                 begun += 1
                 known += follower.poll()
                 _say(bench, name, number, killed, life, known)
-                # A few steps, so that there is a snapshot of this trainer's.
+                # A few steps, so that there is a snapshot of this trainer's, and what stands by for the next one.
                 wait_until(lambda: False, 0.5)
+                wait_until(lambda begun=begun: node.log.read_text().count("standby.ready") >= begun, STANDBY)
         finally:
             text = "".join(log.read_text(errors="replace") for log in Path(folder, "nodes").rglob("*.log"))
             known += follower.poll()

@@ -18,6 +18,7 @@ from chaos.gpu.bench import MIB, Bench
 from chaos.gpu.forked import ChildFailed, Talk, in_child
 from elastic3d.clock import SYSTEM
 from elastic3d.devices import device_at
+from elastic3d.parallel.warming import warm
 
 REPEATS = 5
 CHILD_LIMIT = 40.0
@@ -29,6 +30,7 @@ def measure(bench: Bench) -> None:
     for number in range(repeats):
         for bound in (False, True):
             _say(bench, "start", number, _start, bench.kind, bound, bench.small, SYSTEM.monotonic())
+        _say(bench, "standby", number, _standby, bench.kind, bench.small, SYSTEM.monotonic())
     for number in range(0 if bench.small else 3):
         _say(bench, "compile", number, _compile, bench.kind, SYSTEM.monotonic())
 
@@ -82,15 +84,8 @@ def _start(talk: Talk, kind: str, bound: bool, small: bool, begun: float) -> lis
     device = device_at(kind, 0)
     device.open()
     parts.add("context")
-    size = 256 if small else 4096
     where = device.torch_device
-    number = torch.bfloat16 if kind == "cuda" else torch.float32
-    matrix = torch.ones(size, size, device=where, dtype=number)
-    (matrix @ matrix).sum().item()
-    parts.add("first product")
-    q = torch.ones(2, 4, 128 if small else 1024, 64, device=where, dtype=number, requires_grad=True)
-    functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()  # type: ignore[no-untyped-call]
-    parts.add("first attention, back too")
+    _compute(parts, where, kind, small)
     try:
         own: dict[str, Any] = {"device_id": where} if bound and kind == "cuda" else {}
         dist.init_process_group(device.backend, store=HashStore(), rank=0, world_size=1, **own)
@@ -101,6 +96,36 @@ def _start(talk: Talk, kind: str, bound: bool, small: bool, begun: float) -> lis
         parts.add("second collective")
     except (RuntimeError, ValueError) as error:
         parts.fail("process group of one", error)
+    _optimize(parts, where)
+    return parts.said
+
+
+def _standby(talk: Talk, kind: str, small: bool, begun: float) -> list[dict[str, Any]]:
+    """Warm the device as a standby does; what is called first by a trainer is then called for the second time."""
+    parts = _Parts(kind, begun, standby=True)
+    parts.add("fork")
+    device = device_at(kind, 0)
+    device.open()
+    parts.add("context")
+    warm(device)
+    parts.add("warm")
+    _compute(parts, device.torch_device, kind, small)
+    _optimize(parts, device.torch_device)
+    return parts.said
+
+
+def _compute(parts: _Parts, where: torch.device, kind: str, small: bool) -> None:
+    size = 256 if small else 4096
+    number = torch.bfloat16 if kind == "cuda" else torch.float32
+    matrix = torch.ones(size, size, device=where, dtype=number)
+    (matrix @ matrix).sum().item()
+    parts.add("first product")
+    q = torch.ones(2, 4, 128 if small else 1024, 64, device=where, dtype=number, requires_grad=True)
+    functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()  # type: ignore[no-untyped-call]
+    parts.add("first attention, back too")
+
+
+def _optimize(parts: _Parts, where: torch.device) -> None:
     try:
         parameter = torch.nn.Parameter(torch.ones(1 << 16, device=where))
         parameter.grad = torch.ones_like(parameter)
@@ -108,7 +133,6 @@ def _start(talk: Talk, kind: str, bound: bool, small: bool, begun: float) -> lis
         parts.add("first optimizer step")
     except RuntimeError as error:
         parts.fail("first optimizer step", error)
-    return parts.said
 
 
 def _compile(talk: Talk, kind: str, begun: float) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ from chaos.machine.clocks import Clocks
 from chaos.machine.groups import NodeGroup, groups_left, parents
 from chaos.machine.network import Network
 from chaos.machine.processes import MARK, Found, Part, children, descendants, end_all, leashed, marked, send, wait_until
+from elastic3d.devices.exhaustion import STANDBY
 from elastic3d.environment import DEVICE
 
 # torch's launcher and compiler never remove these.
@@ -114,7 +115,7 @@ class AgentNode:
         keepers = self.keepers()
         # A keeper's other children are probes, which live for milliseconds.
         templates = [child for keeper in keepers for child in children(keeper) if _leads_session(child)]
-        trainers = [child for template in templates for child in children(template)]
+        forked = [child for template in templates for child in children(template)]
         match part:
             case Part.AGENT:
                 return [self.pid]
@@ -124,7 +125,7 @@ class AgentNode:
                 # Each keeper has a second one in reserve, which has no trainers.
                 return [template for template in templates if children(template)] or templates
             case Part.TRAINERS:
-                return trainers
+                return [pid for pid in forked if not stands_by(pid)]
             case None:
                 return [self.pid, *descendants(self.pid)]
 
@@ -388,6 +389,14 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def stands_by(pid: int) -> bool:
+    """Return whether a process is a slot's standby, which trains nothing."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == STANDBY
+    except OSError:
+        return False
 
 
 def _leads_session(pid: int) -> bool:

@@ -7,13 +7,19 @@ value that the user has set stays, but where another could break a promise: then
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 import torch
 
 from elastic3d import environment
 from elastic3d.environment import Variable
+
+_READ = (
+    *("CUDA", "CUDNN", "CUBLAS", "NVIDIA", "PYTORCH", "TORCH_", "TRITON"),
+    *("HIP", "HSA", "ROC", "MIOPEN", "AMD", "GPU"),
+)
+"""How the names begin of variables that CUDA, ROCm, torch and Triton read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,11 @@ def apply(wanted: tuple[Setting, ...], variables: MutableMapping[str, str] = os.
             if had is not None:
                 replaced.append(name)
     return replaced
+
+
+def read_by_libraries(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that a device's libraries read when they are loaded, but for those of communicators."""
+    return {name: value for name, value in variables.items() if name.startswith(_READ) and "NCCL" not in name}
 
 
 def deterministic() -> None:

@@ -45,6 +45,7 @@ class CpuDevice:
     kind = "cpu"
     backend = "gloo"
     exclusive = False
+    standby_bytes = 0
 
     @property
     def torch_device(self) -> torch.device:
@@ -71,6 +72,9 @@ class CpuDevice:
     def free(self) -> int:
         """Return the bytes of the host's memory that are free."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+    def release(self) -> None:
+        """Do nothing: what is not used is the host's at once."""
 
     def memory_use(self) -> str:
         """Return how much of the host's memory is free."""

@@ -125,6 +125,11 @@ class ComputeDevice(Protocol):
         """Whether it has memory of its own, which two trainers of a slot would run out of: one holds it at a time."""
         ...
 
+    @property
+    def standby_bytes(self) -> int:
+        """Bytes of its memory that a standby takes beside the trainer: its context, its libraries and their kernels."""
+        ...
+
     def installed(self) -> int:
         """Return how many devices of this kind this process sees."""
         ...
@@ -150,6 +155,10 @@ class ComputeDevice(Protocol):
 
     def free(self) -> int:
         """Return the bytes of its memory that nobody holds. The device is open."""
+        ...
+
+    def release(self) -> None:
+        """Wait for its work, and give back what this process keeps of its memory; nothing is said of its use before."""
         ...
 
     def memory_use(self) -> str:

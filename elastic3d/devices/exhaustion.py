@@ -13,6 +13,9 @@ import torch
 MESSAGES = ("out of memory", "can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
 """In errors that are no `OutOfMemoryError`: of cuBLAS, cuDNN and NCCL, and of torch's allocator on the host."""
 
+STANDBY = "e3d-standby"
+"""The name, as the kernel has it, of a process that holds a device's context for the next trainer."""
+
 MOST = 5
 """Processes that are named."""
 
@@ -108,6 +111,8 @@ def holders(files: Iterable[str], proc: Path = Path("/proc")) -> Iterator[Holder
 
 
 def _command(folder: Path) -> str:
+    if (folder / "comm").read_text().strip() == STANDBY:
+        return "the standby of the next trainer; --rdzv-conf=standby=off does without"
     words = (folder / "cmdline").read_bytes().split(b"\0")
     return b" ".join(words[:3]).decode(errors="replace").strip()[:80]
 

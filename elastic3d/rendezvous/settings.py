@@ -44,7 +44,7 @@ _DRAIN = "drain"
 _KILLED_AFTER = environment.SHUTDOWN_TIMEOUT.name
 _COUNTS = ("tries", "multiple_of", "budget", "flaps")
 _TEXTS = ("mode", "prefix", "node", "user", "password_file", "ca", "cert", "key", "gate")
-KNOWN = (*_TEXTS, *_TIMES, _DRAIN, *_COUNTS, "counts", "labels", "admission", "chaos", *notice_options.KEYS)
+KNOWN = (*_TEXTS, *_TIMES, _DRAIN, *_COUNTS, "counts", "labels", "admission", "standby", "chaos", *notice_options.KEYS)
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 """One part of an etcd key."""
 
@@ -86,6 +86,8 @@ class Settings:
     """Where the node stands, by level of membership/topology.py."""
     admission: bool = True
     """Whether it checks itself before it joins."""
+    standby: bool = True
+    """Whether its slots keep a standby, where one trainer holds a device's memory at a time."""
     chaos: bool = False
     """Whether its keeper carries out orders of faults in its own processes (membership/injection.py)."""
     drain: float = 25.0
@@ -148,9 +150,9 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
     for one, other in (("cert", "key"), ("user", "password_file")):
         if bool(conf.get(one)) != bool(conf.get(other)):
             raise ConfigurationError(f"--rdzv-conf: {one} and {other} belong together; give both or neither")
-    admission = conf.get("admission", "on")
-    if admission not in ("on", "off"):
-        raise ConfigurationError(f"--rdzv-conf=admission={admission}: choose on or off")
+    for switch in ("admission", "standby"):
+        if conf.get(switch, "on") not in ("on", "off"):
+            raise ConfigurationError(f"--rdzv-conf={switch}={conf[switch]}: choose on or off")
     chaos = conf.get("chaos", "off")
     if chaos not in ("allow", "off"):
         raise ConfigurationError(f"--rdzv-conf=chaos={chaos}: choose allow or off")
@@ -178,7 +180,8 @@ def from_parameters(parameters: RendezvousParameters) -> Settings:
         # A machine that only has a host name may run several nodes; one that fails says nothing about the others.
         home="" if conf.get("node") else labels_of(conf.get("labels", ""), os.environ, "", read_file).get("host", ""),
         labels=labels_of(conf.get("labels", ""), os.environ, socket.gethostname(), read_file),
-        admission=admission == "on",
+        admission=conf.get("admission", "on") == "on",
+        standby=conf.get("standby", "on") == "on",
         chaos=chaos == "allow",
         drain=_drain(conf),
         end_seen=None,

@@ -38,6 +38,13 @@ def test_what_the_user_set_stays_where_no_promise_depends_on_it() -> None:
     assert contract.apply(contract.settings("cuda", interface="eth0", tp=1), variables) == []
 
 
+def test_what_libraries_read_is_told_from_the_rest() -> None:
+    """A standby has loaded them before `main` is called; communicators are made after it."""
+    read = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "HIP_VISIBLE_DEVICES")
+    others = ("NCCL_DEBUG", "TORCH_NCCL_BLOCKING_WAIT", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS", "WANDB_MODE")
+    assert sorted(contract.read_by_libraries(dict.fromkeys((*read, *others), "1"))) == sorted(read)
+
+
 def test_fresh_memory_is_not_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch fills it wherever deterministic algorithms are asked for, one pass over each allocation."""
     try:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from elastic3d.devices.cuda import device_files
-from elastic3d.devices.exhaustion import DeviceUse, Holder, asked, describe, holders, is_out_of_memory, of_host
+from elastic3d.devices.exhaustion import STANDBY, DeviceUse, Holder, asked, describe, holders, is_out_of_memory, of_host
 from elastic3d.parallel.peer_errors import is_lost_peer
 
 GIB = 1 << 30
@@ -95,6 +95,18 @@ def test_processes_with_a_device_open_are_found(tmp_path: Path) -> None:
         assert holder.pid == other.pid != os.getpid()
         assert holder.command.startswith(sys.executable)
         other.communicate()
+
+
+def test_a_standby_is_named_as_what_it_is(tmp_path: Path) -> None:
+    """With what does without it: its command line is the trainer's."""
+    file = tmp_path / "nvidia0"
+    file.touch()
+    (tmp_path / "4711" / "fd").mkdir(parents=True)
+    (tmp_path / "4711" / "fd" / "3").symlink_to(file)
+    (tmp_path / "4711" / "comm").write_text(f"{STANDBY}\n")
+    (tmp_path / "4711" / "cmdline").write_bytes(b"python\0train.py\0")
+    (holder,) = holders([str(file)], tmp_path)
+    assert holder.command == "the standby of the next trainer; --rdzv-conf=standby=off does without"
 
 
 def test_the_file_of_a_device_is_the_drivers(tmp_path: Path) -> None:

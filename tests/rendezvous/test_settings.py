@@ -63,6 +63,7 @@ def test_every_setting_is_parsed() -> None:
             tries="7",
             labels="zone:z/host:h",
             admission="off",
+            standby="off",
             chaos="allow",
             notices="gcp",
             notices_url="http://127.0.0.1:8080",
@@ -78,6 +79,7 @@ def test_every_setting_is_parsed() -> None:
     )
     assert settings.home == "", "a given name is the same at each start"
     assert (settings.labels, settings.admission) == ({"zone": "z", "host": "h"}, False)
+    assert not settings.standby
     assert settings.chaos
     policy = settings.policy
     assert (settings.mode, settings.node, settings.root) == ("resident", "n1", "/team/a/job/")
@@ -127,6 +129,7 @@ def test_every_setting_is_parsed() -> None:
         ({"node": "a/b"}, "node=a/b"),
         ({"labels": "rack=r1"}, "labels=rack=r1"),
         ({"admission": "maybe"}, "admission=maybe: choose on or off"),
+        ({"standby": "2"}, "standby=2: choose on or off"),
         ({"chaos": "on"}, "chaos=on: choose allow or off"),
         ({"chaos": "allow"}, "chaos=allow: in mode restart no keeper is there"),
         ({"node": "a b"}, "node=a b"),

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -162,11 +162,12 @@ class Nursery:
         threads_before: bool = False,
         broken_again: bool = False,
         watched: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> Keeper:
         """Fork a keeper whose trainers run an entry of nursery.py.
 
         threads_before: it has a thread before it has a slot. broken_again: its script fails when it is run again.
-        watched: it looks at its trainers' progress records.
+        watched: it looks at its trainers' progress records. variables: what is set in its environment besides.
         """
         number = next(self._numbers)
         name = f"elastic3d-test-{os.getpid()}-{number}"
@@ -179,6 +180,7 @@ class Nursery:
             "threads_before": threads_before,
             "broken_again": broken_again,
             "watched": watched,
+            "variables": dict(variables or {}),
         }
         template.send(self._control, template.Fork(trainer=number, spec=json.dumps(spec)))
         while not isinstance(packet := self._packet(), template.Forked):

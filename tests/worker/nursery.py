@@ -18,8 +18,10 @@ from typing import Any
 import torch
 import torch.utils.data
 
+from chaos.gpu import emulated_device
 from chaos.gpu.emulated_device import EmulatedDevice
 from checkpointing.format.tiles import Box, TensorSpec
+from elastic3d.devices.turn import await_memory
 from elastic3d.health.options import Watching
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.parallel.group_errors import GroupErrors
@@ -85,6 +87,48 @@ def waiting(port: Port) -> None:
     while not port.flags().leave:
         time.sleep(0.002)
     port.leave(5)
+
+
+def state_of_torch() -> dict[str, Any]:
+    """Return what a process draws, computes and finds with, as far as a standby could have changed it."""
+    settings = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return {
+        "generator": torch.default_generator.get_state().numpy().tobytes().hex(),
+        "seed": torch.default_generator.initial_seed(),
+        "environment": sorted(settings.items()),
+        "flags": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            str(torch.get_default_dtype()),
+            torch.get_num_threads(),
+            torch.distributed.is_initialized(),
+        ),
+        "name": open("/proc/self/comm").read(),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+    }
+
+
+def on_device(port: Port) -> None:
+    """Say what this process is like, and hold a device's memory while it steps."""
+    # In a file by its generation, named by a variable: several trainers write beside each other.
+    told = os.path.join(os.environ["NURSERY_TOLD"], str(port.assignment.generation))
+    with open(told, "w") as file:
+        json.dump({"pid": os.getpid(), "torch": state_of_torch()}, file)
+    os.environ.update(json.loads(os.environ.get("NURSERY_SETS", "{}")))
+    port.await_go()
+    port.device.open()
+    await_memory(port.device, port.assignment.device_free)
+    port.device.place(torch.nn.Linear(1, 1))
+    port.restored(NOTHING)
+    step = 0
+    while not port.flags().leave:
+        step += 1
+        port.committed(record(port, step))
+        time.sleep(0.01)
+    port.leave(step)
 
 
 def value(step: int, key: str, row: int) -> float:
@@ -292,6 +336,7 @@ ENTRIES: dict[str, Any] = {
         waiting,
         sharded,
         group_fails,
+        on_device,
     )
 }
 
@@ -306,6 +351,7 @@ def keeper(spec: str, descriptors: tuple[int, ...]) -> None:
     """Run a keeper: a slot, exposed under the name in `spec`."""
     settings = json.loads(spec)
     os.environ["NURSERY_ENTRY"] = settings["entry"]
+    os.environ.update(settings["variables"])
     output = os.open(settings["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -324,6 +370,7 @@ def keeper(spec: str, descriptors: tuple[int, ...]) -> None:
 
 
 if __name__ == "__main__":
+    emulated_device.install()
     if "NURSERY_BROKEN" in os.environ:
         sys.exit("the script fails when it is run again")
     if "NURSERY_ENTRY" in os.environ:

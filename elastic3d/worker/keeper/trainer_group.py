@@ -117,4 +117,5 @@ def assignment(
         recorded=generation is not None and options.health is not None,
         sheets=generation is not None and generation.world > 1 and bool(options.health and options.health.slow),
         device_free=device.memory - device.reserve if device is not None else 0,
+        standby=settings.standby,
     )

@@ -74,6 +74,17 @@ class StepTaken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStepsTaken:
+    """Trainer: a standby for its successor would not hold it up any more.
+
+    changed: variables that `main` has set for a device's libraries, for which those of a standby would be loaded too
+    early.
+    """
+
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditTold:
     """Trainer: an audit found something, or there are none. last: no message follows, for its step is not made."""
 
@@ -145,6 +156,7 @@ FromTrainer = (
     | SnapshotWritten
     | BufferWanted
     | StepTaken
+    | FirstStepsTaken
     | AuditTold
     | EventSaid
     | MainLeft

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import os
 import queue
 import selectors
@@ -24,11 +23,11 @@ from elastic3d.port import Assignment, Flags, Go, StateRestored
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.memory import SnapshotMemory
-from elastic3d.values import to_json
 from elastic3d.worker.processes import channel, events, template
 from elastic3d.worker.processes.channel import FromKeeper, FromTrainer, KeeperEnd
 from elastic3d.worker.processes.events import EventSaid, ExitKind, SlotEvent
 from elastic3d.worker.processes.process import ExitCode
+from elastic3d.worker.processes.slot_standby import SlotStandby
 from elastic3d.worker.processes.slot_trainer import SlotTrainer
 from elastic3d.worker.processes.supervisor import TemplateLost, TemplateSupervisor
 from elastic3d.worker.processes.survivors import TrainerUnkillable
@@ -53,6 +52,7 @@ class SlotLoop:
         self._watchers = Watchers(watch)
         self._index = index
         self._supervisor = supervisor
+        self._standby = SlotStandby(index, supervisor)
         self._memory = memory
         self._events = events
         self._trainers: dict[int, SlotTrainer] = {}
@@ -244,8 +244,7 @@ class SlotLoop:
         descriptors = [trainer.theirs.fileno(), *self._watchers.descriptors(trainer.number)]
         if not trainer.assignment.measuring:
             descriptors.extend(self._memory.descriptors())
-        spec = json.dumps(to_json(trainer.assignment))
-        self._supervisor.send(template.Fork(trainer=trainer.number, spec=spec), descriptors)
+        self._supervisor.send(self._standby.fork(trainer.number, trainer.assignment), descriptors)
 
     def _hear_template(self) -> None:
         packets = self._supervisor.receive()
@@ -271,7 +270,7 @@ class SlotLoop:
                 case template.ProcessExited():
                     self._exited(self._trainers[packet.trainer], packet.code)
                 case _:
-                    pass
+                    self._standby.heard(packet)
 
     def _template_died(self) -> None:
         self._hear_template()  # its last reports
@@ -381,6 +380,8 @@ class SlotLoop:
                     self._memory.safe(Mark(generation, message.record.safe_step))
                     self.grant()
                 self._tell(events.StepFinished(slot=slot, trainer=number, record=message.record))
+            case channel.FirstStepsTaken():
+                self._standby.wanted(trainer.assignment, message)
             case channel.AuditTold():
                 if message.last:
                     trainer.last = message
@@ -426,6 +427,7 @@ class SlotLoop:
             self._memory.trainer_gone()
         exited = trainer.exited(self._index, code, kind, detail, waited=self._watchers.waited(trainer.number))
         self._watchers.ended(trainer.number, exited.kind)
+        self._standby.exited(exited)
         self._tell(exited)
 
     def _last_words(self, trainer: SlotTrainer) -> list[FromTrainer] | None:

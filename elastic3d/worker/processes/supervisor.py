@@ -91,6 +91,11 @@ class TemplateSupervisor:
         """Whether processes of a dead template are still to be killed and reaped."""
         return self._dead_session is not None
 
+    @property
+    def forks(self) -> bool:
+        """Whether trainers are forks of it, and not new interpreters."""
+        return self._hazard is None
+
     def send(self, packet: Packet, descriptors: Sequence[int] = ()) -> None:
         """Command the template. If it is dead or stuck, nothing is sent: its death is noticed, or caused, elsewhere."""
         try:

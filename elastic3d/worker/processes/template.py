@@ -33,6 +33,7 @@ from elastic3d import output
 from elastic3d.clock import SYSTEM
 from elastic3d.tagged import Tagged
 from elastic3d.worker.processes import process
+from elastic3d.worker.processes.standby import Standby, stand_by
 
 TrainerMain = Callable[[str, tuple[int, ...]], object]
 """Becomes a trainer: it is called with a spec and inherited descriptors in a fresh child, and ends the process
@@ -45,9 +46,20 @@ _GROUP_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Keeper to template: fork a trainer; its descriptors come with the packet."""
+    """Keeper to template: fork a trainer; its descriptors come with the packet.
+
+    standby: the slot's standby may become it, if there is one.
+    """
 
     trainer: int
+    spec: str
+    standby: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stand:
+    """Keeper to template: fork a standby, for a trainer whose assignment is like this one, unless there is one."""
+
     spec: str
 
 
@@ -90,7 +102,30 @@ class ProcessExited:
     code: int
 
 
-Packet = Fork | Kill | TemplateReady | Forked | Unforked | ProcessExited
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyReady:
+    """Template to keeper: a standby could become the next trainer. seconds: what it took to be warm."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyTaken:
+    """Template to keeper: it is the trainer `pid` now."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyEnded:
+    """Template to keeper: there is no standby any more, and it has become no trainer."""
+
+    error: str
+
+
+Packet = (
+    Fork | Stand | StandbyReady | StandbyTaken | StandbyEnded | Kill | TemplateReady | Forked | Unforked | ProcessExited
+)
 _PACKETS: Tagged[Packet] = Tagged(get_args(Packet))
 
 
@@ -186,6 +221,8 @@ class _Template:
         self._control = control
         self._trainer_main = trainer_main
         self._trainers: dict[int, _Trainer] = {}
+        self._standby: Standby | None = None
+        self._poll = select.poll()
         self._wakeup, self._wakeup_writer = socket.socketpair()
         self._wakeup.setblocking(False)
         self._wakeup_writer.setblocking(False)
@@ -199,20 +236,23 @@ class _Template:
         # again.
         gc.freeze()
         send(self._control, TemplateReady(pid=os.getpid()))
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        poll.register(self._wakeup, select.POLLIN)
+        self._poll.register(self._control, select.POLLIN)
+        self._poll.register(self._wakeup, select.POLLIN)
         while True:
             dying = any(trainer.code is not None for trainer in self._trainers.values())
-            ready = {descriptor for descriptor, _ in poll.poll(2 if dying else None)}
+            ready = {descriptor for descriptor, _ in self._poll.poll(2 if dying else None)}
             if self._wakeup.fileno() in ready:
                 with contextlib.suppress(BlockingIOError):
                     self._wakeup.recv(4096)
+            if self._standby is not None and self._standby.control.fileno() in ready:
+                self._hear(self._standby)
             self._reap()
             if self._control.fileno() in ready and not self._obey():
                 break
         for trainer in self._trainers.values():
             process.kill_group(trainer.pid)
+        if self._standby is not None:
+            process.kill_group(self._standby.pid)
 
     def _obey(self) -> bool:
         try:
@@ -225,6 +265,8 @@ class _Template:
         match packet:
             case Fork():
                 self._fork(packet, descriptors)
+            case Stand():
+                self._stand(packet.spec)
             case Kill():
                 trainer = self._trainers.get(packet.trainer)
                 if trainer is not None:
@@ -234,27 +276,77 @@ class _Template:
         return True
 
     def _fork(self, packet: Fork, descriptors: list[int]) -> None:
-        template = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        pid = self._take_standby(packet.spec, descriptors) if packet.standby else None
         try:
-            pid = _fork()
+            pid = pid or self._child(self._trainer_main, packet.spec, descriptors)
         except OSError as error:
             send(self._control, Unforked(trainer=packet.trainer, error=str(error)))
             return
-        if pid == 0:
-
-            def become(spec: str, inherited: tuple[int, ...]) -> None:
-                self._leave_template(template)
-                self._trainer_main(spec, inherited)
-
-            run_trainer_main(become, packet.spec, tuple(descriptors))
-        with contextlib.suppress(PermissionError, ProcessLookupError):
-            os.setpgid(pid, pid)  # both sides do it, so that neither uses the group before it exists
         for descriptor in descriptors:
             os.close(descriptor)
         self._trainers[packet.trainer] = _Trainer(packet.trainer, pid)
         send(self._control, Forked(trainer=packet.trainer, pid=pid))
+
+    def _stand(self, spec: str) -> None:
+        if self._standby is not None:
+            return
+        ours, theirs = socket_pair()
+
+        def stand(spec: str, _: tuple[int, ...]) -> None:
+            ours.close()
+            self._trainer_main(*stand_by(theirs, spec))
+
+        with theirs:
+            try:
+                pid = self._child(stand, spec, ())
+            except OSError as error:
+                ours.close()
+                self._report(StandbyEnded(error=f"could not be forked: {error}"))
+                return
+        self._standby = Standby(pid, ours)
+        self._poll.register(ours, select.POLLIN)
+
+    def _hear(self, standby: Standby) -> None:
+        seconds = standby.hear()
+        if seconds is not None:
+            self._report(StandbyReady(seconds=seconds))
+
+    def _take_standby(self, spec: str, descriptors: list[int]) -> int | None:
+        """Return the pid of the standby, which is the trainer now; None if there is none that could be."""
+        standby = self._standby
+        if standby is None:
+            return None
+        taken = standby.take(spec, descriptors)
+        self._forget(standby)
+        if taken:
+            self._report(StandbyTaken(pid=standby.pid))
+            return standby.pid
+        process.kill_group(standby.pid)
+        if standby.warm:
+            self._report(StandbyEnded(error=standby.error))
+        return None
+
+    def _forget(self, standby: Standby) -> None:
+        self._poll.unregister(standby.control)
+        standby.control.close()
+        self._standby = None
+
+    def _child(self, main: TrainerMain, spec: str, descriptors: Sequence[int]) -> int:
+        """Fork a child that becomes a trainer by `main`, and leads a group; return its pid. OSError if it cannot."""
+        template = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = _fork()
+        if pid == 0:
+
+            def become(spec: str, inherited: tuple[int, ...]) -> None:
+                self._leave_template(template)
+                main(spec, inherited)
+
+            run_trainer_main(become, spec, tuple(descriptors))
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpgid(pid, pid)  # both sides do it, so that neither uses the group before it exists
+        return pid
 
     def _leave_template(self, template: int) -> None:
         os.setpgid(0, 0)
@@ -264,6 +356,8 @@ class _Template:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._control.close()
+        if self._standby is not None:
+            self._standby.control.close()
         self._wakeup.close()
         self._wakeup_writer.close()
 
@@ -277,6 +371,13 @@ class _Template:
             if trainer is not None:
                 trainer.code = os.waitstatus_to_exitcode(status)
                 trainer.gone_by = SYSTEM.monotonic() + _GROUP_SECONDS
+            elif self._standby is not None and dead == self._standby.pid:
+                standby = self._standby
+                self._hear(standby)
+                self._forget(standby)
+                self._report(
+                    StandbyEnded(error=standby.error or f"ended with code {os.waitstatus_to_exitcode(status)}")
+                )
         for trainer in list(self._trainers.values()):
             if trainer.code is None:
                 continue

@@ -55,6 +55,8 @@ Entry = Callable[[Port], str | None]
 """Runs the user's main as a `Run` on this port; returns the digest of the final state if one was asked for."""
 
 _CREDIT_SECONDS = 30.0
+_FIRST_STEPS = 3
+"""Steps that a trainer makes before its slot starts a standby: recovery comes first."""
 
 
 class ChannelPort:
@@ -81,6 +83,8 @@ class ChannelPort:
         self._last_taken = -1
         self._checkpoint_due = False
         self._asked = self._heard = 0
+        self._steps = 0
+        self._variables = contract.read_by_libraries()
         self._changed = threading.Condition()
         self._go: Go | None = None
         self._flags = Flags(leave=False, etcd_away=False)
@@ -102,7 +106,9 @@ class ChannelPort:
             return None
         device = device_at(self.assignment.device, 0)
         device.open()
-        return device.facts(int(environment.LOCAL_WORLD_SIZE.read()))
+        facts = device.facts(int(environment.LOCAL_WORLD_SIZE.read()))
+        beside = device.standby_bytes if self.assignment.standby else 0
+        return dataclasses.replace(facts, reserve=facts.reserve + beside)
 
     def await_go(self) -> Go:
         """Tell the keeper that everything is built, and block until it says go."""
@@ -186,6 +192,11 @@ class ChannelPort:
         self._cadence.voted(record.safe_step)
         self._cost.stepped(record.seconds)
         self._say(channel.StepTaken(record=record))
+        self._steps += 1
+        if self._steps == _FIRST_STEPS and self.assignment.standby and self.device.exclusive:
+            now, then = contract.read_by_libraries(), self._variables
+            changed = sorted(name for name in {*now, *then} if now.get(name) != then.get(name))
+            self._say(channel.FirstStepsTaken(changed=tuple(changed)))
 
     def restored(self, state: StateRestored) -> None:
         """Tell the keeper where the state came from, so that it frees what is no longer needed."""
