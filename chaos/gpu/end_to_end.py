@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -108,7 +109,8 @@ def _kills(bench: Bench, etcd: EtcdServer, name: str, width: int, blocks: int, *
                 _say(bench, name, number, killed, life, known)
                 # A few steps, so that there is a snapshot of this trainer's, and what stands by for the next one.
                 wait_until(lambda: False, 0.5)
-                wait_until(lambda begun=begun: node.log.read_text().count("standby.ready") >= begun, STANDBY)
+                ready = functools.partial(_said, node.log, "standby.ready", begun)
+                wait_until(ready, STANDBY)
         finally:
             text = "".join(log.read_text(errors="replace") for log in Path(folder, "nodes").rglob("*.log"))
             known += follower.poll()
@@ -116,6 +118,10 @@ def _kills(bench: Bench, etcd: EtcdServer, name: str, width: int, blocks: int, *
             bench.say("generations", begun, model=name)
             bench.say("out_of_memory", max(short, text.lower().count("out of memory")), model=name)
             print(cluster.tail("node0"), file=sys.stderr)
+
+
+def _said(log: Path, event: str, times: int) -> bool:
+    return log.read_text(errors="replace").count(event) >= times
 
 
 def _life(marks: Path, since: float, before: Sequence[int]) -> dict[str, dict[str, Any]]:
