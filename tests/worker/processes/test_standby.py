@@ -184,7 +184,7 @@ def test_a_standby_that_does_not_answer_is_replaced(slot: MakeSlot, number: sign
     one.kill(first)
     assert one.train() not in (first, standby)
     assert eventually(lambda: gone(standby))
-    assert one.said("standby.failed")
+    assert eventually(lambda: one.said("standby.failed"))
 
 
 def test_a_standby_that_is_not_warm_yet_is_not_waited_for(slot: MakeSlot) -> None:
@@ -195,9 +195,11 @@ def test_a_standby_that_is_not_warm_yet_is_not_waited_for(slot: MakeSlot) -> Non
     (standby,) = one.standbys()
     os.kill(standby, signal.SIGSTOP)
     one.kill(first)
+    # On a busy machine it may have been warm before it was stopped: then it is asked.
+    asked = one.said("standby.ready")
     assert one.train() != standby
     assert eventually(lambda: gone(standby))
-    assert not one.said("standby.failed")
+    assert one.said("standby.failed") == asked
 
 
 def test_without_room_there_is_none(slot: MakeSlot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
