@@ -11,6 +11,9 @@ from dataclasses import dataclass
 RECOMPUTED = ("none", "selective", "full")
 """What blocks compute again in the backward pass, by memory: each keeps less than the one before."""
 
+STANDBY = "e3d-standby"
+"""The name, as the kernel has it, of a process that holds memory of a device for the next trainer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:

@@ -17,7 +17,7 @@ from elastic3d.clock import SYSTEM
 from elastic3d.devices.cpu import CpuDevice
 from elastic3d.devices.cuda import CudaDevice
 from elastic3d.environment import DEVICE
-from elastic3d.training import run as run_module
+from elastic3d.training import peers
 
 MARKS = "CHAOS_GPU_MARKS"
 """Environment variable: the file the lines go to."""
@@ -81,7 +81,7 @@ if __name__ == "__main__":
     shared.install()
     for kind in (CudaDevice, CpuDevice, emulated_device.EmulatedDevice):
         marked(kind, "open", "opened")
-    marked(run_module, "await_memory", "memory back")
+    marked(peers, "await_memory", "memory back")
     marked(dist, "init_process_group", "groups")
     options = arguments()
     elastic3d.run(

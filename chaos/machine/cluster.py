@@ -32,8 +32,8 @@ from chaos.machine.clocks import Clocks
 from chaos.machine.groups import NodeGroup, groups_left, parents
 from chaos.machine.network import Network
 from chaos.machine.processes import MARK, Found, Part, children, descendants, end_all, leashed, marked, send, wait_until
-from elastic3d.devices.exhaustion import STANDBY
 from elastic3d.environment import DEVICE
+from elastic3d.shortfall import STANDBY
 
 # torch's launcher and compiler never remove these.
 _TORCHS_OWN = ("torchelastic_", "torchinductor_")

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import torch
 
+from elastic3d.shortfall import STANDBY
+
 MESSAGES = ("out of memory", "can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
 """In errors that are no `OutOfMemoryError`: of cuBLAS, cuDNN and NCCL, and of torch's allocator on the host."""
-
-STANDBY = "e3d-standby"
-"""The name, as the kernel has it, of a process that holds a device's context for the next trainer."""
 
 MOST = 5
 """Processes that are named."""

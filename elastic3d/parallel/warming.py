@@ -104,7 +104,11 @@ def _reduce(device: ComputeDevice, gradients: list[Tensor]) -> None:
     packed = torch.empty(1, flat.numel(), dtype=flat.dtype, device=flat.device)
     torch._chunk_cat(gradients, dim=0, num_chunks=1, out=packed)
     torch.split_with_sizes_copy(packed, [one.numel() for one in gradients], dim=1, out=_rows(gradients))
-    torch._foreach_copy_([torch.empty_like(one) for one in gradients], gradients)
+    # Gradients of one dtype are added up in another, and weights copied from one to the other.
+    for dtype in NUMBERS:
+        sums = [torch.empty_like(one, dtype=dtype) for one in gradients]
+        torch._foreach_copy_(sums, gradients)
+        torch._foreach_add_(sums, gradients)
     total = torch.empty(WIDTH, dtype=torch.float32, device=flat.device)
     pieces = flat[: 4 * WIDTH].view(4, WIDTH)
     for begins in (True, False):

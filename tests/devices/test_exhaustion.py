@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from elastic3d.devices.cuda import device_files
-from elastic3d.devices.exhaustion import STANDBY, DeviceUse, Holder, asked, describe, holders, is_out_of_memory, of_host
+from elastic3d.devices.exhaustion import DeviceUse, Holder, asked, describe, holders, is_out_of_memory, of_host
 from elastic3d.parallel.peer_errors import is_lost_peer
+from elastic3d.shortfall import STANDBY
 
 GIB = 1 << 30
 

@@ -427,7 +427,7 @@ class SlotLoop:
             self._memory.trainer_gone()
         exited = trainer.exited(self._index, code, kind, detail, waited=self._watchers.waited(trainer.number))
         self._watchers.ended(trainer.number, exited.kind)
-        self._standby.exited(exited)
+        self._standby.exited(exited, beside=not trainer.gone and any(other.gone for other in self._trainers.values()))
         self._tell(exited)
 
     def _last_words(self, trainer: SlotTrainer) -> list[FromTrainer] | None:

@@ -24,6 +24,7 @@ class SlotStandby:
         # A new interpreter for each trainer loads everything anew.
         self._off = not supervisor.forks
         self._failed = 0
+        self._spec = ""  # for which one was forked last
 
     def fork(self, trainer: int, assignment: Assignment) -> template.Fork:
         """Return the order for a trainer. A standby may become it unless it only measures."""
@@ -40,7 +41,8 @@ class SlotStandby:
                 "elastic3d.run, or in the job's environment, a standby has it too"
             )
             return
-        self._supervisor.send(template.Stand(spec=json.dumps(to_json(assignment))))
+        self._spec = json.dumps(to_json(assignment))
+        self._supervisor.send(template.Stand(spec=self._spec))
 
     def heard(self, packet: template.Packet) -> None:
         """Take note of what the template says of it; of other packets, nothing."""
@@ -58,10 +60,15 @@ class SlotStandby:
             case _:
                 pass
 
-    def exited(self, trainer: TrainerExited) -> None:
-        """Leave its memory to the trainers to come if one has run out."""
+    def exited(self, trainer: TrainerExited, *, beside: bool) -> None:
+        """Leave its memory to the trainers to come if one has run out.
+
+        beside: it was made ready beside one that trains on, for which there is to be a standby again.
+        """
         if trainer.kind is ExitKind.OUT_OF_MEMORY:
             self._stop("a trainer ran out of memory, of which a standby takes some")
+        if beside and self._spec and not self._off:
+            self._supervisor.send(template.Stand(spec=self._spec))
 
     def _stop(self, reason: str) -> None:
         if not self._off:

@@ -19,13 +19,14 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from elastic3d.clock import SYSTEM
 from elastic3d.devices import ComputeDevice, contract, device_at, oom_killer
-from elastic3d.devices.exhaustion import STANDBY
 from elastic3d.port import Assignment
+from elastic3d.shortfall import STANDBY
 from elastic3d.values import from_json
 from elastic3d.worker.processes import process
 
@@ -89,6 +90,8 @@ def stand_by(control: socket.socket, spec: str) -> tuple[str, tuple[int, ...]]:
     begun = SYSTEM.monotonic()
     try:
         _warm(device, assignment)
+        if short := _short(device.free(), int(_LEAST_FREE * assignment.device_free)):
+            _fail(control, short)
         control.sendall(json.dumps({"seconds": SYSTEM.monotonic() - begun}).encode())
         data, descriptors, _, _ = socket.recv_fds(control, _PACKET, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         if not data:
@@ -97,16 +100,13 @@ def stand_by(control: socket.socket, spec: str) -> tuple[str, tuple[int, ...]]:
         _renamed(former)
         control.sendall(json.dumps({"taken": True}).encode())
     except Exception as error:  # noqa: BLE001 - the edge of a process: whatever it is, the template says it
-        with contextlib.suppress(OSError):
-            control.sendall(json.dumps({"error": f"{type(error).__name__}: {error}"[:1000]}).encode())
-        process.leave(process.ExitCode.ORPHANED)
+        _fail(control, f"{type(error).__name__}: {error}")
     control.close()
     return data.decode(), tuple(descriptors)
 
 
 def _warm(device: ComputeDevice, assignment: Assignment) -> None:
-    """Open and warm the device; MemoryError where the trainer that holds it has left too little."""
-    from elastic3d.parallel.warming import warm  # takes seconds, and a template that is a bare interpreter needs it not
+    from elastic3d.parallel.warming import warm  # takes seconds where a template has imported nothing of the script
 
     if assignment.threads:
         torch.set_num_threads(assignment.threads)
@@ -115,9 +115,17 @@ def _warm(device: ComputeDevice, assignment: Assignment) -> None:
         contract.apply(contract.settings(assignment.device, interface=assignment.interface, tp=tp))
         device.open()
         warm(device)
-    free, least = device.free(), int(_LEAST_FREE * assignment.device_free)
-    if free < least:
-        raise MemoryError(f"beside its trainer {free} bytes of the device are free, and {least} are left to it")
+
+
+def _short(free: int, least: int) -> str:
+    """Return why a standby would take what the trainer may yet need, "" if it does not."""
+    return f"beside it {free} bytes of the device are free, and {least} are left to the trainer" if free < least else ""
+
+
+def _fail(control: socket.socket, error: str) -> NoReturn:
+    with contextlib.suppress(OSError):
+        control.sendall(json.dumps({"error": error[:1000]}).encode())
+    process.leave(process.ExitCode.ORPHANED)
 
 
 def _renamed(name: str) -> str:

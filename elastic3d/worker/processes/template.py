@@ -9,6 +9,8 @@ killed: data-loader workers hold the trainer's sockets, and would hide its death
 live. The exit is reported only when the whole group is gone. As the nearest subreaper, the template reaps whatever a
 trainer leaves.
 
+Where its keeper asks for it, it forks a standby besides, which the next trainer may be made of (standby.py).
+
 Nothing here imports torch: where forks are not safe, the same loop runs in a bare interpreter and each trainer is a
 new one (spawn.py).
 """

@@ -107,6 +107,28 @@ def test_the_standby_is_the_next_trainer(slot: MakeSlot) -> None:
     assert one.standby(2) not in (first, standby)
 
 
+def test_a_trainer_that_is_not_let_go_leaves_another(slot: MakeSlot) -> None:
+    """One made ready beside the running one takes the standby with it where the change is called off."""
+    one = slot()
+    one.train()
+    standby = one.standby()
+    beside = one.keeper.slot.prepare(assignment(generation=9, device=emulated_device.KIND, standby=True))
+    assert one.keeper.wait(Started).pid == standby
+    one.keeper.slot.stop(beside)
+    assert one.keeper.wait(TrainerExited).trainer == beside
+    assert one.standby(2) != standby
+
+
+def test_a_trainer_that_ran_out_of_memory_leaves_none(slot: MakeSlot) -> None:
+    """The next one has the device to itself."""
+    one = slot()
+    one.hold(60 << 20)
+    trainer = one.keeper.slot.prepare(assignment(device=emulated_device.KIND, standby=True))
+    one.keeper.slot.go(trainer, GO)
+    assert one.keeper.wait(TrainerExited).kind is ExitKind.OUT_OF_MEMORY
+    assert eventually(lambda: one.said("standby.off"))
+
+
 def test_a_trainer_that_was_a_standby_begins_like_any_other(slot: MakeSlot) -> None:
     """Random numbers, torch's flags, environment, name and descriptors are those of a fork."""
     one = slot(GLOO_SOCKET_IFNAME="eth9")
@@ -162,7 +184,7 @@ def test_a_standby_that_does_not_answer_is_replaced(slot: MakeSlot, number: sign
     one.kill(first)
     assert one.train() not in (first, standby)
     assert eventually(lambda: gone(standby))
-    assert one.said("standby.failed")
+    assert eventually(lambda: one.said("standby.failed"))
 
 
 def test_a_standby_that_is_not_warm_yet_is_not_waited_for(slot: MakeSlot) -> None:
@@ -173,9 +195,11 @@ def test_a_standby_that_is_not_warm_yet_is_not_waited_for(slot: MakeSlot) -> Non
     (standby,) = one.standbys()
     os.kill(standby, signal.SIGSTOP)
     one.kill(first)
+    # On a busy machine it may have been warm before it was stopped: then it is asked.
+    asked = one.said("standby.ready")
     assert one.train() != standby
     assert eventually(lambda: gone(standby))
-    assert not one.said("standby.failed")
+    assert one.said("standby.failed") == asked
 
 
 def test_without_room_there_is_none(slot: MakeSlot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
