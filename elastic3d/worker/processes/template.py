@@ -11,7 +11,7 @@ trainer leaves.
 
 Where its keeper asks for it, it forks a standby besides, which the next trainer may be made of (standby.py).
 
-Nothing here imports torch: where forks are not safe, the same loop runs in a bare interpreter and each trainer is a
+Nothing here needs torch: where forks are not safe, the same loop runs in a bare interpreter and each trainer is a
 new one (spawn.py).
 """
 
