@@ -183,7 +183,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # seconds of processor time that rank 0 has used for the step. `data`, `copy`: of its `seconds`, those in which
         # rank 0 waited for its data loader, and for the copy of a snapshot. `excluded`, where there are any: positions
         # among `samples` that are no part of it, as [first, stop) each. `tokens`: of the others, where the data set
-        # says how many its samples have.
+        # says how many its samples have. `logged`: what scripts gave to `run.log` for it, by name.
         "step.committed": _debug(
             "step",
             "loss",
@@ -197,7 +197,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             "copy",
             "tokens",
             "excluded",
+            "logged",
         ),
+        # From the node of rank 0: a script called `run.stop`, `detail` says why, and no step follows step `step`.
+        "run.stopped": _info("step", "detail"),
         # From the node that writes the curves: `tracker` is as `trackers=` gives it. It writes from now on, and had all
         # points up to `step`.
         "tracker.opened": _debug("tracker", "step"),
@@ -212,7 +215,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # The run is over, and the `count` points of the steps [first, last] of `steps` could not be written.
         "tracker.unwritten": _error("tracker", "steps", "count", "error"),
         # From the node that holds rank 0, every ten seconds: `left` is the time until step `until`, for people.
-        "training.progress": _info("step", "until", "loss", "steps_per_second", "left"),
+        # `logged`: the latest of what scripts gave to `run.log`, for people too.
+        "training.progress": _info("step", "until", "loss", "logged", "steps_per_second", "left"),
         # The first non-finite loss in a row; training goes on; `numerics=` may skip its update.
         "loss.nonfinite": _warning("step", "loss"),
         # For some steps the loss has been far above the last ones, whose median is `usual`; once, until it is not.

@@ -8,7 +8,7 @@ trainer's process, or raises if the host is the user's own script.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -160,7 +160,8 @@ class StepRecord:
     sheets: the rows of some ranks' steps (`health.sheet`); only on the first slot of a node, where steps are measured.
     clean: the newest step that audits vouch for, -1 where nothing is audited. data, copy: of `seconds`, those in which
     this rank waited for its data loader, and for the copy of a snapshot. tokens: of the samples that were not left out,
-    0 where the data set does not say how many its samples have.
+    0 where the data set does not say how many its samples have. logged: what scripts logged of it, by name; only on the
+    first slot of a node. stopped: why the script ended the run after it, "" where it did not.
     """
 
     generation: int
@@ -188,6 +189,8 @@ class StepRecord:
     data: float = 0.0
     copy: float = 0.0
     tokens: int = 0
+    logged: dict[str, float] = field(default_factory=dict)
+    stopped: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

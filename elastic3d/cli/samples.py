@@ -222,6 +222,11 @@ def _picture(where: str, ledger: Ledger, order: Order, account: Account, width: 
         for line in ledger
         if line.changed
     ]
+    changed += [
+        Text(f"the script ended the run with step {line.stop_step - 1:,}: {clean(line.stopped)}", style="dim")
+        for line in ledger
+        if line.stopped
+    ]
     return Group(made, *changed, _verdict(clean(where), account)) if ledger else _verdict(clean(where), account)
 
 

@@ -157,6 +157,8 @@ class Batches:
         self.progress = progress
         self.step = 0
         self.goal = 0
+        self._yielded = -1
+        self._stopped: int | None = None
         # What nodes, and runs over one state, must have in common besides the length, if the data set has it.
         self.fingerprint = fingerprint_of(dataset)
         self.sample_tokens = _sample_tokens(dataset)
@@ -176,6 +178,15 @@ class Batches:
     def rereads(self) -> bool:
         """Whether `again` can load any micro-batch of any step: not from a stream."""
         return self._numbered
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the batch of a step has been yielded, and the step is not made yet."""
+        return self._yielded == self.step
+
+    def stop(self, step: int) -> None:
+        """Yield no step from `step` on, whatever `until` says: the run is over then. Alike on every rank."""
+        self._stopped = self.goal = step
 
     @property
     def cursor(self) -> Cursor | None:
@@ -232,10 +243,10 @@ class Batches:
 
     def until(self, step: int) -> Iterator[Batch]:
         """Yield this rank's part of each step from the present one up to, but not including, `step`."""
-        self.goal = step
-        loaded = self._loaded(self.step, step)
+        self.goal = step if self._stopped is None else min(step, self._stopped)
+        loaded = self._loaded(self.step, self.goal)
         try:
-            while self.step < step:
+            while self.step < self.goal:
                 before = self.step
                 self.progress.loading()
                 part = next(loaded)
@@ -244,6 +255,7 @@ class Batches:
                     self._cursors = {before: present, before + 1: part.cursor}
                 batch = self._batch(before, part)
                 self.progress.in_script()
+                self._yielded = before
                 yield batch
                 if self.step != before + 1:
                     raise UsageError(

@@ -21,7 +21,7 @@ class Line:
     """Steps [first_step, stop_step) as one generation made them; samples: how many; sample_sum: keyed sum of ids.
 
     excluded, excluded_sum: the same of those that were left out. changed: what the script was allowed to change before
-    them, in words; "" for nothing.
+    them, in words; "" for nothing. stopped: why the script ended the run after the last of them, "" where it did not.
     """
 
     generation: int
@@ -33,6 +33,7 @@ class Line:
     excluded: int = 0
     excluded_sum: int = 0
     changed: str = ""
+    stopped: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +69,9 @@ def add(
     excluded: int = 0,
     excluded_sum: int = 0,
     changed: str = "",
+    stopped: str = "",
 ) -> Ledger:
-    """Return the ledger with the step from `step` to `step + 1` added. changed: as in `Line`, of this step."""
+    """Return the ledger with the step from `step` to `step + 1` added. changed, stopped: as in `Line`, of this step."""
     if ledger and not changed:
         last = ledger[-1]
         if (last.generation, last.stop_step, last.layout) == (generation, step, layout):
@@ -80,6 +82,7 @@ def add(
                 sample_sum=fold_sums((last.sample_sum, sample_sum)),
                 excluded=last.excluded + excluded,
                 excluded_sum=fold_sums((last.excluded_sum, excluded_sum)),
+                stopped=stopped,
             )
             return (*ledger[:-1], longer)
     return (
@@ -94,8 +97,19 @@ def add(
             excluded=excluded,
             excluded_sum=excluded_sum,
             changed=changed,
+            stopped=stopped,
         ),
     )
+
+
+def stopped(ledger: Ledger, step: int) -> str:
+    """Return why the script ended the run after `step` steps, "" where it did not."""
+    return ledger[-1].stopped if ledger and ledger[-1].stop_step == step else ""
+
+
+def resumed(ledger: Ledger) -> Ledger:
+    """Return the ledger of a run that goes on though its script had ended it."""
+    return (*ledger[:-1], replace(ledger[-1], stopped=""))
 
 
 def check(

@@ -280,14 +280,18 @@ class Assembly:
             return "experts are spread over the ranks, and their gradients are no pieces of one micro-batch each"
         return ""
 
-    def paper(self, micro_batches: int, *, sheets: bool = False) -> Paper:
-        """Return the voting paper of a step of this many micro-batches. sheets: steps are measured."""
-        if self._paper is None or self._paper.micro_batches != micro_batches:
+    def paper(self, micro_batches: int, *, sheets: bool = False, scalars: int = 0) -> Paper:
+        """Return the voting paper of a step of this many micro-batches. sheets: steps are measured.
+
+        scalars: how many numbers of scripts it has places for.
+        """
+        if self._paper is None or (self._paper.micro_batches, self._paper.scalars) != (micro_batches, scalars):
             self._paper = Paper(
                 world=self.mesh.layout.world,
                 micro_batches=micro_batches,
                 parameters=self._places(),
                 sheets=sheets,
+                scalars=scalars,
             )
         return self._paper
 

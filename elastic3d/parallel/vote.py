@@ -2,7 +2,8 @@
 
 Every rank writes its own places of one float64 vector, and zeros elsewhere, so that the sum only gathers and rounds no
 value. The vector holds, in this order: a row of flags per rank; where steps are measured, the numbers of every eighth
-rank (`health.sheet`); the loss of each micro-batch; its count of tokens plus one, zero where the loss is a mean; the
+rank (`health.sheet`); for each rank and each number that scripts log, its value and whether there is one; the loss of
+each micro-batch; its count of tokens plus one, zero where the loss is a mean; the
 count and the keyed sum of the samples, and those of the excluded ones; for each parameter how many ranks got a
 gradient; and, when gradients are clipped, for each row (index of dim 0) of each parameter the sum of its squares. No
 layout cuts a row, and rows are added elementwise in a fixed order, so that losses and norms are the same for any
@@ -24,7 +25,7 @@ from elastic3d.health.sheet import WIDTH, Row
 from elastic3d.parallel import norms
 from elastic3d.parallel.norms import RowSquares
 
-FLAGS = 9
+FLAGS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,8 @@ class Ballot:
     finite, or was not checked. tokens: by number of micro-batch, if losses are sums. snapshot_needs: the least number
     of steps between snapshots that is right for this rank, 0.0 if any is. excluded: how many samples it loaded that do
     not count; excluded_sum: their keyed sum. row: of its last steps, () for none. last: a number for the outcome of the
-    vote before, 0.0 for none. disputes: another rank's update does not look right.
+    vote before, 0.0 for none. disputes: another rank's update does not look right. scalars: what its script logs of the
+    step, None for what it does not. tells: it has something to tell that is gathered after the vote.
     """
 
     leave: bool = False
@@ -56,6 +58,8 @@ class Ballot:
     last: float = 0.0
     disputes: bool = False
     row: Row = ()
+    scalars: Sequence[float | None] = ()
+    tells: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,8 @@ class Outcome:
     that any rank needs, which is `snapshot_rank`. broken: numbers of the micro-batches whose loss is not finite. empty:
     none of them counts. sheets: the rows of the ranks whose turn it is, with `health.sheet`. last_outcomes: what each
     rank said of the vote before, none where all said the same. disputed_by: ranks that say that another's update does
-    not look right.
+    not look right. scalars: what the ranks' scripts logged, in the order of ranks, () for what none did. tells: some
+    rank has something to tell besides.
     """
 
     leave: bool
@@ -92,6 +97,8 @@ class Outcome:
     broken: tuple[int, ...] = ()
     empty: bool = False
     sheets: tuple[Row, ...] = ()
+    scalars: tuple[tuple[float, ...], ...] = ()
+    tells: bool = False
 
     @property
     def finite(self) -> bool:
@@ -102,16 +109,23 @@ class Outcome:
 class Paper:
     """The places of the vector, from what all ranks know: world, micro-batches, parameters as (name, rows) in order.
 
-    sheets: steps are measured.
+    sheets: steps are measured. scalars: how many numbers of scripts there are places for.
     """
 
     def __init__(
-        self, *, world: int, micro_batches: int, parameters: Sequence[tuple[str, int]], sheets: bool = False
+        self,
+        *,
+        world: int,
+        micro_batches: int,
+        parameters: Sequence[tuple[str, int]],
+        sheets: bool = False,
+        scalars: int = 0,
     ) -> None:
-        self._world, self.micro_batches = world, micro_batches
+        self._world, self.micro_batches, self.scalars = world, micro_batches, scalars
         self._names = [name for name, _ in parameters]
         self._sheets_at = FLAGS * world
-        self._losses_at = self._sheets_at + (WIDTH * sheet.places(world) if sheets else 0)
+        self._scalars_at = self._sheets_at + (WIDTH * sheet.places(world) if sheets else 0)
+        self._losses_at = self._scalars_at + 2 * scalars * world
         self._tokens_at = self._losses_at + micro_batches
         self._samples_at = self._tokens_at + micro_batches
         self._present_at = self._samples_at + 4
@@ -129,11 +143,23 @@ class Paper:
         """Return this rank's vector, on the CPU. norm: with rows. step: that is voted on."""
         votes = torch.zeros(self._size if norm else self._rows_at, dtype=torch.float64)
         asked = (ballot.leave, ballot.etcd_away, ballot.checkpoint, ballot.ready)
-        flags = (*asked, ballot.held, ballot.finite, ballot.snapshot_needs, ballot.last, ballot.disputes)
+        flags = (
+            *asked,
+            ballot.held,
+            ballot.finite,
+            ballot.snapshot_needs,
+            ballot.last,
+            ballot.disputes,
+            ballot.tells,
+        )
         votes[FLAGS * rank : FLAGS * (rank + 1)] = torch.tensor([float(flag) for flag in flags], dtype=torch.float64)
-        if ballot.row and self._losses_at > self._sheets_at and sheet.speaks(rank, step):
+        if ballot.row and self._scalars_at > self._sheets_at and sheet.speaks(rank, step):
             at = self._sheets_at + rank // sheet.EVERY * WIDTH
             votes[at : at + WIDTH] = torch.tensor(ballot.row, dtype=torch.float64)
+        for number, value in enumerate(ballot.scalars):
+            if value is not None:
+                at = self._scalars_at + 2 * (self.scalars * rank + number)
+                votes[at], votes[at + 1] = value, 1.0
         for index, loss in ballot.losses.items():
             votes[self._losses_at + index] = loss
         for index, count in ballot.tokens.items():
@@ -166,7 +192,7 @@ class Paper:
         """Return the outcome of the summed vector. norm, step: as it was filled. excluded: what does not count."""
         counted = [number for number in range(self.micro_batches) if number not in excluded]
         flags = votes[: self._sheets_at].view(self._world, FLAGS)
-        rows = votes[self._sheets_at : self._losses_at].view(-1, WIDTH).tolist()
+        rows = votes[self._sheets_at : self._scalars_at].view(-1, WIDTH).tolist()
         total = 0.0
         losses = votes[self._losses_at : self._tokens_at].tolist()
         for number in counted:
@@ -196,7 +222,15 @@ class Paper:
             last_outcomes=tuple(last.tolist()) if bool((last != last[0]).any()) else (),
             disputed_by=tuple(torch.nonzero(disputes).reshape(-1).tolist()),
             sheets=tuple(map(tuple, rows[: len(sheet.speakers(step, self._world))])),
+            scalars=self._logged(votes),
+            tells=bool((flags[:, 9] != 0).any()),
         )
+
+    def _logged(self, votes: torch.Tensor) -> tuple[tuple[float, ...], ...]:
+        if not self.scalars:
+            return ()
+        ranks = votes[self._scalars_at : self._losses_at].view(self._world, self.scalars, 2).tolist()
+        return tuple(tuple(value for value, there in column if there) for column in zip(*ranks, strict=True))
 
 
 def _tokens(places: Sequence[float]) -> float | None:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import nn
@@ -28,11 +28,12 @@ from elastic3d.clock import SYSTEM, Clock
 from elastic3d.data import Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
 from elastic3d.data.collating import Collate
-from elastic3d.data.ledger import Ledger, add
+from elastic3d.data.ledger import Ledger, add, resumed, stopped
 from elastic3d.devices.contract import deterministic
 from elastic3d.errors import UsageError
 from elastic3d.health.phases import Phase
 from elastic3d.health.record import fingerprint
+from elastic3d.parallel.all_reduce import all_reduce
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.digest import state_digest
 from elastic3d.parallel.initial import WHOLE_BELOW, nbytes, outline, skeleton
@@ -62,6 +63,7 @@ from elastic3d.training.loss import Loss
 from elastic3d.training.parts import Parts
 from elastic3d.training.peers import Peers
 from elastic3d.training.run_health import RunHealth
+from elastic3d.training.scalars import Scalars
 from elastic3d.training.state_facts import AskedState
 from elastic3d.training.state_loading import StateLoader
 from elastic3d.training.step_record import StepTimer
@@ -87,6 +89,7 @@ class Run:
         self._ledger: Ledger = ()
         self._scale = LossScale.of(Precision.FP32)
         self._last_loss, self._changed = math.nan, ""
+        self._scalars = Scalars()
         self._step_timer = StepTimer(port.assignment, clock)
         self._timer = CheckpointTimer(port.assignment, clock)
         self._interval = Interval(port.assignment.snapshot_every)
@@ -109,6 +112,19 @@ class Run:
     def rank(self) -> int:
         """This trainer's number within the generation."""
         return self._assignment.rank
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, of which there is one in each generation: for what one rank does, such as printing.
+
+        Not for what all ranks do together: `run.all_reduce`, `run.digest` and passes of the model.
+        """
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which this rank computes, and its micro-batches are: for tensors of the script's own."""
+        return self._port.device.torch_device
 
     @property
     def world(self) -> int:
@@ -292,7 +308,8 @@ class Run:
         accept: changes of the script since the state was saved, which are refused unless they are named here, and
         written into the ledger. "data": the data set is another one from here on, such as one that has grown; one
         of another length begins an epoch here. "schedule": one was added, dropped or replaced; it begins anew here, and
-        learning rates are the script's. What is named and has not changed means nothing.
+        learning rates are the script's. "stop": where `run.stop` had ended the run of a checkpoint, it goes on. What is
+        named and has not changed means nothing.
 
         Blocks until the generation may begin. While measuring, it reports the model's profile and does not return.
         """
@@ -334,7 +351,8 @@ class Run:
         )
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
-        self._last_loss, self._changed = loaded.loss, "; ".join(loaded.accepted)
+        halted, resuming = self._halted(batches, resume="stop" in accepted and decision.source == restoring.STORE)
+        self._last_loss, self._changed = loaded.loss, "; ".join([*loaded.accepted, *resuming])
         assembly.experts.settle(optimizer)
         with self._peers.followed():
             going_back = GoingBack(
@@ -352,7 +370,9 @@ class Run:
                 source=decision.source,
                 step=decision.step,
                 generation=decision.generation,
-                detail="; ".join(filter(None, [decision.detail, *loaded.accepted, *loaded.changes])),
+                detail="; ".join(
+                    filter(None, [decision.detail, *loaded.accepted, *resuming, *loaded.changes, *halted])
+                ),
                 damaged=decision.damaged,
                 parts=self._parts.ended(),
                 audits=self._health.coverage,
@@ -425,6 +445,7 @@ class Run:
                     loss,
                     self._port,
                     checks=self._health.checks,
+                    scalars=self._scalars,
                     step=done,
                     checkpoint=due,
                     clip=clip is not None,
@@ -436,6 +457,9 @@ class Run:
             with self._outside.inside(), self._health.convicting():
                 outcome, why = self._health.settle(outcome, loss, ballot, scale=self._scale, step=batches.step)
                 spiked = self._health.look_at_loss(outcome.loss, batches.step)
+            agreed = self._scalars.settle(outcome, assembly.mesh)
+        if agreed.stop:
+            batches.stop(done)
         change = update(outcome, clip=clip, scale=self._scale.scale, skip=skip)
         self._scale = self._scale.after(finite=change.finite)
         scale_gradients(assembly.model, outcome, change)
@@ -466,6 +490,7 @@ class Run:
             excluded=outcome.excluded,
             excluded_sum=outcome.excluded_sum,
             changed=self._changed,
+            stopped=agreed.stop,
         )
         self._changed = ""
         batches.step = done
@@ -489,6 +514,7 @@ class Run:
                 clean=self._health.clean,
                 data=self._progress.spent(Phase.DATA),
                 copy=self._progress.spent(Phase.COPY),
+                agreed=agreed,
             )
         )
         if outcome.leave:
@@ -496,6 +522,80 @@ class Run:
             self._port.leave(done)
         self._progress.step(done)
         self._progress.in_script()
+
+    def log(self, *, reduce: str = "mean", **scalars: float | torch.Tensor) -> None:
+        """Have numbers of the script's own written for the step that is being made, beside its loss.
+
+            for batch in batches.until(step=20_000):
+                loss = run.backward(model, batch, loss_fn)
+                run.log(lr=schedule.get_last_lr()[0], temperature=temperature)
+                run.log(reduce="sum", **{"data/skipped": dataset.skipped})
+                run.step(optimizer, schedule, loss=loss)
+
+        They are in the trackers (`trackers=`), in the event `step.committed` and in the line that says how training
+        goes. To be called between a batch and its `run.step`, on any ranks, as often as is right: the last value of a
+        name counts. It waits for nobody: the vote of the step carries the numbers, and one gather a name that is new,
+        the first time it is logged. A step that is made again after a death is logged again by the script, and is one
+        point.
+
+        Args:
+            reduce: How the numbers of the ranks that log a name become one: "mean", the default, "sum", "max", or
+                "last", that of the highest rank. It stays the same for a name.
+            scalars: Floats, ints, or tensors of no dimensions, which are read together with the step's loss. Names have
+                letters, digits, `_`, `.`, `-` and `/`; there may be 32 of them.
+
+        A number that is the same on every rank, such as a learning rate, comes out as it is, to the last bit, in every
+        layout; so does the "max" of what does not depend on the layout. A "sum" or "mean" is rounded once, in whatever
+        order the ranks are; but each rank's number is of the samples that it has seen, so that it is another one in
+        another layout, and a "sum" counts the ranks of one pipeline, or of one tensor group, each.
+
+        UsageError for what is no number, a name that is ours, such as "loss", and a call between two steps.
+        """
+        if self._batches is None or not self._batches.under_way:
+            raise UsageError(
+                "run.log was called when no step was being made: call it between the batch and its run.step, so that a "
+                "job that goes on after a death logs the same. What is known only after run.step belongs before the "
+                "next one"
+            )
+        self._scalars.give(scalars, reduce)
+
+    def stop(self, why: str) -> None:
+        """End the run after the step that is being made, or the next one, as if `until` had named it.
+
+            if loss_of_validation > 1.05 * best:
+                run.stop("the validation loss rises")
+
+        Any rank may ask; the step vote informs the others. All ranks leave the loop, the last state becomes a
+        checkpoint, and the job ends well. The event `run.stopped` and the ledger keep the reason, and a job that is
+        started again from there makes no more steps, unless it asks to: `run.restore(..., accept="stop")`. A step that
+        is made again after a death is the last one if the script says so again.
+
+        why: in words, for people who ask why it ended.
+        """
+        self._scalars.end(why)
+
+    @overload
+    def all_reduce(self, value: float, op: str = "sum") -> float: ...
+    @overload
+    def all_reduce(self, value: torch.Tensor, op: str = "sum") -> torch.Tensor: ...
+    def all_reduce(self, value: float | torch.Tensor, op: str = "sum") -> float | torch.Tensor:
+        """Return one number, or one tensor, for those of all ranks: their "sum", "mean", "max" or "min".
+
+            correct = run.all_reduce(correct)
+
+        For a metric, after `run.restore`: a collective of its own, which all ranks must make alike. Every rank gets the
+        same bits. They do not depend on the number of ranks where the values do not: for whole numbers, and for "max"
+        and "min". Numbers are added as if their exact sum were rounded once; tensors in fp64, in the order of ranks, so
+        that a sum of floats that was spread over other ranks may differ in its last bits. Ranks of one pipeline, and of
+        one tensor group, count each.
+
+        UsageError for tensors of more than 1 MiB, and where ranks give values of different kinds.
+        """
+        assembly = self._made()
+        assert self._outside is not None
+        with self._peers.followed():
+            self._outside.meet("run.all_reduce()")
+            return all_reduce(assembly.mesh, value, op)
 
     @contextmanager
     def pause(self, why: str, longest: float | str) -> Iterator[None]:
@@ -550,6 +650,21 @@ class Run:
     def lost(self, error: BaseException) -> NoReturn:
         """End the process because a collective failed; UnmatchedCollective if `main` has returned on a rank."""
         self._peers.lost(error)
+
+    def _halted(self, batches: Batches, *, resume: bool) -> tuple[list[str], list[str]]:
+        """Make no more steps if the script had ended the run with the state's last one, or have it resume.
+
+        Returns in words that it is over, or that it goes on.
+        """
+        why = stopped(self._ledger, batches.step)
+        if not why:
+            return [], []
+        said = f"the script had stopped the run after step {batches.step}: {why}"
+        if resume:
+            self._ledger = resumed(self._ledger)
+            return [], [f"{said}; it goes on"]
+        batches.stop(batches.step)
+        return [f'{said}. To go on from its checkpoint: run.restore(..., accept="stop")'], []
 
     def _expects_state(self) -> bool:
         """Return whether there is most likely a state to go on from; what `restore` finds decides."""

@@ -10,6 +10,7 @@ from elastic3d.port import Assignment, StepRecord
 from elastic3d.snapshots.interval import Interval
 from elastic3d.training.loss import Loss
 from elastic3d.training.run_health import Spiked
+from elastic3d.training.scalars import Agreed
 from elastic3d.training.state_facts import HealthFacts
 
 
@@ -39,13 +40,14 @@ class StepTimer:
         clean: int | None,
         data: float,
         copy: float,
+        agreed: Agreed,
     ) -> StepRecord:
         """Return the record of the step that `batches` has just counted, and count the next one from now.
 
         norm: of the gradient, before clipping. why: some micro-batches were left out, "" if that was not found in this
         step. spiked: if a spike begins with it. health, ledger: of the state that it leaves. clean: the newest
         step that audits of this generation vouch for. data, copy: seconds of it that went to waits for the data loader,
-        and for the copy of a snapshot.
+        and for the copy of a snapshot. agreed: what the ranks' scripts said of it.
         """
         since, processor = self._since, self._processor
         self.begin()
@@ -78,4 +80,6 @@ class StepTimer:
             data=data,
             copy=copy,
             tokens=counted * batches.sample_tokens,
+            logged=dict(agreed.scalars) if self._assignment.slot == 0 else {},
+            stopped=agreed.stop,
         )

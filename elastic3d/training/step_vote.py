@@ -12,6 +12,7 @@ from elastic3d.parallel.vote import Ballot, Outcome
 from elastic3d.port import Port
 from elastic3d.training.checking import Checks
 from elastic3d.training.loss import Loss
+from elastic3d.training.scalars import Scalars
 
 
 def vote(
@@ -20,6 +21,7 @@ def vote(
     port: Port,
     *,
     checks: Checks | None,
+    scalars: Scalars,
     step: int,
     checkpoint: bool,
     clip: bool,
@@ -32,29 +34,31 @@ def vote(
     its update is what it is after any vote: one without the step that the others have made, and whose state is taken
     from an older one. With a norm the vote cannot begin before the sums are there.
 
-    checks: those of the generation, whose results are said with it; Convicted, on a rank whose state has changed. step:
-    the one that is voted on. checkpoint: one is due here. clip: the norm is wanted. skip: no update is to be made where
-    the gradient is not finite. Samples are counted by the first rank of each replica alone, and losses by the first of
-    each tensor group.
+    checks: those of the generation, whose results are said with it; Convicted, on a rank whose state has changed.
+    scalars: what the script says of the step. step: the one that is voted on. checkpoint: one is due here. clip: the
+    norm is wanted. skip: no update is to be made where the gradient is not finite. Samples are counted by the first
+    rank of each replica alone, and losses by the first of each tensor group.
     """
     flags = port.flags()
     device, reads_gradient = assembly.mesh.computes_on, clip or skip
     # A device is given all there is to do before any of it is waited for; on the host, waiting is what there is to do.
     first = reads_gradient or assembly.mesh.device.type != "cpu"
     parts = loss.parts if assembly.mesh.place.tp == 0 else {}
-    early = None if reads_gradient else device.begin_reading(list(parts.values()))
+    logged = scalars.tensors
+    early = None if reads_gradient else device.begin_reading([*parts.values(), *logged])
     if first:
         assembly.reduction.finish()
     place = assembly.mesh.place
     counts = place.pp == 0 and place.tp == 0
     squares = assembly.squares.now() if clip else RowSquares()
     finites = [] if clip or not skip else finite(assembly.model)
-    reading = early or device.begin_reading([*parts.values(), *finites, squares.values])
+    reading = early or device.begin_reading([*parts.values(), *logged, *finites, squares.values])
     with assembly.mesh.device_awaited():
         read = iter(reading.wait())
     if checks is not None:
         checks.before_vote(step - 1)
     losses = {index: next(read).tolist() for index in parts}
+    numbers = [float(next(read)) for _ in logged]
     sound = [bool(next(read)) for _ in finites]
     ballot = Ballot(
         leave=flags.leave,
@@ -64,8 +68,8 @@ def vote(
         finite=all(sound),
         held=port.held(),
         snapshot_needs=port.snapshot_needs(),
-        losses={index: numbers[0] for index, numbers in losses.items()},
-        tokens={index: numbers[1] for index, numbers in losses.items() if len(numbers) > 1},
+        losses={index: pair[0] for index, pair in losses.items()},
+        tokens={index: pair[1] for index, pair in losses.items() if len(pair) > 1},
         samples=loss.batch.samples if counts else 0,
         sample_sum=loss.batch.sample_sum if counts else 0,
         excluded=loss.batch.excluded_samples if counts else 0,
@@ -75,8 +79,10 @@ def vote(
         last=checks.last if checks is not None else 0.0,
         disputes=checks is not None and checks.disputes,
         row=port.progress.row(assembly.work()) if port.assignment.sheets else (),
+        scalars=scalars.row(numbers),
+        tells=scalars.tells,
     )
-    paper = assembly.paper(loss.batch.count, sheets=port.assignment.sheets)
+    paper = assembly.paper(loss.batch.count, sheets=port.assignment.sheets, scalars=scalars.columns)
     votes = assembly.mesh.begin_sum(paper.fill(port.assignment.rank, ballot, norm=clip, step=step))
     if not first:
         assembly.reduction.finish()

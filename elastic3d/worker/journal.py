@@ -262,7 +262,10 @@ class Journal:
                     copy=record.copy,
                     **({"tokens": record.tokens} if record.tokens else {}),
                     **({"excluded": excluded} if excluded else {}),
+                    **({"logged": record.logged} if record.logged else {}),
                 )
+                if record.stopped:
+                    log.emit("run.stopped", step=record.step, detail=record.stopped)
                 if record.usual is not None:
                     # That it was to be done something about, and was not, is not to be overlooked.
                     level, detail = Level.ERROR if record.why_kept else None, record.why_kept or None

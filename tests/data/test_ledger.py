@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic3d.data import Line, Order, check
-from elastic3d.data.ledger import Ledger, add
+from elastic3d.data.ledger import Ledger, add, resumed, stopped
 
 ORDER = Order(length=13, global_batch=6, micro_batch=2, seed=3)
 
@@ -32,6 +32,15 @@ def test_steps_of_one_generation_are_one_line() -> None:
     account = check(ledger, ORDER)
     assert account.whole
     assert account.consumed == 54
+
+
+def test_a_run_that_its_script_ended_says_so_until_it_goes_on() -> None:
+    """Of its last step alone, which another generation may have made."""
+    ledger = add(stepped((), 1, 0, 3), generation=1, step=3, layout="pp 1", samples=6, sample_sum=0, stopped="enough")
+    assert [(line.stop_step, line.stopped) for line in ledger] == [(4, "enough")]
+    assert (stopped(ledger, 4), stopped(ledger, 3), stopped((), 0)) == ("enough", "", "")
+    assert stopped(resumed(ledger), 4) == ""
+    assert replace(resumed(ledger)[0], stopped="enough") == ledger[0]
 
 
 def test_gaps_are_missing_and_overlaps_repeated() -> None:

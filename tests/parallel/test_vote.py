@@ -69,6 +69,21 @@ def test_parameters_without_a_gradient_anywhere_are_absent() -> None:
     assert outcome.absent == {"b"}
 
 
+def test_what_ranks_log_comes_out_by_rank() -> None:
+    """Only what was logged, in the order of ranks, beside all else that is voted on; one rank tells for all."""
+    ballots = [
+        Ballot(scalars=(1.5, None, None), losses={0: 3.0}, samples=2),
+        Ballot(scalars=(None, 0.0, None), losses={1: 4.0}, held=3, tells=True),
+        Ballot(scalars=(-2.5, math.inf, None), losses={2: 5.0}, rows=rows(b=(0, torch.tensor([2.0, 0.0, 0.0])))),
+    ]
+    paper = Paper(world=3, micro_batches=3, parameters=PARAMETERS, sheets=True, scalars=3)
+    votes = torch.stack([paper.fill(rank, ballot, norm=True) for rank, ballot in enumerate(ballots)]).sum(0)
+    outcome = paper.read(votes, norm=True)
+    assert outcome.scalars == ((1.5, -2.5), (0.0, math.inf), ())
+    assert (outcome.loss, outcome.samples, outcome.norm, outcome.tells) == (4.0, 2, 2.0, True)
+    assert (count([Ballot(), Ballot()]).scalars, count([Ballot(), Ballot()]).tells) == ((), False)
+
+
 def test_samples_and_their_sums_add_up() -> None:
     """Counts add, keyed sums add below 2**40."""
     outcome = count([Ballot(samples=3, sample_sum=(1 << 40) - 1), Ballot(samples=4, sample_sum=2)])

@@ -7,6 +7,7 @@ it is named, it has those that the former one did not write.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 from elastic3d.clock import SYSTEM, Clock
@@ -112,7 +113,7 @@ class Curves:
 
 
 def values_of(record: StepRecord, generation: Generation) -> dict[str, float]:
-    """Return what is written of a step."""
+    """Return what is written of a step: our own numbers, of the names in `trackers.names`, and the script's."""
     first, stop = record.samples
     samples = stop - first - sum(last - begin for begin, last in record.excluded)
     return {
@@ -123,6 +124,7 @@ def values_of(record: StepRecord, generation: Generation) -> dict[str, float]:
         "generation": record.generation,
         "nodes": len(generation.nodes),
         "ranks": generation.world,
+        **{sys.intern(name): value for name, value in record.logged.items()},
     }
 
 

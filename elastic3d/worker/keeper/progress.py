@@ -6,7 +6,7 @@ One node reports for all: the one with rank 0. The leader reports how many nodes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.port import StepRecord
@@ -17,6 +17,9 @@ EVERY = 10.0
 
 LATE = 60.0
 """Seconds without a step after which that is reported; where steps take longer, twice the time of the longest."""
+
+SHOWN = 4
+"""How many of the script's own numbers are in a line; all of them are in the events and in the trackers."""
 
 PATIENCE = 3.0
 """Seconds for which the job waits for nodes before that is reported."""
@@ -35,6 +38,7 @@ class ProgressReporter:
         self._said_step = -1
         self._longest = 0.0
         self._late_at: float | None = None
+        self._logged: dict[str, float] = {}
         self.awaited = 0
         self._awaited_at = 0.0
 
@@ -57,6 +61,7 @@ class ProgressReporter:
         now = self._clock.monotonic()
         self._longest = max(self._longest, now - self._stepped_at) if self._said_step >= 0 else 0.0
         self._stepped_at, self._late_at = now, None
+        self._logged |= record.logged
         # A step all of whose samples are left out has no loss, and nothing is wrong with that.
         finite = math.isfinite(record.loss) or record.excluded == (record.samples,)
         if not finite and not self._nonfinite:
@@ -99,11 +104,18 @@ class ProgressReporter:
             step=record.step,
             until=record.until or None,
             loss=f"{record.loss:.5g}",
+            **({"logged": _few(self._logged)} if self._logged else {}),
             steps_per_second=None if rate is None else float(f"{rate:.3g}"),
             left=left,
             generation=record.generation,
         )
         self._said_at, self._said_step = now, record.step
+
+
+def _few(logged: Mapping[str, float]) -> str:
+    """Return the latest of what scripts logged, as a line has room for."""
+    shown = [f"{name} {value:.4g}" for name, value in list(logged.items())[:SHOWN]]
+    return ", ".join([*shown, f"{len(logged) - SHOWN} more"] if len(logged) > SHOWN else shown)
 
 
 def _duration(seconds: float) -> str:

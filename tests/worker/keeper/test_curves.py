@@ -12,6 +12,7 @@ import pytest
 from elastic3d.distrust import Distrust
 from elastic3d.rollback import Rollback
 from elastic3d.trackers.choice import Named
+from elastic3d.trackers.names import OURS
 from elastic3d.trackers.points import Void
 from elastic3d.values import Cause, Generation, Layout, Node, Slot
 from elastic3d.worker.keeper.curves import Curves, values_of, voids
@@ -191,3 +192,11 @@ def test_without_trackers_nothing_is_kept() -> None:
     curves.finish()
     curves.wait()
     assert curves._points.newest == 0
+
+
+def test_what_the_script_logs_is_written_beside_our_own_numbers() -> None:
+    """None of ours can have a name that a script may give: all of them are refused there."""
+    record = replace(RECORD, step=3, gradient_norm=0.5, logged={"lr": 0.1, "eval/accuracy": 0.75})
+    ours = values_of(replace(record, logged={}), generation(2, A))
+    assert ours.keys() <= OURS
+    assert values_of(record, generation(2, A)) == {**ours, "lr": 0.1, "eval/accuracy": 0.75}

@@ -70,6 +70,22 @@ def test_progress_is_logged_every_ten_seconds() -> None:
     assert (lines[1]["steps_per_second"], lines[1]["left"]) == (2.0, "8min 10s")
 
 
+def test_a_line_has_the_latest_of_what_the_script_logs() -> None:
+    """Some of it, also where the step of the line has none: a validation is logged seldom."""
+    heard = Heard()
+    heard.progress.began(first=True)
+    logged = [{"lr": 0.00123456, "eval/accuracy": 0.5}, {"lr": 0.001}, {}]
+    for step, values in enumerate(logged, 1):
+        heard.clock.now += 10.0
+        heard.progress.stepped(replace(RECORD, step=step, logged=values))
+    lines = [line.get("logged") for line in heard.taken("training.progress")]
+    assert lines == ["lr 0.001235, eval/accuracy 0.5", *["lr 0.001, eval/accuracy 0.5"] * 2]
+    heard.clock.now += 10.0
+    heard.progress.stepped(replace(RECORD, step=4, logged={f"x{n}": float(n) for n in range(5)}))
+    (line,) = heard.taken("training.progress")
+    assert line["logged"] == "lr 0.001, eval/accuracy 0.5, x0 0, x1 1, 3 more"
+
+
 def test_a_non_finite_loss_is_reported_once_in_a_row() -> None:
     """`status` shows it until there is a finite one again."""
     heard = Heard()
