@@ -199,7 +199,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             "excluded",
             "logged",
         ),
-        # From the node of rank 0: a script called `run.stop`, `detail` says why, and no step follows step `step`.
+        # From the node of rank 0: a script called `run.stop`, `detail` says why, and no step follows step `step`. Once
+        # more where that step is made again.
         "run.stopped": _info("step", "detail"),
         # From the node that writes the curves: `tracker` is as `trackers=` gives it. It writes from now on, and had all
         # points up to `step`.

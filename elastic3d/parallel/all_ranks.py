@@ -85,5 +85,6 @@ def unmatched(rank: int, returned: int) -> UnmatchedCollective:
 
 _WHAT_TO_DO = (
     "The ranks compute and gather together: make such calls on every rank alike, as often and in the same order, not "
-    "under `if run.rank == 0`; or evaluate from a checkpoint in another program (elastic3d ckpt export)"
+    "under `if run.rank == 0`; or evaluate by run.evaluate, or from a checkpoint in another program (elastic3d ckpt "
+    "export)"
 )

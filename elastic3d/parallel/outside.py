@@ -49,7 +49,7 @@ class Outside:
         if self._layout.pp > 1:
             raise UsageError(
                 f"model(...) was called outside run.backward, and in this layout ({self._layout}) each rank has the "
-                "layers of its own stage alone. Evaluate from a checkpoint in another program (elastic3d ckpt export), "
-                "or fix elastic3d.run(layout=Layout(pp=1)) and call it on every rank alike"
+                "layers of its own stage alone. Evaluate by run.evaluate, or from a checkpoint in another program "
+                "(elastic3d ckpt export), or fix elastic3d.run(layout=Layout(pp=1)) and call it on every rank alike"
             )
         self.meet("model(...) outside run.backward")

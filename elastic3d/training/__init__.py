@@ -1,6 +1,8 @@
 """The run as a user's `main` sees it, and where its state comes from.
 
 run          the Run: shard, batches, restore, backward, step
+scalars      what scripts log of a step, and their wish to end the run
+evaluating   a metric of a data set, by forward passes alone
 peers        its device and process groups, and what follows when a peer is lost
 auditing     steps whose micro-batches other ranks repeat
 redoing      steps whose numbers are not finite, made again without what they come from

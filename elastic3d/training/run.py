@@ -58,6 +58,7 @@ from elastic3d.snapshots.interval import Interval
 from elastic3d.training import identity, loading, parts, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.collecting import FewerCollections
+from elastic3d.training.evaluating import Metric, evaluate
 from elastic3d.training.going_back import GoingBack
 from elastic3d.training.loss import Loss
 from elastic3d.training.parts import Parts
@@ -90,6 +91,7 @@ class Run:
         self._scale = LossScale.of(Precision.FP32)
         self._last_loss, self._changed = math.nan, ""
         self._scalars = Scalars()
+        self._passed = False
         self._step_timer = StepTimer(port.assignment, clock)
         self._timer = CheckpointTimer(port.assignment, clock)
         self._interval = Interval(port.assignment.snapshot_every)
@@ -401,6 +403,7 @@ class Run:
         if model is not self._model:
             raise UsageError("run.backward needs the model that run.shard returned")
         assert self._outside is not None
+        self._passed = True
         self._health.passes_begin()
         objected = objective(loss_fn, self._scale.scale)
         self._progress.phase(Phase.FORWARD)
@@ -477,6 +480,7 @@ class Run:
         if not change.skipped and schedule is not None:
             schedule.step()
         optimizer.zero_grad(set_to_none=True)
+        self._passed = False
         loss.settle(outcome.loss, skipped=change.skipped)
         self._last_loss = outcome.loss
         self._health.skipped(change)
@@ -596,6 +600,58 @@ class Run:
         with self._peers.followed():
             self._outside.meet("run.all_reduce()")
             return all_reduce(assembly.mesh, value, op)
+
+    def evaluate(
+        self,
+        model: nn.Module,
+        dataset: Dataset,
+        metric: Metric,
+        *,
+        micro_batch: int | None = None,
+        collate: Collate | None = None,
+        longest: float | str = "30m",
+    ) -> float:
+        """Return the mean of a metric over a data set, by forward passes alone; the same number on every rank.
+
+            for batch in batches.until(step=20_000):
+                if run.steps % 500 == 0:
+                    run.log(**{"eval/accuracy": run.evaluate(model, held_out, right)})
+                run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+
+        where `right = lambda output, target: (output.argmax(-1) == target).float()` for a model of classes. The data
+        set is spread over the replicas, and the result has the same bits in every layout in which training has:
+        micro-batches are the same, and the values of their samples are added without rounding. A collective: every rank
+        calls it, before `run.backward` of a step or after `run.step`. If a rank is lost meanwhile, the script begins
+        again from the last state, and comes to it again where it asks `run.steps`, as above.
+
+        The model is in evaluation mode meanwhile, and nothing is kept for gradients.
+
+        Args:
+            model: That of `run.shard`.
+            dataset: Map-style, of samples as `run.batches` takes them.
+            metric: Takes the output for a micro-batch and its target; returns a tensor with one number for each sample,
+                or a pair of such tensors (values, weights), such as the loss of each sample's tokens and their number:
+                the result is the sum of the values divided by that of the weights.
+            micro_batch: Samples that are passed forward together; None, the default, for those of training. It is part
+                of what fixes the bits; with pipeline stages it is that of training. The last one is filled up with its
+                last sample, which counts once.
+            collate: As `run.batches` takes it.
+            longest: Seconds, or as "30m", that it may take: silence up to then is no sign of a rank that stands still.
+        """
+        assembly, batches = self._made(), self._batches
+        if model is not self._model or batches is None or self._optimizer is None:
+            raise UsageError("run.evaluate needs the model that run.shard returned, and comes after run.restore")
+        if self._passed:
+            raise UsageError(
+                "run.evaluate was called between run.backward and run.step: call it before the one or after the other"
+            )
+        size = batches.order.micro_batch if micro_batch is None else micro_batch
+        if not isinstance(size, int) or size < 1:
+            raise UsageError(f"run.evaluate: micro_batch is a number of samples, 1 or more; it is {size!r}")
+        assert self._outside is not None
+        with self._peers.followed(), self.pause("evaluate", longest), self._outside.inside():
+            self._outside.meet("run.evaluate()")
+            return evaluate(assembly, dataset, metric, micro_batch=size, step=self.steps, collate=collate)
 
     @contextmanager
     def pause(self, why: str, longest: float | str) -> Iterator[None]:

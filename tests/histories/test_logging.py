@@ -1,4 +1,4 @@
-"""Numbers that a script logs, and the end of a run that it asks for, in a job of real processes."""
+"""Numbers that a script logs and evaluates, and the end of a run that it asks for, in a job of real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.trackers.test_event_files import shown
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pytest.mark.long]
 
 SCRIPT = Path(__file__).parent / "scripts" / "logging_and_stopping.py"
-STEPS, STOP_AT = 12, 8
+STEPS, STOP_AT, EVERY = 12, 8, 3
 
 
 def played(etcd: EtcdServer, folder: Path, name: str, environment: Mapping[str, str], stop_at: int) -> list[Any]:
@@ -46,17 +46,18 @@ def played(etcd: EtcdServer, folder: Path, name: str, environment: Mapping[str, 
 def test_what_is_logged_is_there_once_and_a_run_ends_where_its_script_says(
     job_etcd: EtcdServer, tmp_path: Path
 ) -> None:
-    """A trainer dies when it has logged a step, which is made and logged again; one rank ends the run of both.
+    """Trainers die when a step is logged, in an evaluation, and when one rank has ended the run of both.
 
-    The job's last state is a checkpoint; the same job, started again, makes no step, until its script accepts the stop.
+    What they did is made again. The job's last state is a checkpoint; the same job, started again, makes no step, until
+    its script accepts the stop.
     """
-    lines = played(job_etcd, tmp_path, "first", {"KILL": "1"}, STOP_AT)
-    assert (tmp_path / "killed").exists()
-    assert len({line["number"] for line in lines if line["event"] == "generation.sealed"}) > 1
+    lines = played(job_etcd, tmp_path, "first", {"KILL": "logged evaluating stopped"}, STOP_AT)
+    assert len(list(tmp_path.glob("killed-*"))) == 3
+    assert len({line["number"] for line in lines if line["event"] == "generation.sealed"}) > 3
     assert_whole(tmp_path, lines, STOP_AT)
-    assert [(line["step"], line["detail"]) for line in lines if line["event"] == "run.stopped"] == [
-        (STOP_AT, "it is good enough")
-    ]
+    # Once more where its step was made again.
+    ended = {(line["step"], line["detail"]) for line in lines if line["event"] == "run.stopped"}
+    assert ended == {(STOP_AT, "it is good enough")}
     (place,) = (tmp_path / "store").rglob("checkpoints")
     saved = open_checkpoint(open_store(str(place.parent), write=False))
     assert saved.step == STOP_AT
@@ -78,6 +79,9 @@ def assert_whole(folder: Path, lines: list[Any], steps: int) -> None:
     assert [(int(row["step"]), *(float(row[name]) for name in names)) for row in rows] == wanted
     points = [json.loads(line) for line in (folder / "curves.jsonl").read_text().splitlines()]
     assert [(point["step"], *(point[name] for name in names)) for point in points] == wanted
+    evaluated = {point["step"]: point["eval/square"] for point in points if "eval/square" in point}
+    assert list(evaluated) == list(range(1, steps + 1, EVERY))
+    assert len(set(evaluated.values())) == len(evaluated)
     assert shown(folder / "board", "third") == pytest.approx({step: third for step, _, third, _ in wanted})
     made = {line["step"]: line["logged"] for line in lines if line["event"] == "step.committed"}
     assert [(step, *(made[step][name] for name in names)) for step in sorted(made)] == wanted

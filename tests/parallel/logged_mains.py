@@ -16,10 +16,10 @@ from tests.parallel.models import Model, Sentences, loss_fn
 STEPS = 4
 
 
-def begun(run: Run, accept: str = "") -> tuple[Any, Any, Batches]:
+def begun(run: Run, accept: str = "", *, global_batch: int = 14) -> tuple[Any, Any, Batches]:
     model = run.shard(Model, blocks="blocks", seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
+    batches = run.batches(Sentences(), global_batch=global_batch, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches, accept=accept or ())
     return model, optimizer, batches
 
@@ -52,9 +52,9 @@ def log_all_kinds(run: Run) -> tuple[str, list[int]]:
     return run.digest(), gathers
 
 
-def log_nothing(run: Run) -> str:
+def log_nothing(run: Run, *, global_batch: int = 14) -> str:
     """Train as `log_all_kinds` does."""
-    model, optimizer, batches = begun(run)
+    model, optimizer, batches = begun(run, global_batch=global_batch)
     for batch in batches.until(step=STEPS):
         run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
     return run.digest()

@@ -37,6 +37,13 @@ class Passes(Protocol):
         """Leave the step's gradients to the reduction; return this rank's losses by the number of their micro-batch."""
         ...
 
+    def output(self, given: Any) -> Any:
+        """Return the model's output for one input, None on ranks that do not have its last stage.
+
+        For evaluation, without gradients and between steps; a collective of all that compute one input together.
+        """
+        ...
+
 
 class Loop:
     """The passes of a single stage, micro-batch after micro-batch."""
@@ -67,6 +74,10 @@ class Loop:
             scaled(loss, part, self._reduction, batch.divisor).backward()  # type: ignore[no-untyped-call]
         self._reduction.end_passes()
         return losses
+
+    def output(self, given: Any) -> Any:
+        """Return the model's output."""
+        return self._caller(self._model, given)
 
 
 def scaled(loss: torch.Tensor, part: MicroBatch, reduction: Reduction, micro_batches: int) -> torch.Tensor:

@@ -34,7 +34,7 @@ from elastic3d.parallel.pipeline.stages import Stage
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.witness import Witness
-from elastic3d.planner.schedules import schedule_of
+from elastic3d.planner.schedules import rank_of_stage, schedule_of
 from elastic3d.port import UNRECORDED, Progress
 from elastic3d.values import Layout, Schedule
 
@@ -85,6 +85,7 @@ class Pipeline:
         ]
         self._last: Reduction | None = next((reduction for part, reduction in parts if part.last), None)
         self._first = any(part.first for part, _ in parts)
+        self._group, self._layout, self._device, self._boundary = group, layout, device, boundary
         self._shape = tuple(example_input.shape)
         self._end = layout.stages - 1
         self._schedule: Any = None
@@ -118,7 +119,10 @@ class Pipeline:
             stage.reduction.begin_step(batch.counted, batch.excluded)
             stage.has_backward = True
             stage.clear_runtime_states()
-        given = [self._entering(batch.step, part) if self._first else () for part in self._parts]
+        given = [
+            (self._entering(part.input, f"micro-batch {part.like} of step {batch.step}"),) if self._first else ()
+            for part in self._parts
+        ]
         with self._neighbours.noted():
             self._schedule._step_microbatches(
                 arg_mbs=given,
@@ -127,16 +131,39 @@ class Pipeline:
             )
         return self._losses
 
-    def _entering(self, step: int, part: MicroBatch) -> tuple[torch.Tensor]:
+    def output(self, given: Any) -> Any:
+        """Return the model's output on the rank of the last stage, None elsewhere: each stage passes on its own.
+
+        Every rank of the pipeline gives the same input.
+        """
+        here, tensor, output = self._group.rank(), torch.empty(0), None
+        for part in sorted(self._held, key=lambda part: part.stage):
+            before = None if part.first else rank_of_stage(self._layout, part.stage - 1)
+            after = None if part.last else rank_of_stage(self._layout, part.stage + 1)
+            if before is None:
+                tensor = self._entering(given, "a micro-batch of run.evaluate")
+            elif before != here:
+                tensor = torch.empty(self._boundary.shape, dtype=self._boundary.dtype, device=self._device)
+                dist.recv(tensor, group=self._group, group_src=before)
+            made = self._frame.run(part.module, tensor, given)
+            if after is None:
+                output = made
+                continue
+            tensor = self._frame.pick(made)
+            if after != here:
+                dist.send(tensor.contiguous(), group=self._group, group_dst=after)
+        return output
+
+    def _entering(self, given: Any, what: str) -> torch.Tensor:
         """Return what enters the first stage; UsageError for another shape than the activations are passed on for."""
-        tensor = self._frame.tensor(part.input)
+        tensor: torch.Tensor = self._frame.tensor(given)
         if tuple(tensor.shape) != self._shape:
             raise UsageError(
-                f"micro-batch {part.like} of step {step} is of shape {list(tensor.shape)}, and the first one of the "
-                f"run of {list(self._shape)}: pipeline stages pass on activations of one shape. Pad all to one length, "
-                "or train without stages: elastic3d.run(..., layout=Layout(pp=1))"
+                f"{what} is of shape {list(tensor.shape)}, and the first one of the run of {list(self._shape)}: "
+                "pipeline stages pass on activations of one shape. Pad all to one length, or train without stages: "
+                "elastic3d.run(..., layout=Layout(pp=1))"
             )
-        return (tensor,)
+        return tensor
 
     def made(self, stage: int, tensor: torch.Tensor) -> None:
         """Digest what a stage made of the present micro-batch, where that is audited."""

@@ -1,4 +1,4 @@
-"""A script that logs numbers of its own and ends its run; a trainer may be killed when a step has been logged."""
+"""A script that logs numbers of its own, evaluates and ends its run; trainers may be killed in the middle of each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 import elastic3d
 
 STEPS, STOP_AT, OUT = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-KILLED = OUT / "killed"
+EVERY = 3
 
 
 class Chain(nn.Module):
@@ -36,23 +36,45 @@ def sample(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, generator=torch.Generator().manual_seed(number)), torch.zeros(4)
 
 
+def square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the mean square of each sample's output."""
+    return output.square().mean(1)
+
+
+def die_once(run: elastic3d.Run, when: str) -> None:
+    """Have the first rank killed here, if that is asked for and has not happened."""
+    mark = OUT / f"killed-{when}"
+    if run.is_first and when in os.environ.get("KILL", "").split() and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main(run: elastic3d.Run) -> None:
     model = run.shard(Chain, blocks="blocks", seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    held_out = [sample(number) for number in range(100, 111)]
     batches = run.batches([sample(number) for number in range(64)], global_batch=12, micro_batch=2, seed=5)
     run.restore(model=model, optimizer=optimizer, batches=batches, accept=os.environ.get("ACCEPT", ()))
+
+    def metric(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if run.steps == 2 * EVERY:
+            die_once(run, "evaluating")
+        return square(output, target)
+
     for batch in batches.until(step=STEPS):
+        if run.steps % EVERY == 0:
+            run.log(**{"eval/square": run.evaluate(model, held_out, metric)})
         loss = run.backward(model, batch, nn.functional.mse_loss)
         run.log(square=run.steps**2, third=run.steps / 3)
         if run.rank == run.world - 1:
             run.log(reduce="sum", alone=torch.tensor(run.steps + 0.5))
-        if run.is_first and run.steps == 3 and "KILL" in os.environ and not KILLED.exists():
-            KILLED.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if run.steps == 4:
+            die_once(run, "logged")
         if run.rank == run.world - 1 and run.steps + 1 == STOP_AT:
             run.stop("it is good enough")
         run.step(optimizer, loss=loss, clip=0.5)
-    (OUT / f"steps{run.rank}").write_text(str(run.steps))
+    if run.steps == STOP_AT:
+        die_once(run, "stopped")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,162 @@
+"""A metric of a data set, by forward passes alone: spread over the replicas, and the same number in every layout.
+
+The data set is cut into micro-batches of one size in its own order, the last one filled up with its last sample.
+Micro-batch j is run by replica j % dp; a replica that has none in the last round runs the last one once more, for the
+collectives of the others. So each micro-batch is computed as in any other layout, and the values of its samples have
+the same bits. They are added exactly: the sum does not depend on who added which.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any
+
+import torch
+
+from elastic3d.data.collating import Collate, Collating
+from elastic3d.data.dataset_facts import is_numbered, name_of
+from elastic3d.data.making import Drawn, Undrawn, moved, naming
+from elastic3d.errors import UsageError
+from elastic3d.parallel.assembly import Assembly
+from elastic3d.parallel.reduction.units import reshard
+from elastic3d.planner.schedules import rank_of_stage
+
+Metric = Callable[[Any, Any], torch.Tensor | tuple[torch.Tensor, torch.Tensor]]
+"""Takes the output for a micro-batch and its target; returns one value for each sample, or a pair (values, weights)."""
+
+_UNIT = 1074
+"""Every double is a whole number of 2 ** -1074."""
+
+
+class ExactSum:
+    """A sum of doubles without rounding. Infinities and NaN are added apart, as floats are."""
+
+    def __init__(self) -> None:
+        self._units, self._odd, self._finite = 0, 0.0, True
+
+    def add(self, values: Sequence[float]) -> None:
+        """Add some numbers."""
+        for value in values:
+            if math.isfinite(value):
+                number, divisor = value.as_integer_ratio()
+                self._units += number << (_UNIT + 1 - divisor.bit_length())
+            else:
+                self._odd, self._finite = self._odd + value, False
+
+    def to_json(self) -> list[Any]:
+        """Return it as JSON holds it."""
+        return [self._units, self._odd, self._finite]
+
+    def join(self, plain: Sequence[Any]) -> None:
+        """Add another sum, as `to_json` gives it."""
+        units, odd, finite = plain
+        self._units, self._odd, self._finite = self._units + units, self._odd + odd, self._finite and finite
+
+    def over(self, other: ExactSum) -> float:
+        """Return this sum divided by another, rounded once; NaN where there is nothing to divide by."""
+        if not (self._finite and other._finite) or not other._units:
+            return self._odd / (other._odd or 1.0) if not self._finite and other._finite else math.nan
+        try:
+            return float(Fraction(self._units, other._units))
+        except OverflowError:
+            return math.inf if (self._units > 0) == (other._units > 0) else -math.inf
+
+
+def evaluate(
+    assembly: Assembly,
+    dataset: Any,
+    metric: Metric,
+    *,
+    micro_batch: int,
+    step: int,
+    collate: Collate | None,
+) -> float:
+    """Return the mean of a metric over a data set, the same on every rank; a collective.
+
+    step: the number of steps made, which keys what a forward pass may draw.
+    """
+    if not is_numbered(dataset) or not len(dataset):
+        raise UsageError(
+            "run.evaluate needs a map-style data set, with len() and [index], of one sample or more: each replica has "
+            "samples of its own"
+        )
+    mesh, size = assembly.mesh, len(dataset)
+    place, layout = mesh.place, mesh.layout
+    last = place.pp == rank_of_stage(layout, layout.stages - 1)
+    number = -(-size // micro_batch)
+    collating = Collating(collate)
+    total, weight = ExactSum(), ExactSum()
+    with _only_forward(assembly):
+        for round_ in range(-(-number // layout.dp)):
+            turn = round_ * layout.dp + place.dp
+            index = min(turn, number - 1)
+            first = index * micro_batch
+            given, target = moved(_pair(dataset, first, micro_batch, collating), mesh.device)
+            mesh.progress.tick(chunk=round_)
+            assembly.randomness.at(step, index)
+            output = assembly.passes.output(given)
+            if not last or place.tp or turn >= number:
+                continue
+            values, weights = _values(metric(output, target), micro_batch)
+            count = min(micro_batch, size - first)
+            total.add(values[:count])
+            weight.add(weights[:count])
+    mine = json.dumps([total.to_json(), weight.to_json()]).encode()
+    total, weight = ExactSum(), ExactSum()
+    for theirs in mesh.gather(mine):
+        one, other = json.loads(theirs)
+        total.join(one)
+        weight.join(other)
+    return total.over(weight)
+
+
+def _pair(dataset: Any, first: int, micro_batch: int, collating: Collating) -> Any:
+    numbers = [min(number, len(dataset) - 1) for number in range(first, first + micro_batch)]
+    samples, draws = [], Undrawn()
+    draws.beside = True  # the run's own samples may be made in a thread meanwhile
+    try:
+        with draws.around():
+            for number in numbers:
+                with naming(lambda: name_of(dataset, number)):  # noqa: B023
+                    samples.append(dataset[number])
+            return collating.pair(samples, [name_of(dataset, number) for number in numbers])
+    except Drawn as drawn:
+        raise UsageError(
+            "run.evaluate: the data set, or collate=, draws from the global random numbers of torch, numpy or Python: "
+            "the metric would be another one each time; give it a generator of its own, with a seed by sample"
+        ) from drawn
+
+
+@contextmanager
+def _only_forward(assembly: Assembly) -> Iterator[None]:
+    """Have the model evaluate, and as it was afterwards, without the parameters that it has gathered."""
+    modules = {module for part in assembly.parts for module in part.module.modules()} | set(assembly.model.modules())
+    training = [module for module in modules if module.training]
+    for module in training:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+        # The next update changes the shards, and not what was gathered of them.
+        for part in assembly.parts:
+            reshard(part.module)
+
+
+def _values(made: Any, micro_batch: int) -> tuple[list[float], list[float]]:
+    values, weights = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    for one in (values, weights) if weights is not None else (values,):
+        if not isinstance(one, torch.Tensor) or tuple(one.shape) != (micro_batch,) or one.is_complex():
+            shape = f"a tensor of shape {list(one.shape)}" if isinstance(one, torch.Tensor) else type(one).__name__
+            raise UsageError(
+                f"run.evaluate: the metric returned {shape}; it takes a micro-batch of {micro_batch} samples, and "
+                "returns a tensor with one real number for each of them, or a pair (values, weights) of such tensors"
+            )
+    numbers = values.double().tolist()
+    return numbers, [1.0] * micro_batch if weights is None else weights.double().tolist()
