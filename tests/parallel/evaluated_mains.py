@@ -11,6 +11,7 @@ from elastic3d.errors import UsageError
 from elastic3d.training import Run
 from tests.data.streams import sentence
 from tests.parallel import tensors
+from tests.parallel.architectures.mixtures import KINDS
 from tests.parallel.logged_mains import STEPS, begun
 from tests.parallel.models import Sentences, loss_fn
 
@@ -47,6 +48,20 @@ def evaluate_parts(run: Run, *, precision: str = "fp32", plan: dict[str, str] | 
     for batch in batches.until(step=2):
         values.append(run.evaluate(model, dataset, losses))
         run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+    return values
+
+
+def evaluate_experts(run: Run) -> list[float]:
+    """Evaluate a mixture whose experts are spread over the replicas, between its steps."""
+    build, blocks, experts, loss = KINDS["own"]
+    model = run.shard(build, blocks=blocks, experts=experts, seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    values = []
+    for batch in batches.until(step=2):
+        values.append(run.evaluate(model, HELD_OUT, losses))
+        run.step(optimizer, loss=run.backward(model, batch, loss))
     return values
 
 

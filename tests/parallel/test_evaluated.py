@@ -39,9 +39,9 @@ def ended(reports: list[Report]) -> list[Report]:
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(pp=1, dp=2),
+        Layout(pp=1, dp=2, zero=1),
         Layout(pp=2, dp=1),
-        pytest.param(Layout(pp=1, dp=3, zero=1), marks=pytest.mark.slow),
+        pytest.param(Layout(pp=1, dp=3, zero=3), marks=pytest.mark.slow),
         pytest.param(Layout(pp=1, dp=4, replicas=2), marks=pytest.mark.slow),
         pytest.param(Layout(pp=2, dp=1, schedule=Schedule.INTERLEAVED, virtual=2), marks=pytest.mark.slow),
         pytest.param(V, marks=pytest.mark.slow),
@@ -72,6 +72,17 @@ def test_layers_that_are_cut_and_16_bits_evaluate_alike(choices: dict[str, Any],
     main, layouts = partial(evaluated_mains.evaluate_parts, **choices), [Layout.parse(text) for text in (one, other)]
     results = {str(report.result) for layout in layouts for report in ended(run_world(main, Orders(layout=layout)))}
     assert len(results) == 1
+
+
+@pytest.mark.slow
+def test_experts_that_are_spread_evaluate_too() -> None:
+    """Without the promise of equal bits; a replica without a micro-batch runs one for the others' experts."""
+    first, *others = (
+        report.result
+        for dp in (1, 2)
+        for report in ended(run_world(evaluated_mains.evaluate_experts, Orders(layout=Layout(pp=1, dp=dp))))
+    )
+    assert others == [pytest.approx(first, rel=1e-4)] * 2
 
 
 def test_a_metric_is_that_of_the_whole_model() -> None:
