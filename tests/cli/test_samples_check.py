@@ -68,6 +68,18 @@ def test_a_complete_run_is_listed_line_by_line(tmp_path: Path) -> None:
         assert "0 - 2" in result.output
 
 
+def test_what_scripts_asked_for_is_shown_with_its_step(tmp_path: Path) -> None:
+    """What they changed, and that one ended the run, whatever it said of that."""
+    *others, first, second = ledger(ORDER, WHOLE)
+    lines = (*others, replace(first, stopped="good\x1b[2J enough"), replace(second, changed="more data"))
+    result = call(saved(tmp_path / "run", facts_of(ORDER, lines)))
+    assert result.exit_code == 0, result.output
+    words = " ".join(result.output.split())
+    assert "the script ended the run with step 2: good" in words
+    assert "from step 3 on, as the script asked for: more data" in words
+    assert "\x1b[2J" not in result.output
+
+
 def test_json_has_the_account_and_the_lines(tmp_path: Path) -> None:
     """In one document, for programs."""
     result = call(saved(tmp_path / "run", facts_of(ORDER, ledger(ORDER, WHOLE))), "--json", "--of", "6")
