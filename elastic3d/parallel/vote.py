@@ -24,7 +24,7 @@ from elastic3d.health.sheet import WIDTH, Row
 from elastic3d.parallel import norms
 from elastic3d.parallel.norms import RowSquares
 
-FLAGS = 9
+FLAGS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,7 @@ class Ballot:
     rows: RowSquares = field(default_factory=RowSquares)
     last: float = 0.0
     disputes: bool = False
+    extras: float = 0.0
     row: Row = ()
 
 
@@ -87,6 +88,7 @@ class Outcome:
     absent: frozenset[str]
     last_outcomes: tuple[float, ...] = ()
     disputed_by: tuple[int, ...] = ()
+    extras: tuple[float, ...] = ()
     excluded: int = 0
     excluded_sum: int = 0
     broken: tuple[int, ...] = ()
@@ -129,7 +131,7 @@ class Paper:
         """Return this rank's vector, on the CPU. norm: with rows. step: that is voted on."""
         votes = torch.zeros(self._size if norm else self._rows_at, dtype=torch.float64)
         asked = (ballot.leave, ballot.etcd_away, ballot.checkpoint, ballot.ready)
-        flags = (*asked, ballot.held, ballot.finite, ballot.snapshot_needs, ballot.last, ballot.disputes)
+        flags = (*asked, ballot.held, ballot.finite, ballot.snapshot_needs, ballot.last, ballot.disputes, ballot.extras)
         votes[FLAGS * rank : FLAGS * (rank + 1)] = torch.tensor([float(flag) for flag in flags], dtype=torch.float64)
         if ballot.row and self._losses_at > self._sheets_at and sheet.speaks(rank, step):
             at = self._sheets_at + rank // sheet.EVERY * WIDTH
@@ -174,7 +176,7 @@ class Paper:
         places = votes[self._tokens_at : self._samples_at].tolist()
         tokens = _tokens([places[number] for number in counted])
         present = votes[self._present_at : self._rows_at].tolist()
-        last, disputes = flags[:, 7], flags[:, 8]
+        last, disputes, extras = flags[:, 7], flags[:, 8], flags[:, 9]
         return Outcome(
             leave=bool((flags[:, 0] != 0).all()),
             etcd_away=bool((flags[:, 1] != 0).all()),
@@ -195,6 +197,7 @@ class Paper:
             absent=frozenset(name for name, count in zip(self._names, present, strict=True) if not count),
             last_outcomes=tuple(last.tolist()) if bool((last != last[0]).any()) else (),
             disputed_by=tuple(torch.nonzero(disputes).reshape(-1).tolist()),
+            extras=tuple(extras.tolist()) if bool((extras != extras[0]).any()) else (),
             sheets=tuple(map(tuple, rows[: len(sheet.speakers(step, self._world))])),
         )
 

@@ -82,7 +82,7 @@ def check_leaf(saved: AskedState | None, now: AskedState) -> None:
         )
 
 
-ACCEPTED = ("data", "schedule")
+ACCEPTED = ("data", "schedule", "extra")
 """What `run.restore(..., accept=)` may name: changes that are refused unless a script asks for them."""
 
 OF_SCHEDULES = ("lr", "initial_lr")
@@ -93,9 +93,7 @@ def accepted(accept: str | Iterable[str]) -> frozenset[str]:
     """Return which changes a script asks for; UsageError for what is none."""
     asked_for = frozenset((accept,) if isinstance(accept, str) else accept)
     if unknown := sorted(asked_for.difference(ACCEPTED), key=str):
-        raise UsageError(
-            f"run.restore: accept= takes {' and '.join(map(repr, ACCEPTED))}; {unknown[0]!r} is none of them"
-        )
+        raise UsageError(f"run.restore: accept= takes {', '.join(map(repr, ACCEPTED))}; {unknown[0]!r} is none of them")
     return asked_for
 
 

@@ -24,6 +24,7 @@ def vote(
     checkpoint: bool,
     clip: bool,
     skip: bool,
+    extras: float,
 ) -> Outcome:
     """Finish the gradient's reduction and vote on the step; a collective, with the same outcome on every rank.
 
@@ -34,8 +35,8 @@ def vote(
 
     checks: those of the generation, whose results are said with it; Convicted, on a rank whose state has changed. step:
     the one that is voted on. checkpoint: one is due here. clip: the norm is wanted. skip: no update is to be made where
-    the gradient is not finite. Samples are counted by the first rank of each replica alone, and losses by the first of
-    each tensor group.
+    the gradient is not finite. extras: the number of what the script keeps of its own. Samples are counted by the first
+    rank of each replica alone, and losses by the first of each tensor group.
     """
     flags = port.flags()
     device, reads_gradient = assembly.mesh.computes_on, clip or skip
@@ -74,6 +75,7 @@ def vote(
         rows=replace(squares, values=next(read)) if clip else squares,
         last=checks.last if checks is not None else 0.0,
         disputes=checks is not None and checks.disputes,
+        extras=extras,
         row=port.progress.row(assembly.work()) if port.assignment.sheets else (),
     )
     paper = assembly.paper(loss.batch.count, sheets=port.assignment.sheets)
