@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from elastic3d.parallel.state import local
 from elastic3d.training import Run
 from tests.parallel import tensors
-from tests.parallel.models import Model, Sentences, loss_fn
+from tests.parallel.models import Block, Model, Sentences, loss_fn
 
 STEPS = 4
 
@@ -41,7 +41,7 @@ class Curriculum:
         self.drawn.set_state(state["draw"])
 
 
-def followed(run: Run, *, plan: str = "none", steps: int = STEPS, drop: bool = False) -> Any:
+def followed(run: Run, *, plan: str = "none", steps: int = STEPS) -> Any:
     """Train with averages that are updated after each step, at the beginning of each, and by functions of the script.
 
     plan: "none", or "tensor" for a model that tensor parallelism cuts. Returns the digest of all that is kept, and what
@@ -70,3 +70,91 @@ def followed(run: Run, *, plan: str = "none", steps: int = STEPS, drop: bool = F
     pairs = zip(ema.module.parameters(), model.parameters(), strict=True)
     assert not all(torch.equal(local(average), local(weight)) for average, weight in pairs)
     return run.digest(), curriculum.seen, {key: value.tolist() for key, value in curriculum.later.items()}
+
+
+class Counted:
+    """What is given to it, as values or tensors."""
+
+    def __init__(self, **state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def unlike(run: Run, *, at: int, what: str) -> None:
+    """Train with something that becomes different on the last rank: when it is built, or after some steps."""
+    model = run.shard(Model, blocks="blocks", seed=3)
+    counted = Counted(seen=0, table={"same": torch.zeros(2), "rows": torch.zeros(3)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+
+    def change() -> None:
+        if run.steps == at and run.rank == run.world - 1:
+            if what == "value":
+                counted.state["seen"] = 17
+            elif what == "tensor":
+                counted.state["table"]["rows"][1] = 1e-30
+            elif what == "new":
+                counted.state["table"]["new"] = torch.ones(1)
+            else:
+                counted.state["table"] = {name: one.double() for name, one in counted.state["table"].items()}
+
+    change()
+    run.restore(model=model, optimizer=optimizer, batches=batches, extra={"counted": counted})
+    for batch in batches.until(step=STEPS):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+        counted.state["seen"] += 1
+        change()
+
+
+class CountingBlock(Block):
+    """A block with a buffer."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__(width, dropout)
+        self.register_buffer("count", torch.zeros(1))
+
+
+def counting() -> Model:
+    """Return the model with such blocks."""
+    model = Model()
+    model.blocks = torch.nn.ModuleList(CountingBlock(7, 0.2) for _ in range(4))
+    return model
+
+
+def buffered(run: Run) -> None:
+    """Train with an average in which a buffer of the last stage is changed on its last rank, after two steps."""
+    model = run.shard(counting, blocks="blocks", seed=3)
+    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches, extra={"ema": ema})
+    for batch in batches.until(step=STEPS):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+        ema.update_parameters(model)
+        for name, buffer in ema.named_buffers():
+            if name == "module.blocks.3.count" and run.steps == 2 and run.rank == run.world - 1:
+                buffer += 1.0
+
+
+def averaged(run: Run, *, use_buffers: bool, called: bool) -> int:
+    """Train with an average by a list function of the script's own; call it in the end, if it is to be."""
+    model = run.shard(Model, blocks="blocks", seed=3)
+
+    def average(averages: Any, weights: Any, number: Any) -> None:
+        torch._foreach_lerp_(averages, weights, 0.5)
+
+    ema = AveragedModel(model, multi_avg_fn=average, use_buffers=use_buffers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches, extra={"ema": ema})
+    for batch in batches.until(step=2):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+        ema.update_parameters(model)
+    if called:
+        ema(torch.zeros(1, 5, dtype=torch.int64))
+    return int(ema.n_averaged)

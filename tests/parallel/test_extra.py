@@ -67,3 +67,65 @@ def test_averages_of_layers_that_are_cut_go_on_in_the_next_layout(tmp_path: Path
     ended(run_world(main, leaving), "left")
     for report in ended(run_world(main, Orders(layout=Layout(pp=2, dp=1, tp=2), take=tmp_path)), "done"):
         assert report.result == whole[0].result
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=1, dp=2), Layout(pp=2, dp=1)], ids=str)
+@pytest.mark.parametrize(
+    ("what", "named"),
+    [
+        ("value", "extra['counted']['seen']"),
+        ("tensor", "extra['counted']['table']['rows']"),
+        ("dtype", "extra['counted']['table']['rows'] is not the same on ranks 0 and 1, and 1 more are not"),
+    ],
+)
+def test_what_ranks_have_otherwise_is_refused_by_name_when_the_run_begins(
+    layout: Layout, what: str, named: str
+) -> None:
+    """On every rank, and before the first step."""
+    for report in ended(run_world(partial(mains.unlike, at=0, what=what), Orders(layout=layout)), "raised"):
+        assert f"run.restore: {named}" in report.error
+        assert "not the same on ranks 0 and 1" in report.error
+        assert report.records == []
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=1, dp=2), Layout(pp=2, dp=1)], ids=str)
+@pytest.mark.parametrize(
+    ("what", "named"), [("value", "['seen']"), ("tensor", "['table']['rows']"), ("new", "['new']")]
+)
+def test_what_becomes_different_is_refused_in_the_step_after_the_snapshot(
+    layout: Layout, what: str, named: str
+) -> None:
+    """No step is made on from a snapshot that is not the same on all ranks."""
+    orders = Orders(layout=layout, snapshot_every=1)
+    for report in ended(run_world(partial(mains.unlike, at=2, what=what), orders), "raised"):
+        assert "run.step: after step 2: extra['counted']" in report.error
+        assert f"{named} is not the same on ranks 0 and 1" in report.error
+        assert [record.step for record in report.records] == [1, 2]
+
+
+def test_tensors_of_one_stage_are_compared_among_its_ranks_alone() -> None:
+    """Stages have different averages, and replicas of one have to have the same buffers in them."""
+    orders = Orders(layout=Layout(pp=2, dp=2), snapshot_every=1)
+    for report in ended(run_world(mains.buffered, orders), "raised"):
+        assert "extra['ema']['module.blocks.3.count'] is not the same on ranks 2 and 3" in report.error
+        assert [record.step for record in report.records] == [1, 2]
+
+
+def test_an_average_by_a_list_function_of_the_scripts_own_is_refused_where_torch_takes_no_such_lists() -> None:
+    """Only where some of its tensors are spread over ranks and others are not."""
+    dp, pp = Orders(layout=Layout(pp=1, dp=2)), Orders(layout=Layout(pp=2, dp=1))
+    for report in ended(run_world(partial(mains.averaged, use_buffers=True, called=False), dp), "raised"):
+        assert "extra='ema' averages by a multi_avg_fn of the script's own" in report.error
+        assert "get_ema_multi_avg_fn, or an avg_fn" in report.error
+        assert report.records == []
+    for buffers, orders in ((False, dp), (True, pp)):
+        for report in ended(run_world(partial(mains.averaged, use_buffers=buffers, called=False), orders), "done"):
+            assert report.result == 2
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=1, dp=2), Layout(pp=2, dp=1)], ids=str)
+def test_an_average_that_is_spread_over_ranks_is_not_called(layout: Layout) -> None:
+    """It says how to evaluate instead."""
+    main = partial(mains.averaged, use_buffers=False, called=True)
+    for report in ended(run_world(main, Orders(layout=layout)), "raised"):
+        assert "ckpt export STORE FILE --prefix extra/NAME/module." in report.error
