@@ -71,13 +71,18 @@ class Extras:
         return bool(self._objects)
 
     def meet(self, mesh: Mesh) -> None:
-        """Learn which tensors the ranks have before anything is loaded; a collective where there are objects."""
+        """Learn which tensors the ranks have before anything is loaded; UsageError for other objects; a collective."""
         self._mesh = mesh
-        if not self._objects:
-            return
-        mine = self._tensors()
+        mine, names = self._tensors(), sorted(self._objects)
         self._before = frozenset(mine)
-        rows = [frozenset(json.loads(data)) for data in mesh.gather(json.dumps(sorted(mine)).encode())]
+        said = [json.loads(data) for data in mesh.gather(json.dumps([names, sorted(mine)]).encode())]
+        for rank, (others, _) in enumerate(said):
+            if others != said[0][0]:
+                raise UsageError(
+                    f"run.restore: extra= has {said[0][0]} on rank 0, and {others} on rank {rank}: give the same on "
+                    "every rank"
+                )
+        rows = [frozenset(keys) for _, keys in said]
         width = mesh.layout.dp * mesh.layout.tp
         stage = rows[mesh.place.pp * width : (mesh.place.pp + 1) * width]
         self._everywhere = frozenset.intersection(*rows)

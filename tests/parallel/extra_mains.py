@@ -158,3 +158,12 @@ def averaged(run: Run, *, use_buffers: bool, called: bool) -> int:
     if called:
         ema(torch.zeros(1, 5, dtype=torch.int64))
     return int(ema.n_averaged)
+
+
+def on_one_rank(run: Run) -> None:
+    """Keep something on the first rank alone."""
+    model = run.shard(Model, blocks="blocks", seed=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    extra = {"counted": Counted()} if run.rank == 0 else None
+    run.restore(model=model, optimizer=optimizer, batches=batches, extra=extra)

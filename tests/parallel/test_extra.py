@@ -129,3 +129,9 @@ def test_an_average_that_is_spread_over_ranks_is_not_called(layout: Layout) -> N
     main = partial(mains.averaged, use_buffers=False, called=True)
     for report in ended(run_world(main, Orders(layout=layout)), "raised"):
         assert "ckpt export STORE FILE --prefix extra/NAME/module." in report.error
+
+
+def test_what_only_some_ranks_keep_is_refused_on_all() -> None:
+    """None of them waits for the others."""
+    for report in ended(run_world(mains.on_one_rank, Orders(layout=Layout(pp=1, dp=2))), "raised"):
+        assert "extra= has ['counted'] on rank 0, and [] on rank 1" in report.error
