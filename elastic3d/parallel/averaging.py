@@ -18,6 +18,7 @@ from torch.optim import swa_utils
 from torch.optim.swa_utils import AveragedModel
 
 from elastic3d.errors import UsageError
+from elastic3d.parallel.deferred import Deferred
 from elastic3d.parallel.state import local, sharded_like
 
 
@@ -34,12 +35,15 @@ class CopiedModule(nn.Module):
         )
 
 
-def let_copy(model: nn.Module) -> None:
-    """Have `copy.deepcopy` of a model that is spread over ranks return its weights alone."""
-    vars(model)["__deepcopy__"] = partial(_copied, model)
+def let_copy(model: nn.Module, deferred: Deferred | None = None) -> None:
+    """Have `copy.deepcopy` of a model that is spread over ranks return its weights alone.
+
+    deferred: the weights themselves, if they have no values yet.
+    """
+    vars(model)["__deepcopy__"] = partial(_copied, model, deferred)
 
 
-def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
+def _copied(model: nn.Module, deferred: Deferred | None, memo: dict[int, Any]) -> nn.Module:
     known = memo.get(id(model))
     if known is not None:
         assert isinstance(known, nn.Module)
@@ -47,23 +51,32 @@ def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     copy = memo[id(model)] = CopiedModule()
     copy.training = model.training
     for name, parameter in model._parameters.items():
-        copy._parameters[name] = _tensor(parameter, memo)
+        copy._parameters[name] = _parameter(parameter, deferred, memo)
     for name, buffer in model._buffers.items():
-        copy._buffers[name] = _tensor(buffer, memo)
+        copy._buffers[name] = _buffer(buffer, memo)
     copy._non_persistent_buffers_set = set(model._non_persistent_buffers_set)
     for name, module in model._modules.items():
-        copy._modules[name] = None if module is None else _copied(module, memo)
+        copy._modules[name] = None if module is None else _copied(module, deferred, memo)
     return copy
 
 
-def _tensor(tensor: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of a parameter or a buffer, the same one each time; None for none."""
-    if tensor is not None and id(tensor) not in memo:
-        copy = sharded_like(tensor, local(tensor).clone())
-        if isinstance(tensor, nn.Parameter):
-            copy = nn.Parameter(copy, requires_grad=tensor.requires_grad)
-        memo[id(tensor)] = copy
-    return None if tensor is None else memo[id(tensor)]
+def _parameter(parameter: nn.Parameter | None, deferred: Deferred | None, memo: dict[int, Any]) -> Any:
+    """Return a copy of a parameter, the same one each time."""
+    if parameter is None or id(parameter) in memo:
+        return None if parameter is None else memo[id(parameter)]
+    room = None if deferred is None else deferred.room(parameter)
+    part = local(parameter).clone() if room is None else room
+    copy = memo[id(parameter)] = nn.Parameter(sharded_like(parameter, part), requires_grad=parameter.requires_grad)
+    if deferred is not None and room is not None:
+        deferred.copied(parameter, copy)
+    return copy
+
+
+def _buffer(buffer: torch.Tensor | None, memo: dict[int, Any]) -> Any:
+    """Return a copy of a buffer, the same one each time."""
+    if buffer is not None and id(buffer) not in memo:
+        memo[id(buffer)] = sharded_like(buffer, local(buffer).clone())
+    return None if buffer is None else memo[id(buffer)]
 
 
 def average_on_shards(averaged: AveragedModel, name: str) -> None:

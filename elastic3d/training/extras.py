@@ -115,6 +115,15 @@ class Extras:
             if self._other(name, then)
         ]
 
+    def brought(self, kept: Mapping[str, KeptExtra]) -> list[torch.Tensor]:
+        """Return the tensors of the objects whose state a saved one has."""
+        return [
+            tensor
+            for name, apart in self._apart().items()
+            if name in kept and not self._other(name, kept[name])
+            for tensor in apart.tensors.values()
+        ]
+
     def rooms(self, saved: Mapping[str, TensorSpec], kept: Mapping[str, KeptExtra]) -> list[TensorInMemory]:
         """Return memory for what this rank needs of a saved state; StateUnfit where it does not fit.
 

@@ -226,7 +226,7 @@ class Run:
             )
         self._model = self._assembly.model
         if self.world > 1 or isinstance(self._model, FSDPModule):
-            let_copy(self._model)
+            let_copy(self._model, self._assembly.deferred)
         self._outside = Outside(self._model, self._layout, self._peers.ranks)
         if self._assembly.deferred is not None:
             self._assembly.deferred.watch()
@@ -319,14 +319,16 @@ class Run:
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
         with self._peers.followed():
             check_carried(optimizer)
-        self._extras = Extras(extra, kept=(model, optimizer, batches, schedule, self), parameters=model.parameters())
+        kept = (model, optimizer, batches, schedule, self)
         if self.measuring:
+            Extras(extra, kept=kept, parameters=model.parameters())
             profile, proven = measure(self._plan, model, batches)
             script, planned = identity.script_digest(), identity.schedule_digest(optimizer, schedule)
             self._port.measured(replace(profile, script=script, schedule=planned, audit=self._assignment.audit), proven)
         assembly = self._made()
         self._parts.end(parts.SCRIPT)
         assembly.stop_watching()
+        self._extras = Extras(extra, kept=kept, parameters=model.parameters())
         self._optimizer, self._schedule = optimizer, schedule
         self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch, self._plan.leaf)
         if self._assignment.seed_digest:

@@ -83,6 +83,7 @@ class StateLoader:
                 if not starting.is_foreign(decision):
                     loading.check_model(decision, self.assembly.specs)
                     self._changes(decision)  # only for what it refuses, before anything is loaded
+                self._give_copies_values(decision)
                 sources = self.tiers.sources(decision, store, rank, go.near)
                 try:
                     with announced_read(decision, store):
@@ -144,6 +145,13 @@ class StateLoader:
                 "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
             )
             damaged = (*damaged, decision.checkpoint)
+
+    def _give_copies_values(self, decision: restoring.Decision) -> None:
+        """Have initial values made where the script has copies of the model that the decided state does not bring."""
+        saved, deferred = self._facts(decision), self.assembly.deferred
+        brought = [] if saved is None else self.extras.brought(saved.extra)
+        if deferred is not None and deferred.without_values(brought):
+            self.assembly.initialise()
 
     def _decide(self, go: Go, damaged: tuple[str, ...], spoilt: tuple[tuple[int, int], ...]) -> restoring.Decision:
         given, mesh = self.assignment, self.assembly.mesh

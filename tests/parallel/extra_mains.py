@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from elastic3d.parallel.deferred import Deferred
 from elastic3d.parallel.state import local
 from elastic3d.training import Run
 from tests.parallel import tensors
@@ -167,3 +169,25 @@ def on_one_rank(run: Run) -> None:
     batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
     extra = {"counted": Counted()} if run.rank == 0 else None
     run.restore(model=model, optimizer=optimizer, batches=batches, extra=extra)
+
+
+def reference(run: Run, *, kept: bool, steps: int) -> tuple[int, dict[str, torch.Tensor], str]:
+    """Train with a copy of the weights that it began with, kept or not.
+
+    Returns how often initial weights were made, what this rank has of the copy, and the digest.
+    """
+    made, make = [], Deferred.make
+
+    def counted(deferred: Deferred) -> None:
+        made.append(deferred)
+        make(deferred)
+
+    Deferred.make = counted  # type: ignore[method-assign]
+    model = run.shard(Model, blocks="blocks", seed=3)
+    first = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches, extra={"first": first} if kept else None)
+    for batch in batches.until(step=steps):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+    return len(made), {name: local(one).clone() for name, one in first.named_parameters()}, run.digest()

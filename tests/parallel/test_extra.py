@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from elastic3d.values import Layout
 from tests.parallel import extra_mains as mains
@@ -135,3 +136,37 @@ def test_what_only_some_ranks_keep_is_refused_on_all() -> None:
     """None of them waits for the others."""
     for report in ended(run_world(mains.on_one_rank, Orders(layout=Layout(pp=1, dp=2))), "raised"):
         assert "extra= has ['counted'] on rank 0, and [] on rank 1" in report.error
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=1, dp=2), Layout(pp=2, dp=1)], ids=str)
+def test_a_copy_has_initial_weights_which_are_drawn_only_where_no_state_brings_them(
+    layout: Layout, tmp_path: Path
+) -> None:
+    """Whether a state is expected or not, is there or not, and has the copy or not."""
+    (tmp_path / "with").mkdir()
+    (tmp_path / "without").mkdir()
+    whole = ended(run_world(partial(mains.reference, kept=True, steps=3), Orders(layout=layout)), "done")
+    for expected, made in ((False, 0), (True, 1)):
+        orders = Orders(layout=layout, expects_state=expected)
+        for report, same in zip(
+            ended(run_world(partial(mains.reference, kept=True, steps=3), orders), "done"), whole, strict=True
+        ):
+            assert report.result[0] == made
+            assert_same(report, same)
+    for kept, folder, drawn in ((True, tmp_path / "with", 0), (False, tmp_path / "without", 1)):
+        main = partial(mains.reference, kept=kept, steps=9)
+        leaving = Orders(layout=layout, keep=folder, leave_at=dict.fromkeys(range(2), 1))
+        ended(run_world(main, leaving), "left")
+        again = run_world(partial(mains.reference, kept=kept, steps=3), Orders(layout=layout, take=folder))
+        for report, same in zip(ended(again, "done"), whole, strict=True):
+            assert report.restored == ("memory", 2, 1)
+            assert report.result[0] == drawn
+            assert_same(report, same, digest=kept)
+
+
+def assert_same(report: Report, same: Report, *, digest: bool = True) -> None:
+    _, first, end = report.result
+    _, begun, ended_with = same.result
+    assert first.keys() == begun.keys()
+    assert all(torch.equal(one, begun[name]) for name, one in first.items())
+    assert (end == ended_with) == digest
