@@ -16,13 +16,15 @@ from tests.parallel.models import Block, Model, Sentences, loss_fn
 
 STEPS = 4
 
+follow: Any = get_ema_multi_avg_fn
+
 
 class Curriculum:
     """Values of all kinds, which follow the steps: numbers, texts, nested ones, and tensors alike on all ranks."""
 
     def __init__(self) -> None:
         self.drawn = torch.Generator().manual_seed(5)
-        self.seen: dict[str, Any] = {"losses": [], "span": (0.1, -0.0), 7: {"best": float("inf")}}
+        self.seen: dict[str | int, Any] = {"losses": [], "span": (0.1, -0.0), 7: {"best": float("inf")}}
         self.weights = [torch.ones(3), torch.zeros((), dtype=torch.int64)]
         self.later: dict[str, torch.Tensor] = {}
 
@@ -53,7 +55,7 @@ def followed(run: Run, *, plan: str = "none", steps: int = STEPS) -> Any:
     if plan == "tensor":
         data, cut = Sentences(tensors.VOCABULARY, tensors.LENGTH), tensors.SEQUENCE
     model = run.shard(tensors.Decoder if cut else Model, blocks="blocks", tensor=cut, seed=3)
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    ema = AveragedModel(model, multi_avg_fn=follow(0.9))
     swa = AveragedModel(model, use_buffers=True)
     own = AveragedModel(model, avg_fn=lambda average, weight, number: average + (weight - average) / (number + 3))
     curriculum = Curriculum()
@@ -131,7 +133,7 @@ def counting() -> Model:
 def buffered(run: Run) -> None:
     """Train with an average in which a buffer of the last stage is changed on its last rank, after two steps."""
     model = run.shard(counting, blocks="blocks", seed=3)
-    ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    ema = AveragedModel(model, multi_avg_fn=follow(0.9), use_buffers=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches, extra={"ema": ema})
@@ -182,7 +184,7 @@ def reference(run: Run, *, kept: bool, steps: int) -> tuple[int, dict[str, torch
         made.append(deferred)
         make(deferred)
 
-    Deferred.make = counted  # type: ignore[method-assign]
+    Deferred.make = counted  # type: ignore[method-assign, assignment]
     model = run.shard(Model, blocks="blocks", seed=3)
     first = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)

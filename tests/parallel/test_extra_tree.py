@@ -16,7 +16,7 @@ from elastic3d.parallel.extra_tree import key_of, name_of, put_together, spelled
 TENSORS = st.builds(torch.full, st.just((2,)), st.floats(width=32)) | st.builds(torch.tensor, st.integers(-9, 9))
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
 KEYS = st.text(alphabet="ab/%#.2 ", max_size=4) | st.integers(-3, 3)
-STATES = st.recursive(
+STATES: st.SearchStrategy[Any] = st.recursive(
     TENSORS | VALUES | st.just({}) | st.builds(torch.empty, st.just((0, 3))),
     lambda inner: (
         st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(KEYS, inner, max_size=3)
