@@ -10,7 +10,7 @@ of the collectives, marked `counts=False`, and the receiver drops its results. W
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -106,7 +106,7 @@ class Batches:
     """Iterate the steps of a run over a data set, map-style or a stream. `step` is the number of steps made, `goal` the
     one up to which to iterate, 0 before that is known. `untried` are holes that were known before their steps. `varies`
     is whether micro-batches may be of several shapes, `sample_tokens` the number of tokens of each sample, 0 where the
-    data set does not say.
+    data set does not say. `stepped` is called when the script asks for the next batch, or that there is none.
 
     The next step is loaded while the present one trains: in a thread, or by `workers` DataLoader processes (one, for a
     stream). They are forked from the trainer when the iteration starts and belong to its process group, so whatever
@@ -159,6 +159,7 @@ class Batches:
         self.goal = 0
         self._yielded = -1
         self._stopped: int | None = None
+        self.stepped: Callable[[], None] = lambda: None
         # What nodes, and runs over one state, must have in common besides the length, if the data set has it.
         self.fingerprint = fingerprint_of(dataset)
         self.sample_tokens = _sample_tokens(dataset)
@@ -261,6 +262,7 @@ class Batches:
                     raise UsageError(
                         f"run.step was not called once for the batch of step {before}: each batch is one optimizer step"
                     )
+                self.stepped()
         finally:
             loaded.close()
 

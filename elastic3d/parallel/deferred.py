@@ -3,7 +3,8 @@
 To draw them, only to overwrite them, takes longer than all else of building a large model. So the model is left without
 values. Whatever looks at a parameter before the state is loaded, such as a script that keeps a copy of the weights it
 began with, has them made at that moment; so has a generation that finds no state. What is seen is the same either way,
-except past torch: through `parameter.data.numpy()`, or on another thread.
+except past torch: through `parameter.data.numpy()`, or on another thread. A copy of the model that is spread over ranks
+(`parallel.averaging`) waits with it: its values come with the weights', or with the state if that has them all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves
 
@@ -34,6 +36,25 @@ class Deferred:
     def __init__(self, model: nn.Module, values: Callable[[frozenset[str]], Values]) -> None:
         self._model, self._values = model, values
         self._watch: _Watch | None = None
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def room(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Return memory for a copy of what this rank has of a parameter; None if its values are there to be copied."""
+        if self._watch is None or self._watch.first is None:
+            return None
+        # Without an operation on it, which would have the values made.
+        part = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+        return torch.empty(part.shape, dtype=part.dtype, device=part.device)
+
+    def copied(self, parameter: torch.Tensor, copy: torch.Tensor) -> None:
+        """Have a copy in such memory get its values with the parameter; who looks at it has them made, too."""
+        assert self._watch is not None
+        self._copies.append((parameter, copy))
+        self._watch.storages.add(_storage(copy))
+
+    def without_values(self, brought: Iterable[torch.Tensor]) -> bool:
+        """Return whether there are copies that have none of these tensors' memory, which a state brings values to."""
+        return not {_storage(copy) for _, copy in self._copies} <= {_storage(tensor) for tensor in brought}
 
     def watch(self) -> None:
         """From now on, have the weights made by the first operation of this thread that uses one of them."""
@@ -58,6 +79,8 @@ class Deferred:
                     box = box_of(here[name])
                     part = tuple(slice(start, stop) for start, stop in zip(box.start, box.stop, strict=True))
                     local(here[name]).copy_(whole[part])
+            for parameter, copy in self._copies:
+                local(copy).copy_(local(parameter))
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -65,13 +88,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, storages: set[int | None], first: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._storages = storages
+        self.storages = storages
         self.first: Callable[[], None] | None = first
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         first = self.first
         if first is not None and any(
-            isinstance(leaf, torch.Tensor) and _storage(leaf) in self._storages for leaf in tree_leaves((args, kwargs))
+            isinstance(leaf, torch.Tensor) and _storage(leaf) in self.storages for leaf in tree_leaves((args, kwargs))
         ):
             self.first = None
             first()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -14,18 +15,20 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from checkpointing.format.tiles import digest
 from checkpointing.interchange.tensors import buffer_of
 from elastic3d.parallel.mesh import Mesh
-from elastic3d.parallel.state import held_by_model, held_by_optimizer
+from elastic3d.parallel.state import TensorInMemory, held_by_model, held_by_optimizer
 from elastic3d.planner.shares import run_of
 
 
-def state_digest(mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> str:
-    """Return the digest of all parameters, persistent buffers and optimizer tensors, on every rank.
+def state_digest(
+    mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: Iterable[TensorInMemory] = ()
+) -> str:
+    """Return the digest of all parameters, persistent buffers, optimizer tensors and extra ones, on every rank.
 
     A collective: every rank calls it at the same step. Shards are gathered one tensor at a time. Tensors that several
     ranks hold whole, such as scalars, are taken from the lowest ranks on dp and tp.
     """
     mine: dict[str, str] = {}
-    for held in [*held_by_model(model), *(held_by_optimizer(model, optimizer) if optimizer else ())]:
+    for held in [*held_by_model(model), *(held_by_optimizer(model, optimizer) if optimizer else ()), *extra]:
         tensor = held.tensor.detach()
         whole = gathered(tensor) if isinstance(tensor, DTensor) else tensor
         # Whole tensors, such as experts, may differ between replicas.

@@ -25,7 +25,7 @@ from elastic3d.health.sheet import WIDTH, Row
 from elastic3d.parallel import norms
 from elastic3d.parallel.norms import RowSquares
 
-FLAGS = 10
+FLAGS = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,7 @@ class Ballot:
     rows: RowSquares = field(default_factory=RowSquares)
     last: float = 0.0
     disputes: bool = False
+    extras: float = 0.0
     row: Row = ()
     scalars: Sequence[float | None] = ()
     tells: bool = False
@@ -92,6 +93,7 @@ class Outcome:
     absent: frozenset[str]
     last_outcomes: tuple[float, ...] = ()
     disputed_by: tuple[int, ...] = ()
+    extras: tuple[float, ...] = ()
     excluded: int = 0
     excluded_sum: int = 0
     broken: tuple[int, ...] = ()
@@ -150,6 +152,7 @@ class Paper:
             ballot.snapshot_needs,
             ballot.last,
             ballot.disputes,
+            ballot.extras,
             ballot.tells,
         )
         votes[FLAGS * rank : FLAGS * (rank + 1)] = torch.tensor([float(flag) for flag in flags], dtype=torch.float64)
@@ -200,7 +203,7 @@ class Paper:
         places = votes[self._tokens_at : self._samples_at].tolist()
         tokens = _tokens([places[number] for number in counted])
         present = votes[self._present_at : self._rows_at].tolist()
-        last, disputes = flags[:, 7], flags[:, 8]
+        last, disputes, extras = flags[:, 7], flags[:, 8], flags[:, 9]
         return Outcome(
             leave=bool((flags[:, 0] != 0).all()),
             etcd_away=bool((flags[:, 1] != 0).all()),
@@ -221,9 +224,10 @@ class Paper:
             absent=frozenset(name for name, count in zip(self._names, present, strict=True) if not count),
             last_outcomes=tuple(last.tolist()) if bool((last != last[0]).any()) else (),
             disputed_by=tuple(torch.nonzero(disputes).reshape(-1).tolist()),
+            extras=tuple(extras.tolist()) if bool((extras != extras[0]).any()) else (),
             sheets=tuple(map(tuple, rows[: len(sheet.speakers(step, self._world))])),
             scalars=self._logged(votes),
-            tells=bool((flags[:, 9] != 0).any()),
+            tells=bool((flags[:, 10] != 0).any()),
         )
 
     def _logged(self, votes: torch.Tensor) -> tuple[tuple[float, ...], ...]:

@@ -17,7 +17,7 @@ from checkpointing.format.tiles import Box, TensorSpec
 from elastic3d.errors import LayoutError
 from elastic3d.planner.placement import place_of
 
-_OPTIMIZER, _MODEL = "optimizer/", "model/"
+_OPTIMIZER, _MODEL, _EXTRA = "optimizer/", "model/", "extra/"
 _AXIS = re.compile(r"(pp|dp|tp)=([0-9]{1,6})")
 _MOST = 1 << 20
 
@@ -80,9 +80,14 @@ def run_of(length: int, ranks: int, index: int) -> tuple[int, int]:
 
 
 def parameter_of(key: str) -> str:
-    """Return the parameter or buffer that a tensor of the state belongs to, by its name in the model."""
+    """Return the parameter or buffer that a tensor of the state belongs to, by its name in the model.
+
+    An averaged model that a script keeps has the model's own names; of other things it keeps the last key is the name.
+    """
     if key.startswith(_OPTIMIZER):
         return key.removeprefix(_OPTIMIZER).rpartition("/")[0]
+    if key.startswith(_EXTRA):
+        return key.rpartition("/")[2].removeprefix("module.")
     return key.removeprefix(_MODEL)
 
 

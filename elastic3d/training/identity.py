@@ -82,7 +82,7 @@ def check_leaf(saved: AskedState | None, now: AskedState) -> None:
         )
 
 
-ACCEPTED = ("data", "schedule", "stop")
+ACCEPTED = ("data", "schedule", "extra", "stop")
 """What `run.restore(..., accept=)` may name: what is not gone on from, or with, unless a script asks for it."""
 
 OF_SCHEDULES = ("lr", "initial_lr")

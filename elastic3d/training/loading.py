@@ -23,7 +23,8 @@ from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import create_optimizer_state, held_by_model, held_by_optimizer
 from elastic3d.snapshots.lending import BorrowedMemory
 from elastic3d.training import identity, restoring, starting, state_facts
-from elastic3d.training.state_facts import AskedState, HealthFacts, StateFacts
+from elastic3d.training.extras import Extras
+from elastic3d.training.state_facts import AskedState, HealthFacts, KeptExtra, StateFacts
 
 
 def load(
@@ -35,13 +36,15 @@ def load(
     sources: Mapping[str, TileSource],
     device: ComputeDevice,
     *,
+    extras: Extras,
     accept: Collection[str] = (),
     arrived: Callable[[], object] = lambda: None,
 ) -> Ledger:
     """Bring the decided state into this rank's model, optimizer, schedule and batches; return its ledger.
 
     accept: what may have changed since it was saved (`identity.ACCEPTED`); another schedule than the state's begins
-    anew, with the learning rates that the script has set. arrived: called after each tile that was read.
+    anew, with the learning rates that the script has set. arrived: called after each tile that was read. The extras'
+    state is read, and given to them by `Extras.load`.
     From a checkpoint that no run has saved only the weights are taken, and the run begins at step 0. StateError for the
     state of other batches; checkpointing's MissingTile or SpecMismatch where tiles do not fit.
     """
@@ -54,7 +57,8 @@ def load(
         process_log().emit("mixture.changed", step=decision.step, detail=mixed)
     saved = decision.specs()
     create_optimizer_state(model, optimizer, saved.values())
-    buffers = RestoreBuffers([*held_by_model(model), *held_by_optimizer(model, optimizer)], device)
+    held = [*held_by_model(model), *held_by_optimizer(model, optimizer), *extras.rooms(saved, facts.extra)]
+    buffers = RestoreBuffers(held, device)
     wanted = list(buffers.wanted())
     offers = restoring.offers(decision, sources, wanted)
     resolved = resolve(wanted, offers, sources, buffers.destination, arrived=arrived)
@@ -127,6 +131,7 @@ def facts(
     begun_from: str,
     health: HealthFacts,
     loss: float,
+    extra: dict[str, KeptExtra],
 ) -> StateFacts:
     """Return the state that is not tensors, equal on all ranks. loss: of the last step, NaN for none."""
     cursor = batches.cursor
@@ -142,5 +147,6 @@ def facts(
         asked=asked,
         begun_from=begun_from,
         loss=loss.hex(),
+        extra=extra,
         **state_facts.fields_of(health),
     )

@@ -16,13 +16,14 @@ another rank is lost, or this one has to leave, the port ends the process: `main
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn, overload
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.data import Batch, Batches, Growing, Share
@@ -35,6 +36,7 @@ from elastic3d.health.phases import Phase
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.all_reduce import all_reduce
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
+from elastic3d.parallel.averaging import let_copy
 from elastic3d.parallel.digest import state_digest
 from elastic3d.parallel.initial import WHOLE_BELOW, nbytes, outline, skeleton
 from elastic3d.parallel.mesh import Mesh
@@ -59,6 +61,7 @@ from elastic3d.training import identity, loading, parts, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.collecting import FewerCollections
 from elastic3d.training.evaluating import Metric, evaluate
+from elastic3d.training.extras import Extras
 from elastic3d.training.going_back import GoingBack
 from elastic3d.training.loss import Loss
 from elastic3d.training.parts import Parts
@@ -92,6 +95,8 @@ class Run:
         self._last_loss, self._changed = math.nan, ""
         self._scalars = Scalars()
         self._passed = False
+        self._extras = Extras(None)
+        self._ending: Outcome | None = None
         self._step_timer = StepTimer(port.assignment, clock)
         self._timer = CheckpointTimer(port.assignment, clock)
         self._interval = Interval(port.assignment.snapshot_every)
@@ -238,6 +243,8 @@ class Run:
                 recompute=self._assignment.recompute,
             )
         self._model = self._assembly.model
+        if self.world > 1 or isinstance(self._model, FSDPModule):
+            let_copy(self._model, self._assembly.deferred)
         self._outside = Outside(self._model, self._layout, self._peers.ranks)
         if self._assembly.deferred is not None:
             self._assembly.deferred.watch()
@@ -303,15 +310,23 @@ class Run:
         optimizer: torch.optim.Optimizer,
         batches: Batches,
         schedule: Any = None,
+        extra: Mapping[str, Any] | None = None,
         accept: str | Iterable[str] = (),
     ) -> None:
         """Load the newest state there is; at the run's start, leave everything as it was built.
 
+        extra: what else belongs to the state, by name, such as `{"ema": ema, "sampler": sampler}`: objects with
+        `state_dict()` and `load_state_dict(state)`, of numbers, texts, lists, dictionaries and tensors. Tensors that
+        are distributed as the model's are, as those of `AveragedModel(model)`, are cut anew for each layout; all else
+        is the same on every rank, or refused by name. What the script does with them after `run.step` still belongs to
+        that step: its snapshot is taken, and the process leaves, when the next batch is asked for. One that the
+        state does not have begins as it is, and that is reported.
+
         accept: changes of the script since the state was saved, which are refused unless they are named here, and
         written into the ledger. "data": the data set is another one from here on, such as one that has grown; one
         of another length begins an epoch here. "schedule": one was added, dropped or replaced; it begins anew here, and
-        learning rates are the script's. "stop": where `run.stop` had ended the run of a checkpoint, it goes on. What is
-        named and has not changed means nothing.
+        learning rates are the script's. "extra": one was dropped, or is of another class and begins as it is. "stop":
+        where `run.stop` had ended the run of a checkpoint, it goes on. What is named and has not changed means nothing.
 
         Blocks until the generation may begin. While measuring, it reports the model's profile and does not return.
         """
@@ -322,13 +337,16 @@ class Run:
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
         with self._peers.followed():
             check_carried(optimizer)
+        kept = (model, optimizer, batches, schedule, self)
         if self.measuring:
+            Extras(extra, kept=kept, parameters=model.parameters())
             profile, proven = measure(self._plan, model, batches)
             script, planned = identity.script_digest(), identity.schedule_digest(optimizer, schedule)
             self._port.measured(replace(profile, script=script, schedule=planned, audit=self._assignment.audit), proven)
         assembly = self._made()
         self._parts.end(parts.SCRIPT)
         assembly.stop_watching()
+        self._extras = Extras(extra, kept=kept, parameters=model.parameters())
         self._optimizer, self._schedule = optimizer, schedule
         self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch, self._plan.leaf)
         if self._assignment.seed_digest:
@@ -348,6 +366,7 @@ class Run:
             schedule=schedule,
             batches=batches,
             asked=self._asked,
+            extras=self._extras,
             accept=accepted,
             peers=self._peers.followed,
         )
@@ -380,6 +399,7 @@ class Run:
                 audits=self._health.coverage,
             )
         )
+        batches.stepped = self._end_step
         self._timer.count_from(batches.step)
         self._interval.taken(batches.step)
         if decision.source == restoring.STORE:
@@ -403,6 +423,7 @@ class Run:
         if model is not self._model:
             raise UsageError("run.backward needs the model that run.shard returned")
         assert self._outside is not None
+        self._end_step()
         self._passed = True
         self._health.passes_begin()
         objected = objective(loss_fn, self._scale.scale)
@@ -453,10 +474,12 @@ class Run:
                     checkpoint=due,
                     clip=clip is not None,
                     skip=skip,
+                    extras=self._extras.number,
                 )
 
             with self._health.convicting():
                 outcome = ballot()
+            self._extras.look(outcome.extras, batches.step)
             with self._outside.inside(), self._health.convicting():
                 outcome, why = self._health.settle(outcome, loss, ballot, scale=self._scale, step=batches.step)
                 spiked = self._health.look_at_loss(outcome.loss, batches.step)
@@ -501,9 +524,9 @@ class Run:
         self._interval.voted(outcome.snapshot_needs)
         if outcome.checkpoint:
             self._timer.begun(done)
-        self._progress.phase(Phase.LEAVE if outcome.leave else Phase.COPY)
-        if outcome.leave or outcome.checkpoint or self._interval.due(done):
-            self._snapshot(checkpoint=outcome.checkpoint, wait=outcome.leave)
+        self._ending = outcome
+        if not self._extras:
+            self._keep_step()
         self._port.committed(
             self._step_timer.record(
                 batches,
@@ -521,11 +544,31 @@ class Run:
                 agreed=agreed,
             )
         )
-        if outcome.leave:
-            self._peers.stop_looking()
-            self._port.leave(done)
+        if outcome.leave and not self._extras:
+            self._leave()
         self._progress.step(done)
         self._progress.in_script()
+
+    def _keep_step(self) -> bool:
+        """Take the snapshot of the step that was made last, if one is due; return whether to leave after it."""
+        outcome, self._ending = self._ending, None
+        if outcome is None:
+            return False
+        self._progress.phase(Phase.LEAVE if outcome.leave else Phase.COPY)
+        if outcome.leave or outcome.checkpoint or self._interval.due(self.steps):
+            self._snapshot(checkpoint=outcome.checkpoint, wait=outcome.leave)
+        return outcome.leave
+
+    def _end_step(self) -> None:
+        """Keep the step that was made last, with what the script has done since to objects of its own."""
+        if self._ending is not None:
+            if self._keep_step():
+                self._leave()
+            self._progress.in_script()
+
+    def _leave(self) -> NoReturn:
+        self._peers.stop_looking()
+        self._port.leave(self.steps)
 
     def log(self, *, reduce: str = "mean", **scalars: float | torch.Tensor) -> None:
         """Have numbers of the script's own written for the step that is being made, beside its loss.
@@ -679,21 +722,22 @@ class Run:
         self._timer.ask()
 
     def digest(self) -> str:
-        """Return one digest of parameters, buffers and optimizer state, equal for equal bits in any layout.
+        """Return one digest of parameters, buffers, optimizer state and extra tensors, equal for equal bits.
 
-        A collective: all ranks must call it after the same step.
+        It is so in any layout. A collective: all ranks must call it after the same step.
         """
         assembly = self._made()
         assert self._outside is not None
         with self._peers.followed():
             self._outside.meet("run.digest()")
-            return state_digest(assembly.mesh, assembly.model, self._optimizer)
+            return state_digest(assembly.mesh, assembly.model, self._optimizer, self._extras.held())
 
     def finish(self) -> int:
         """Take a snapshot of the state that `main` left, for the store; return its step, -1 if none has to go there.
 
         Called when `main` has returned: the end of a run is always a checkpoint, whether one was due or not.
         """
+        self._end_step()
         self._peers.stop_looking()
         self._progress.phase(Phase.LEAVE)
         self._peers.say_returned()
@@ -746,7 +790,8 @@ class Run:
         return self._batches
 
     def _snapshot(self, *, checkpoint: bool, wait: bool) -> None:
-        tiles = tiles_of(self._made().model, self._optimizer, tp=self._made().mesh.place.tp)
+        tp = self._made().mesh.place.tp
+        tiles, (extra, kept) = tiles_of(self._made().model, self._optimizer, tp=tp), self._extras.taken(tp=tp)
         assert self._optimizer is not None
         restore = self._assignment.restore
         facts = loading.facts(
@@ -759,7 +804,8 @@ class Run:
             begun_from="" if restore in restoring.MOVING else restore,
             health=self._health.facts,
             loss=self._last_loss,
+            extra=kept,
         )
-        state = LocalState(step=self.steps, tiles=tiles, facts=state_facts.to_plain(facts))
+        state = LocalState(step=self.steps, tiles=[*tiles, *extra], facts=state_facts.to_plain(facts))
         self._interval.taken(self.steps)
         self._port.snapshot(state, checkpoint=checkpoint, wait=wait)

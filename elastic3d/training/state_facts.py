@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from elastic3d.data import Order
@@ -18,6 +18,7 @@ from elastic3d.values import from_json, to_json
 
 _BEGUN_FROM = "begun_from"
 _CLEAN = "clean"
+_EXTRA = "extra"
 _LOSSES = "losses"
 _NONDETERMINISM = "nondeterminism"
 _LOSS, NO_LOSS = "loss", "nan"
@@ -40,6 +41,16 @@ class AskedState:
     """The schedule's state, encoded likewise; None without one."""
     leaf: int = 1
     """Micro-batches of a leaf; states of versions without leaves are of 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptExtra:
+    """What a state says of an object of the script's own, beside its tensors."""
+
+    kind: str
+    """Name of its class."""
+    state: Any
+    """Its values that are no tensors, as `parallel.extra_tree` has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +94,7 @@ class HealthFacts:
 
 def fields_of(health: HealthFacts) -> dict[str, Any]:
     """Return them by name."""
-    return {field.name: getattr(health, field.name) for field in fields(HealthFacts)}
+    return {one.name: getattr(health, one.name) for one in fields(HealthFacts)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +123,8 @@ class StateFacts(HealthFacts):
     """The checkpoint that `restore=` named and the run went back to, "" for none."""
     loss: str = NO_LOSS
     """The loss of the last step, in hexadecimal, "nan" for none, and in states of older versions."""
+    extra: dict[str, KeptExtra] = field(default_factory=dict)
+    """What the script has kept of its own, by name."""
 
     @property
     def last_loss(self) -> float:
@@ -124,6 +137,8 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
     plain: dict[str, Any] = to_json(facts)
     if not facts.begun_from:
         del plain[_BEGUN_FROM]
+    if not facts.extra:
+        del plain[_EXTRA]
     if facts.clean is None:
         del plain[_CLEAN]
     if facts.losses is None:

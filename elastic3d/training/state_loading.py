@@ -19,6 +19,7 @@ from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.port import Assignment, Go
 from elastic3d.rollback import Rollback, new_to
 from elastic3d.training import identity, loading, restoring, starting, state_facts
+from elastic3d.training.extras import Extras
 from elastic3d.training.state_facts import AskedState, HealthFacts, StateFacts
 from elastic3d.training.tiers import announced_read
 
@@ -53,6 +54,8 @@ class StateLoader:
     batches: Batches
     asked: AskedState
     """What the script asks for."""
+    extras: Extras
+    """What else the script has kept."""
     accept: frozenset[str]
     """What may have changed since the state was saved."""
     peers: Callable[[], AbstractContextManager[None]]
@@ -65,6 +68,8 @@ class StateLoader:
         memory, else in the store.
         """
         store, rank = self.assignment.store, self.assignment.rank
+        with self.peers():
+            self.extras.meet(self.assembly.mesh)
         ledger: Ledger = ()
         damaged: tuple[str, ...] = ()
         spoilt: tuple[tuple[int, int], ...] = ()
@@ -78,6 +83,7 @@ class StateLoader:
                 if not starting.is_foreign(decision):
                     loading.check_model(decision, self.assembly.specs)
                     self._changes(decision)  # only for what it refuses, before anything is loaded
+                self._give_copies_values(decision)
                 sources = self.tiers.sources(decision, store, rank, go.near)
                 try:
                     with announced_read(decision, store):
@@ -89,6 +95,7 @@ class StateLoader:
                             decision,
                             sources,
                             self.assembly.mesh.computes_on,
+                            extras=self.extras,
                             accept=self.accept,
                             arrived=self.assembly.mesh.progress.tick,
                         )
@@ -106,6 +113,10 @@ class StateLoader:
                 )
             if not found_damaged:
                 saved = self._facts(decision)
+                with self.peers():
+                    if saved is not None:
+                        self.extras.load(saved.extra)
+                    self.extras.compare()
                 changes = tuple(self._changes(decision))
                 facts = saved or HealthFacts()
                 rollbacks = (*facts.rollbacks, *self._new_to(decision, go))
@@ -134,6 +145,13 @@ class StateLoader:
                 "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
             )
             damaged = (*damaged, decision.checkpoint)
+
+    def _give_copies_values(self, decision: restoring.Decision) -> None:
+        """Have initial values made where the script has copies of the model that the decided state does not bring."""
+        saved, deferred = self._facts(decision), self.assembly.deferred
+        brought = [] if saved is None else self.extras.brought(saved.extra)
+        if deferred is not None and deferred.without_values(brought):
+            self.assembly.initialise()
 
     def _decide(self, go: Go, damaged: tuple[str, ...], spoilt: tuple[tuple[int, int], ...]) -> restoring.Decision:
         given, mesh = self.assignment, self.assembly.mesh
@@ -180,11 +198,12 @@ class StateLoader:
         """Return in words where the script differs from the one that saved the state; older states do not say."""
         if decision.source == restoring.NONE or starting.is_foreign(decision):
             return []
-        saved = state_facts.parse(decision.facts, decision.step).asked
-        identity.check_leaf(saved, self.asked)
-        return [] if saved is None else identity.changes(saved, self.asked, self.accept)
+        saved = state_facts.parse(decision.facts, decision.step)
+        identity.check_leaf(saved.asked, self.asked)
+        lines = [] if saved.asked is None else identity.changes(saved.asked, self.asked, self.accept)
+        return [*lines, *self.extras.changes(saved.extra, self.accept)]
 
     def _accepted(self, saved: StateFacts) -> tuple[str, ...]:
         data = state_facts.data_change(saved, self.batches.order, self.batches.fingerprint)
         schedule = "" if saved.asked is None else identity.schedule_change(saved.asked, self.asked)
-        return tuple(filter(None, (data, schedule)))
+        return tuple(filter(None, (data, schedule, *self.extras.accepted(saved.extra))))

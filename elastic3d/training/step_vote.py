@@ -26,6 +26,7 @@ def vote(
     checkpoint: bool,
     clip: bool,
     skip: bool,
+    extras: float,
 ) -> Outcome:
     """Finish the gradient's reduction and vote on the step; a collective, with the same outcome on every rank.
 
@@ -35,8 +36,9 @@ def vote(
     from an older one. With a norm the vote cannot begin before the sums are there.
 
     checks: those of the generation, whose results are said with it; Convicted, on a rank whose state has changed.
-    scalars: what the script says of the step. step: the one that is voted on. checkpoint: one is due here. clip: the
-    norm is wanted. skip: no update is to be made where the gradient is not finite. Samples are counted by the first
+    scalars: what the script says of the step. extras: the number of what it keeps of its own. step: the one that is
+    voted on. checkpoint: one is due here. clip: the norm is wanted. skip: no update is to be made where the gradient is
+    not finite. Samples are counted by the first
     rank of each replica alone, and losses by the first of each tensor group.
     """
     flags = port.flags()
@@ -78,6 +80,7 @@ def vote(
         rows=replace(squares, values=next(read)) if clip else squares,
         last=checks.last if checks is not None else 0.0,
         disputes=checks is not None and checks.disputes,
+        extras=extras,
         row=port.progress.row(assembly.work()) if port.assignment.sheets else (),
         scalars=scalars.row(numbers),
         tells=scalars.tells,

@@ -82,6 +82,7 @@ class Report:
     error: str = ""
     records: list[StepRecord] = field(default_factory=list)
     restored: tuple[str, int, int] | None = None
+    detail: str = ""
     snapshots: list[tuple[int, bool, bool]] = field(default_factory=list)
     profile: ModelProfile | None = None
     audits: list[AuditReport] = field(default_factory=list)
@@ -158,7 +159,7 @@ class Host(StandalonePort):
 
     def restored(self, state: StateRestored) -> None:
         self.report.restored = (state.source, state.step, state.generation)
-        self.report.coverage = state.audits
+        self.report.detail, self.report.coverage = state.detail, state.audits
 
     def audited(self, report: AuditReport) -> None:
         self.report.audits.append(report)

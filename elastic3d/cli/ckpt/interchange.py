@@ -103,6 +103,8 @@ def export(
 
         elastic3d ckpt export s3://bucket/gpt-1b model.safetensors --prefix model/
 
+        elastic3d ckpt export s3://bucket/gpt-1b average.safetensors --prefix extra/ema/module.
+
         elastic3d ckpt export s3://bucket/gpt-1b dcp-folder --as dcp --of verified
 
         elastic3d ckpt export /data/run-7 model.pt --of 1200

@@ -103,7 +103,9 @@ def plan_reads(documents: CheckpointDocuments, target: MeshSizes, homes: Homes, 
     """Yield what each node of `slots` ranks would read, in order of rank."""
     catalogue = TileIndex(documents.tiles)
     shapes = {
-        parameter_of(key): spec.shape for key, spec in documents.specs.items() if not key.startswith("optimizer/")
+        parameter_of(key): spec.shape
+        for key, spec in documents.specs.items()
+        if not key.startswith(("optimizer/", "extra/"))
     }
     specs = list(documents.specs.values())
     for first in range(0, target.world, slots):

@@ -52,6 +52,8 @@ def summary(url: str, summarised: Summary, width: int, *, all_facts: bool = Fals
         ),
         _line("stored", _stored(summarised)),
     ]
+    if kept := _kept(summarised.facts):
+        lines.append(_line("extra", kept))
     lines += [_line("parents", _lineage(summarised)), Text(), *_mesh(summarised.writers, width)]
     if summarised.facts:
         lines += [Text(), *_facts(summarised.facts, width, all_facts=all_facts)]
@@ -128,6 +130,14 @@ def _facts(facts: Mapping[str, Any], width: int, *, all_facts: bool) -> list[Ren
             text = _counted(value) if counted else text[: max(8, width - len(name) - 10)] + "..."
         lines.append(Text.assemble("  ", (clean(name), "dim"), f" {clean(text)}", overflow="fold"))
     return lines
+
+
+def _kept(facts: Mapping[str, Any]) -> str:
+    """Return what a script has kept of its own, with the classes, "" for nothing."""
+    extra = facts.get("extra")
+    if not isinstance(extra, dict) or not all(isinstance(one, dict) for one in extra.values()):
+        return ""
+    return ", ".join(f"{name} ({one.get('kind', '?')})" for name, one in extra.items())
 
 
 def _counted(value: dict[str, Any] | list[Any]) -> str:
