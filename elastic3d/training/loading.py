@@ -127,6 +127,7 @@ def facts(
     begun_from: str,
     health: HealthFacts,
     loss: float,
+    provenance: str,
 ) -> StateFacts:
     """Return the state that is not tensors, equal on all ranks. loss: of the last step, NaN for none."""
     cursor = batches.cursor
@@ -142,5 +143,6 @@ def facts(
         asked=asked,
         begun_from=begun_from,
         loss=loss.hex(),
+        provenance=provenance,
         **state_facts.fields_of(health),
     )
