@@ -178,12 +178,14 @@ def _imported(root: Path) -> tuple[list[Path], tuple[str, ...]]:
     paths, elsewhere = set(), set()
     for name, module in tuple(sys.modules.items()):
         file, top = getattr(module, "__file__", None), name.partition(".")[0]
-        if not isinstance(file, str) or top in _OWN or of_python(top, file) or installed(file):
+        if not isinstance(file, str) or not os.path.isabs(file):
+            continue  # some modules of torch have names of no file
+        if top in _OWN or of_python(top, file) or installed(file):
             continue
         path = Path(os.path.realpath(file))
         if _relative(path, root):
             paths.add(path)
-        elif top not in ("__main__", "__mp_main__") and not file.startswith("<"):
+        elif top not in ("__main__", "__mp_main__"):
             elsewhere.add(top)
     return sorted(paths), tuple(sorted(elsewhere)[:MOST_ELSEWHERE])
 

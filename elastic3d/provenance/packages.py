@@ -20,14 +20,17 @@ def versions(named: Iterable[str]) -> tuple[dict[str, str], int]:
 
     named: as `distributions` returns them.
     """
-    others = sorted({*named}.difference(ALWAYS))
+    others = sorted({*named}.difference(ALWAYS, [""]))
     names = (*ALWAYS, *others[:MOST])
     found = {"python": platform.python_version(), **{name: _version(name) for name in names}}
     return found, max(0, len(others) - MOST)
 
 
 def distributions(known: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the distributions of all imported modules, by top-level module. known: what need not be looked for."""
+    """Return the distributions of all imported modules, by top-level module, "" for one of none.
+
+    known: what need not be looked for again.
+    """
     found = dict(known or {})
     wanted = {name for name in _imported() if name not in found}
     for name in sorted(wanted):
@@ -37,7 +40,7 @@ def distributions(known: Mapping[str, str] | None = None) -> dict[str, str]:
             continue
     missing = wanted - found.keys()
     if missing:
-        found |= _by_contents(missing)
+        found |= dict.fromkeys(missing, "") | _by_contents(missing)
     return found
 
 
@@ -90,6 +93,7 @@ def _by_contents(modules: Iterable[str]) -> dict[str, str]:
     return {module: name for module, name in found.items() if name}
 
 
+@functools.cache
 def _version(name: str) -> str:
     if name == "torch" and "torch" in sys.modules:
         return str(sys.modules["torch"].__version__)  # what runs, with the build for a device in it

@@ -101,7 +101,7 @@ def begin(config: object) -> Origin:
     made = Origin(config=None if config is None else plain(config))
     if environment.TORCH_RUN_ID.read() and environment.LOCAL_RANK.read() == "0":
         _code()
-        _distributions()
+        packages.versions(_distributions().values())
     return made
 
 

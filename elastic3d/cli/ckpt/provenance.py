@@ -57,6 +57,7 @@ def provenance(
     record, made = documents.record, made_by(documents.name, documents.record.facts)
     if verify and made is None:
         raise StateError(f"checkpoint {documents.name} does not say what made it, so that no code can be compared")
+    compared = compare(made.code, code or Path()) if verify and made is not None else None
     ref = naming.read_ref(store)
     try:
         data = ProvenanceDocument(
@@ -69,12 +70,12 @@ def provenance(
             generations=tuple(from_json(GenerationSteps, line) for line in record.facts.get("ledger", ())),
             rollbacks=tuple(from_json(Rollback, one) for one in record.facts.get("rollbacks", ())),
             distrusted=ref.distrusted if ref is not None else (),
-            compared=compare(made.code, code or Path()) if verify and made is not None else None,
+            compared=compared,
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise _unreadable(documents.name, error) from error
     tell(store, data, lambda width: shown.page(store.url, data, width), as_json=as_json)
-    if data.compared is not None and data.compared.differences:
+    if compared is not None and compared.differences:
         raise typer.Exit(1)
 
 

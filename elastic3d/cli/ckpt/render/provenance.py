@@ -14,12 +14,14 @@ from elastic3d.cli.render import clean
 from elastic3d.provenance.code import CodeState
 from elastic3d.provenance.comparing import CodeComparison
 from elastic3d.provenance.config import flat
+from elastic3d.provenance.packages import ALWAYS
 from elastic3d.provenance.record import Provenance
 
 LABEL = 13
 LISTED = 24
 SHORT = 12
 MOST = 40
+FIRST = ("python", *ALWAYS)
 
 
 def page(url: str, data: ProvenanceDocument, width: int) -> RenderableType:
@@ -72,7 +74,7 @@ def config_difference(data: ConfigDiffDocument) -> RenderableType:
         return Group(*parts, Text(same, style="green"))
     made = table("key", "before", "after", fold=("key", "before", "after"))
     for one in data.changes:
-        made.add_row(clean(one.key), clean(one.before) or "-", clean(one.after) or "-")
+        made.add_row(*(Text(clean(text) or "-") for text in (one.key, one.before, one.after)))
     return Group(*parts, Text(), made)
 
 
@@ -96,7 +98,8 @@ def _code(code: CodeState) -> Iterable[Text]:
 
 def _packages(made: Provenance) -> str:
     left_out = f", and {made.packages_left_out} more" if made.packages_left_out else ""
-    return ", ".join(f"{name} {version}" for name, version in made.packages.items()) + left_out
+    first = sorted(made.packages.items(), key=lambda one: (one[0] not in FIRST, one[0].lower()))
+    return ", ".join(f"{name} {version}" for name, version in first) + left_out
 
 
 def _config(made: Provenance) -> list[Text]:
@@ -123,7 +126,7 @@ def _generations(lines: Sequence[GenerationSteps]) -> list[RenderableType]:
             "left out": count(line.excluded, "sample") if line.excluded else "",
             "changed": clean(line.changed),
         }
-        made.add_row(*(cells[column] for column in columns))
+        made.add_row(*(Text(cells[column]) for column in columns))
     number = sum(1 for _ in groupby(lines, key=lambda line: line.generation))
     title = f"made by {count(number, 'generation')}"
     if len(lines) > LISTED:
@@ -150,7 +153,7 @@ def _compared(compared: CodeComparison) -> Iterable[RenderableType]:
         yield Text(f"{clean(what)} compared: {count(len(compared.differences), 'difference')}", style="bold red")
         made = table("what", "saved", "here", fold=("what", "saved", "here"))
         for one in compared.differences[:LISTED]:
-            made.add_row(clean(one.what), clean(one.saved), clean(one.here))
+            made.add_row(*(Text(clean(text)) for text in (one.what, one.saved, one.here)))
         yield made
         if len(compared.differences) > LISTED:
             yield Text(f"and {len(compared.differences) - LISTED} more (--json)", style="dim")
