@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from checkpointing import Box, Piece, TensorSpec, commit, open_store, save_rank
 from elastic3d.cli.ckpt import app
