@@ -17,7 +17,7 @@ from elastic3d.errors import UsageError
 TOLERANCE = "10%"
 
 
-class Change(StrEnum):
+class SpeedChange(StrEnum):
     """What became of one speed."""
 
     SAME = "same"
@@ -43,7 +43,7 @@ class ComparedSpeed:
     """In the newer one, likewise."""
     ratio: float | None
     """The newer speed by the older: below 1 is slower, whatever the unit; None where they cannot be compared."""
-    change: Change
+    change: SpeedChange
     """Beyond the tolerance or not."""
     why: str = ""
     """Why they cannot be compared, "" where they can."""
@@ -110,8 +110,8 @@ def compare(old: Calibration, new: Calibration, tolerance: float) -> Comparison:
         tolerance=tolerance,
         notes=tuple(_notes(old, new)),
         speeds=speeds,
-        slower=sum(one.change is Change.SLOWER for one in speeds),
-        faster=sum(one.change is Change.FASTER for one in speeds),
+        slower=sum(one.change is SpeedChange.SLOWER for one in speeds),
+        faster=sum(one.change is SpeedChange.FASTER for one in speeds),
     )
 
 
@@ -126,14 +126,14 @@ class _Pair:
 
 
 def _judged(one: _Pair, tolerance: float) -> ComparedSpeed:
-    ratio, change, why = None, Change.UNKNOWN, one.why
+    ratio, change, why = None, SpeedChange.UNKNOWN, one.why
     if one.before is None or one.after is None:
         now = "before, and not now" if one.before is not None else "now, and not before"
         why = why or f"measured {now}"
     elif not why:
         ratio = one.before / one.after if one.unit == "s" else one.after / one.before
         slower, faster = ratio < 1 - tolerance, ratio > 1 + tolerance
-        change = Change.SLOWER if slower else Change.FASTER if faster else Change.SAME
+        change = SpeedChange.SLOWER if slower else SpeedChange.FASTER if faster else SpeedChange.SAME
     return ComparedSpeed(
         what=one.what,
         means=one.means,

@@ -6,12 +6,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from elastic3d.calibration.comparison import Change, ComparedSpeed, Comparison
+from elastic3d.calibration.comparison import ComparedSpeed, Comparison, SpeedChange
 from elastic3d.cli.plan.shown import spell_time
 from elastic3d.cli.render import clean
 
 NARROW = 100
-_STYLES = {Change.SLOWER: "bold red", Change.FASTER: "green", Change.UNKNOWN: "dim", Change.SAME: ""}
+_STYLES = {
+    SpeedChange.SLOWER: "bold red",
+    SpeedChange.FASTER: "green",
+    SpeedChange.UNKNOWN: "dim",
+    SpeedChange.SAME: "",
+}
 
 
 def compared(comparison: Comparison, width: int) -> RenderableType:
@@ -23,7 +28,7 @@ def compared(comparison: Comparison, width: int) -> RenderableType:
     if wide:
         made.add_column("what it is", overflow="fold")
     for one in comparison.speeds:
-        said = str(one.change) if one.change is not Change.UNKNOWN else "not compared"
+        said = str(one.change) if one.change is not SpeedChange.UNKNOWN else "not compared"
         cells = [Text(one.what), _figure(one.before, one), _figure(one.after, one), _ratio(one)]
         cells.append(Text(said, style=_STYLES[one.change]))
         if wide:

@@ -52,11 +52,11 @@ def compare(saved: CodeState, folder: Path, *, clock: Clock = SYSTEM) -> CodeCom
             f"--code {str(folder)!r}: it has no {saved.script}, which was the script: give the folder that this path "
             "begins in, which is the repository's, or the script's own outside of one"
         )
-    found = {name: file_digest(_inside(folder, name)) for name in saved.files}
+    here = {name: file_digest(_inside(folder, name)) for name in saved.files}
     differences = [
-        CodeDifference(what=name, saved=digest, here=found[name])
+        CodeDifference(what=name, saved=digest, here=here[name])
         for name, digest in sorted(saved.files.items())
-        if found[name] != digest
+        if here[name] != digest
     ]
     git = ask_git(folder, patience=LONG_PATIENCE, clock=clock)
     without = saved.without or git.without
@@ -74,7 +74,7 @@ def compare(saved: CodeState, folder: Path, *, clock: Clock = SYSTEM) -> CodeCom
             differences.insert(0, CodeDifference(what="changes", saved=saved.diff or "none", here=git.diff or "none"))
     return CodeComparison(
         folder=str(folder),
-        files=len(found),
+        files=len(here),
         left_out=saved.left_out,
         without=without,
         differences=tuple(differences),

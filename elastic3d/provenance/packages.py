@@ -22,8 +22,8 @@ def versions(named: Iterable[str]) -> tuple[dict[str, str], int]:
     """
     others = sorted({*named}.difference(ALWAYS, [""]))
     names = (*ALWAYS, *others[:MOST])
-    found = {"python": platform.python_version(), **{name: _version(name) for name in names}}
-    return found, max(0, len(others) - MOST)
+    by_name = {"python": platform.python_version(), **{name: _version(name) for name in names}}
+    return by_name, max(0, len(others) - MOST)
 
 
 def distributions(known: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -31,17 +31,17 @@ def distributions(known: Mapping[str, str] | None = None) -> dict[str, str]:
 
     known: what need not be looked for again.
     """
-    found = dict(known or {})
-    wanted = {name for name in _imported() if name not in found}
+    by_module = dict(known or {})
+    wanted = {name for name in _imported() if name not in by_module}
     for name in sorted(wanted):
         try:
-            found[name] = metadata.distribution(name).metadata["Name"] or name
+            by_module[name] = metadata.distribution(name).metadata["Name"] or name
         except (metadata.PackageNotFoundError, ValueError, OSError):
             continue
-    missing = wanted - found.keys()
+    missing = wanted - by_module.keys()
     if missing:
-        found |= dict.fromkeys(missing, "") | _by_contents(missing)
-    return found
+        by_module |= dict.fromkeys(missing, "") | _by_contents(missing)
+    return by_module
 
 
 def _imported() -> Iterable[str]:
@@ -78,19 +78,19 @@ def _has_distributions(folder: str) -> bool:
 
 def _by_contents(modules: Iterable[str]) -> dict[str, str]:
     """Return the distributions that say, or list files which show, that these modules are theirs."""
-    wanted, found = set(modules), dict[str, str]()
+    wanted, by_module = set(modules), dict[str, str]()
     for one in metadata.distributions():
         try:
             tops = set((one.read_text("top_level.txt") or "").split())
             listed = "" if tops else "\n" + (one.read_text("RECORD") or "")
             mine = {name for name in wanted if name in tops or f"\n{name}/" in listed or f"\n{name}.py," in listed}
-            found |= dict.fromkeys(mine, one.metadata["Name"] or "") if mine else {}
+            by_module |= dict.fromkeys(mine, one.metadata["Name"] or "") if mine else {}
         except (OSError, UnicodeDecodeError, ValueError):
             continue
         wanted -= mine
         if not wanted:
             break
-    return {module: name for module, name in found.items() if name}
+    return {module: name for module, name in by_module.items() if name}
 
 
 @functools.cache

@@ -65,7 +65,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class ScriptOrigin:
     """What a process knows of where its states come from, before the script's `main` has begun."""
 
     config: dict[str, Any] | None = None
@@ -80,25 +80,25 @@ class Origin:
         """Return the provenance of states that this process makes; what it imported since it began is looked up."""
         root, begun = _code()
         named = packages.distributions(_distributions())
-        found, left_out = packages.versions(named.values())
+        by_name, left_out = packages.versions(named.values())
         return Provenance(
             config=self.config,
             config_version=self.version,
             code=begun if root is None else code.imported_since(root, begun),
-            packages=found,
+            packages=by_name,
             packages_left_out=left_out,
             model_seed=model_seed,
         )
 
 
-def begin(config: object) -> Origin:
+def begin(config: object) -> ScriptOrigin:
     """Return the origin of a script that calls `elastic3d.run`; UsageError for a configuration that cannot be kept.
 
     The code and packages are looked at here, once, in the process that others of its slot are forked from: files that
     are changed later are not those that run. Only the first slot of a node does that before it is asked, as the first
     rank is on it.
     """
-    made = Origin(config=None if config is None else plain(config))
+    made = ScriptOrigin(config=None if config is None else plain(config))
     if environment.TORCH_RUN_ID.read() and environment.LOCAL_RANK.read() == "0":
         _code()
         packages.versions(_distributions().values())
@@ -154,13 +154,13 @@ def of_facts(facts: Mapping[str, Any] | None) -> Provenance | None:
 
     ValueError, TypeError or KeyError if it cannot be read.
     """
-    found = None if facts is None else facts.get(FACT)
-    if not found:
+    fact = None if facts is None else facts.get(FACT)
+    if not fact:
         return None
-    return decode(found) if isinstance(found, str) else from_json(Provenance, found)
+    return decode(fact) if isinstance(fact, str) else from_json(Provenance, fact)
 
 
 def packed(facts: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the facts of a checkpoint as those of a snapshot are."""
-    found = facts.get(FACT)
-    return {**facts, FACT: canonical(found)} if isinstance(found, Mapping) else facts
+    fact = facts.get(FACT)
+    return {**facts, FACT: canonical(fact)} if isinstance(fact, Mapping) else facts

@@ -10,7 +10,7 @@ import torch
 from elastic3d.errors import UnmatchedCollective
 from elastic3d.parallel.peer_errors import is_lost_peer
 from elastic3d.port import Port
-from elastic3d.provenance.record import Origin
+from elastic3d.provenance.record import ScriptOrigin
 from elastic3d.training import restoring
 from elastic3d.training.run import Run
 from elastic3d.training.standalone import StandalonePort
@@ -18,7 +18,9 @@ from elastic3d.training.standalone import StandalonePort
 Main = Callable[[Run], None]
 
 
-def train(main: Main, port: Port, *, tiers: restoring.Tiers | None = None, origin: Origin | None = None) -> NoReturn:
+def train(
+    main: Main, port: Port, *, tiers: restoring.Tiers | None = None, origin: ScriptOrigin | None = None
+) -> NoReturn:
     """Run `main` as the trainer that `port` hosts, which ends the process.
 
     origin: what is known of where its states come from, None for nothing.

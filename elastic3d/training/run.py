@@ -52,7 +52,7 @@ from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import LocalState, Port, StateRestored
-from elastic3d.provenance.record import Origin
+from elastic3d.provenance.record import ScriptOrigin
 from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
 from elastic3d.training import identity, loading, parts, restoring, state_facts
@@ -78,7 +78,7 @@ class Run:
         port: Port,
         *,
         tiers: restoring.Tiers | None = None,
-        origin: Origin | None = None,
+        origin: ScriptOrigin | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._port, self._clock, self._progress = port, clock, port.progress

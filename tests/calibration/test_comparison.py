@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from elastic3d.calibration.comparison import Change, Comparison, compare, parse_tolerance
+from elastic3d.calibration.comparison import Comparison, SpeedChange, compare, parse_tolerance
 from elastic3d.calibration.record import BlockTimes, Calibration, Sample, save
 from elastic3d.cli import application
 from elastic3d.errors import Elastic3dError, UsageError
@@ -25,14 +25,16 @@ def with_times(small: float, large: float, **fields: Any) -> Any:
     return dataclasses.replace(LINK, samples=samples, **fields)
 
 
-def found(new: Calibration, old: Calibration = OLD, tolerance: float = 0.1) -> dict[str, tuple[Change, float | None]]:
+def found(
+    new: Calibration, old: Calibration = OLD, tolerance: float = 0.1
+) -> dict[str, tuple[SpeedChange, float | None]]:
     made = compare(old, new, tolerance)
     return {one.what: (one.change, one.ratio and round(one.ratio, 3)) for one in made.speeds}
 
 
 def test_the_same_calibration_has_no_difference() -> None:
     """Every line is there, with a ratio of one."""
-    same = (Change.SAME, 1.0)
+    same = (SpeedChange.SAME, 1.0)
     lines = ["products", "memory", "inside a node, small", "inside a node, large", "block, forward", "block, backward"]
     assert found(OLD) == dict.fromkeys(lines, same)
     assert compare(OLD, OLD, 0.0).slower == 0
@@ -48,21 +50,21 @@ def test_a_ratio_below_one_is_slower_whatever_the_unit() -> None:
         block=dataclasses.replace(BLOCK, forward=0.04),
     )
     assert found(new) == {
-        "products": (Change.SLOWER, 0.5),
-        "memory": (Change.FASTER, 2.0),
-        "inside a node, small": (Change.SLOWER, 0.5),
-        "inside a node, large": (Change.FASTER, 4.0),
-        "block, forward": (Change.SLOWER, 0.25),
-        "block, backward": (Change.SAME, 1.0),
+        "products": (SpeedChange.SLOWER, 0.5),
+        "memory": (SpeedChange.FASTER, 2.0),
+        "inside a node, small": (SpeedChange.SLOWER, 0.5),
+        "inside a node, large": (SpeedChange.FASTER, 4.0),
+        "block, forward": (SpeedChange.SLOWER, 0.25),
+        "block, backward": (SpeedChange.SAME, 1.0),
     }
     made = compare(OLD, new, 0.1)
     assert (made.slower, made.faster) == (3, 2)
 
 
 @pytest.mark.parametrize(
-    ("flops", "change"), [(0.91e11, Change.SAME), (0.89e11, Change.SLOWER), (1.09e11, Change.SAME)]
+    ("flops", "change"), [(0.91e11, SpeedChange.SAME), (0.89e11, SpeedChange.SLOWER), (1.09e11, SpeedChange.SAME)]
 )
-def test_the_tolerance_is_a_share_of_the_speed_before(flops: float, change: Change) -> None:
+def test_the_tolerance_is_a_share_of_the_speed_before(flops: float, change: SpeedChange) -> None:
     """Up to it nothing is said."""
     assert found(dataclasses.replace(OLD, flops=flops))["products"][0] is change
 
@@ -74,7 +76,7 @@ def test_what_cannot_be_compared_says_why() -> None:
     )
     made = compare(OLD, new, 0.1)
     assert (made.slower, made.faster) == (0, 0)
-    assert {one.what: one.why for one in made.speeds if one.change is Change.UNKNOWN} == {
+    assert {one.what: one.why for one in made.speeds if one.change is SpeedChange.UNKNOWN} == {
         "inside a node, small": "gloo between 2 before, nccl between 2 now",
         "inside a node, large": "gloo between 2 before, nccl between 2 now",
         "between nodes, small": "measured now, and not before",
@@ -84,7 +86,7 @@ def test_what_cannot_be_compared_says_why() -> None:
     }
     other = dataclasses.replace(LINK, samples=(Sample(bytes=5, seconds=1.0),))
     sizes = compare(OLD, dataclasses.replace(OLD, inside=other, block=None), 0.1)
-    assert {one.why for one in sizes.speeds if one.change is Change.UNKNOWN} == {
+    assert {one.why for one in sizes.speeds if one.change is SpeedChange.UNKNOWN} == {
         "messages of other sizes",
         "measured before, and not now",
     }
@@ -179,4 +181,4 @@ def refused(result: Result, words: str) -> None:
 def test_a_comparison_counts_what_it_lists() -> None:
     """The numbers are those of the lines."""
     made: Comparison = compare(OLD, dataclasses.replace(OLD, memory_bandwidth=1e9), 0.1)
-    assert made.slower == len([one for one in made.speeds if one.change is Change.SLOWER]) == 1
+    assert made.slower == len([one for one in made.speeds if one.change is SpeedChange.SLOWER]) == 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import elastic3d
@@ -105,6 +105,9 @@ VALUES = st.recursive(
 )
 
 
+@example({"a.b": 1}, {"a": {"b": 1}})
+@example({"a": {}}, {"a": "{}"})
+@example({"a": 1}, {"a": True})
 @given(st.dictionaries(KEYS, VALUES, max_size=3), st.dictionaries(KEYS, VALUES, max_size=3))
 def test_versions_differ_exactly_if_a_key_is_named(one: dict[str, Any], other: dict[str, Any]) -> None:
     """No change goes unnamed, whatever signs keys have; and nothing is named where nothing has changed."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from elastic3d.provenance.record import Origin
+from elastic3d.provenance.record import ScriptOrigin
 from elastic3d.training import Run
 from elastic3d.values import Layout
 from tests.parallel.worlds import Ended, Files, Host, Orders
@@ -18,7 +18,7 @@ def live(
     keep: Path | None = None,
     take: Path | None = None,
     leave_at: int = 0,
-    origin: Origin | None = None,
+    origin: ScriptOrigin | None = None,
 ) -> Any:
     """Run `main` as a generation of one rank; return its result, None where it was asked to leave.
 

@@ -12,7 +12,7 @@ import pytest
 from elastic3d.errors import ConfigurationError, StateUnfit
 from elastic3d.provenance import record
 from elastic3d.provenance.code import CodeState
-from elastic3d.provenance.record import Origin, Provenance
+from elastic3d.provenance.record import Provenance, ScriptOrigin
 from elastic3d.training import identity, state_facts
 from tests.training.lives import live
 from tests.training.test_changed import Texts, train
@@ -21,13 +21,13 @@ from tests.training.test_changed import Texts, train
 def leave(folder: Path, config: Any, take: Path | None = None, accept: Any = ()) -> Path:
     """Train some steps with a configuration and leave; return the folder of the state."""
     folder.mkdir()
-    origin = Origin(config=config)
+    origin = ScriptOrigin(config=config)
     live(lambda run: train(run, Texts(5), steps=99, accept=accept), keep=folder, take=take, leave_at=2, origin=origin)
     return folder
 
 
 def go_on(state: Path, config: Any, accept: Any = ()) -> Any:
-    origin = Origin(config=config)
+    origin = ScriptOrigin(config=config)
     run, _, _ = live(lambda run: train(run, Texts(5), steps=6, accept=accept), take=state, origin=origin)
     return run
 
@@ -44,7 +44,7 @@ def test_a_state_says_what_made_it(tmp_path: Path) -> None:
     """Its configuration and that one's version, the code and the packages, as they are found in this process."""
     made = kept(leave(tmp_path / "state", {"lr": 0.5, "model": {"width": 8}}))
     assert (made.config, made.earlier) == ({"lr": 0.5, "model": {"width": 8}}, ())
-    assert made.config_version == Origin(config={"model": {"width": 8}, "lr": 0.5}).version
+    assert made.config_version == ScriptOrigin(config={"model": {"width": 8}, "lr": 0.5}).version
     assert {"python", "torch", "elastic3d", "numpy"} <= made.packages.keys()
     assert made.code.script or made.code.without
 
@@ -113,10 +113,10 @@ def test_a_checkpoint_has_it_as_an_object(tmp_path: Path) -> None:
 
 def test_another_configuration_on_another_node_is_refused() -> None:
     """Rank 0's is that of all states; a node whose script has another one must not train."""
-    now = Provenance(config={"a": 1}, config_version=Origin(config={"a": 1}).version, code=CODE, packages={})
+    now = Provenance(config={"a": 1}, config_version=ScriptOrigin(config={"a": 1}).version, code=CODE, packages={})
     identity.check_same_config(now.config_version, now, "n")
     identity.check_same_config(None, now, "n")
-    for mine in ("", Origin(config={"a": 2}).version):
+    for mine in ("", ScriptOrigin(config={"a": 2}).version):
         with pytest.raises(ConfigurationError, match=r"node n: elastic3d.run\(config=...\) is another one here"):
             identity.check_same_config(mine, now, "n")
 
