@@ -148,6 +148,16 @@ def test_files_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (len(late.files), late.left_out) == (2, 2)
 
 
+def test_modules_whose_file_is_no_path_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some of torch's: they would seem to be files of the folder that a job is started in, and gone."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setitem(sys.modules, "made_up", type(sys)("made_up"))
+    sys.modules["made_up"].__file__ = "_made_up.py"
+    state = code.imported_since(folder, CodeState(script="train.py"))
+    assert not state.files
+    assert "made_up" not in state.elsewhere
+
+
 def test_what_is_no_file_has_a_word_instead(folder: Path) -> None:
     """Nothing is raised for it."""
     (folder / "link").symlink_to("elsewhere")

@@ -7,6 +7,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 from elastic3d.provenance import packages
 
 ASK = """
@@ -28,6 +30,13 @@ def test_distributions_are_found_by_their_modules() -> None:
     """Also where they have another name; what was not imported is not named."""
     assert {"grpcio", "attrs"} <= asked("import grpc, attr")
     assert not {"grpcio", "attrs", "torch"} & asked("")
+
+
+def test_nothing_is_looked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of no distribution is remembered as such: looking through all of them takes longer than all else."""
+    first = packages.distributions()
+    monkeypatch.setattr(metadata, "distributions", lambda: pytest.fail("looked through all distributions again"))
+    assert packages.distributions(first) == first
 
 
 def test_a_folder_of_pip_target_counts_as_installed(tmp_path: Path) -> None:
