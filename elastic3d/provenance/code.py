@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,10 +75,14 @@ def of_process(*, clock: Clock = SYSTEM) -> tuple[Path | None, CodeState]:
     )
 
 
-def imported_since(root: Path, before: CodeState) -> CodeState:
-    """Return a state with the files that were imported from its folder and are not in it yet."""
-    paths, elsewhere = _imported(root)
+def imported_since(root: Path, before: CodeState, seen: Collection[str] = ()) -> CodeState:
+    """Return a state with the files that were imported from its folder and are not in it yet.
+
+    seen: modules that need not be looked at again: there are thousands, and a trainer that begins is waited for.
+    """
+    paths, others = _imported(root, seen)
     new = [path for path in paths if _relative(path, root) not in before.files]
+    elsewhere = tuple(sorted({*before.elsewhere, *others})[:MOST_ELSEWHERE])
     if not new and elsewhere == before.elsewhere:
         return before
     files = {**before.files, **_digests(root, new[:MOST_FILES])}
@@ -173,10 +177,11 @@ def file_digest(path: Path) -> str:
         return "unreadable"
 
 
-def _imported(root: Path) -> tuple[list[Path], tuple[str, ...]]:
+def _imported(root: Path, seen: Collection[str]) -> tuple[list[Path], set[str]]:
     """Return the files of modules that were imported from a folder, and modules from elsewhere."""
-    paths, elsewhere = set(), set()
-    for name, module in tuple(sys.modules.items()):
+    paths, elsewhere = set[Path](), set[str]()
+    for name in sys.modules.keys() - seen:
+        module = sys.modules.get(name)
         file, top = getattr(module, "__file__", None), name.partition(".")[0]
         if not isinstance(file, str) or not os.path.isabs(file):
             continue  # some modules of torch have names of no file
@@ -187,7 +192,7 @@ def _imported(root: Path) -> tuple[list[Path], tuple[str, ...]]:
             paths.add(path)
         elif top not in ("__main__", "__mp_main__"):
             elsewhere.add(top)
-    return sorted(paths), tuple(sorted(elsewhere)[:MOST_ELSEWHERE])
+    return sorted(paths), elsewhere
 
 
 def _digests(root: Path, paths: Iterable[Path]) -> dict[str, str]:

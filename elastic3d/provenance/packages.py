@@ -6,7 +6,7 @@ import functools
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from importlib import metadata
 
 MOST = 128
@@ -32,7 +32,7 @@ def distributions(known: Mapping[str, str] | None = None) -> dict[str, str]:
     known: what need not be looked for again.
     """
     by_module = dict(known or {})
-    wanted = {name for name in _imported() if name not in by_module}
+    wanted = set(_imported(by_module))
     for name in sorted(wanted):
         try:
             by_module[name] = metadata.distribution(name).metadata["Name"] or name
@@ -44,11 +44,13 @@ def distributions(known: Mapping[str, str] | None = None) -> dict[str, str]:
     return by_module
 
 
-def _imported() -> Iterable[str]:
-    """Return top-level modules of installed distributions: not Python's own, not the script's."""
+def _imported(known: Container[str]) -> Iterable[str]:
+    """Return top-level modules of installed distributions: not Python's own, not the script's, not those known."""
     for name, module in tuple(sys.modules.items()):
+        if "." in name or name in known:
+            continue
         file = getattr(module, "__file__", None)
-        if "." not in name and isinstance(file, str) and not of_python(name, file) and installed(file):
+        if isinstance(file, str) and not of_python(name, file) and installed(file):
             yield name
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,13 +79,13 @@ class ScriptOrigin:
 
     def provenance(self, model_seed: int) -> Provenance:
         """Return the provenance of states that this process makes; what it imported since it began is looked up."""
-        root, begun = _code()
+        root, begun, seen = _code()
         named = packages.distributions(_distributions())
         by_name, left_out = packages.versions(named.values())
         return Provenance(
             config=self.config,
             config_version=self.version,
-            code=begun if root is None else code.imported_since(root, begun),
+            code=begun if root is None else code.imported_since(root, begun, seen),
             packages=by_name,
             packages_left_out=left_out,
             model_seed=model_seed,
@@ -106,8 +107,10 @@ def begin(config: object) -> ScriptOrigin:
 
 
 @functools.cache
-def _code() -> tuple[Path | None, CodeState]:
-    return code.of_process()
+def _code() -> tuple[Path | None, CodeState, frozenset[str]]:
+    """Return the folder, the code in it, and the modules that were imported by then."""
+    seen = frozenset(sys.modules)
+    return *code.of_process(), seen
 
 
 @functools.cache
