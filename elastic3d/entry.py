@@ -23,6 +23,7 @@ from elastic3d.log import bind_process, observe_process, process_log
 from elastic3d.metrics.address import metrics_address
 from elastic3d.metrics.exposition import require_client
 from elastic3d.port import Port
+from elastic3d.provenance.record import begin
 from elastic3d.quantities import seconds, size
 from elastic3d.rendezvous import agent
 from elastic3d.rendezvous.settings import Settings, from_environment
@@ -72,6 +73,7 @@ def run(
     trackers: Sequence[str | Tracker] = (),
     metrics: str | None = None,
     telemetry: str | None = None,
+    config: object = None,
     **moved: Never,
 ) -> None:
     """Train `main` on whatever nodes are there, and return when the job is over.
@@ -117,6 +119,10 @@ def run(
         telemetry: Where each node sends the same metrics, and spans of what happens to the job, by OpenTelemetry's
             OTLP over HTTP: "otlp" for the collector that OTEL_EXPORTER_OTLP_ENDPOINT names (http://localhost:4318
             where it is not set), or an address. None, the default, for nowhere. Needs `pip install 'elastic3d[otel]'`.
+        config: The run's configuration, a dataclass object or a mapping of plain values, at most 64 KiB as JSON: each
+            checkpoint has it, and going on from a state that was made with other values is refused, unless
+            `run.restore(..., accept="config")` takes them. Nothing secret: all who can read the store can read it.
+            None, the default, for none.
         moved: Takes nothing; says where options of checkpoints that used to be here are now.
 
     Raises:
@@ -126,7 +132,7 @@ def run(
     """
 
     def enter(port: Port) -> None:
-        train(main, port, tiers=KeepersAndStore(port.assignment.credentials))
+        train(main, port, tiers=KeepersAndStore(port.assignment.credentials), origin=origin)
 
     refuse_moved(moved)
     if checkpointing is None:
@@ -137,6 +143,7 @@ def run(
             "Checkpointing(keep=3)"
         )
     script_digest()  # of the running script: processes forked from here have it
+    origin = begin(config)
     output.checked_verbosity()
     serve_role(enter)
     answer_if_asked(main)

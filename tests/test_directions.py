@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "threads",
         "torch_support",
     ),
-    ("devices",),
+    ("devices", "provenance"),
     ("planner", "data", "etcd", "notices", "trackers", "trust", "port"),
     ("storage", "etcd_refs", "etcd_server"),
     ("membership",),

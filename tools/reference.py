@@ -26,6 +26,7 @@ from chaos.report.random_documents import RandomDocument, ShrunkDocument
 from chaos.storms import bugs
 from elastic3d import log
 from elastic3d.accounting.goodput import Goodput
+from elastic3d.calibration.comparison import Comparison
 from elastic3d.cli import application
 from elastic3d.cli.ckpt.documents import CheckpointDocument
 from elastic3d.cli.etcd.copies import EtcdRestored, EtcdSnapshot
@@ -196,7 +197,8 @@ def documents() -> str:
         'Numbers that JSON cannot express are texts: "inf", "-inf", "nan".',
         "",
         "`elastic3d plan --json` prints the `schema` and a [`PlanDocument`](#plandocument), `elastic3d init --json` an",
-        "[`InitDocument`](#initdocument). `elastic3d etcd up --json` prints the `schema` and an",
+        "[`InitDocument`](#initdocument). `elastic3d calibrate --compare FILE --json` prints the `schema` and a",
+        "[`Comparison`](#comparison). `elastic3d etcd up --json` prints the `schema` and an",
         "[`EtcdUp`](#etcdup) once it serves, `etcd status --json` a [`ServersStatus`](#serversstatus),",
         "`etcd backup --json` an [`EtcdSnapshot`](#etcdsnapshot),",
         "`etcd restore --json` an [`EtcdRestored`](#etcdrestored).",
@@ -220,6 +222,7 @@ def documents() -> str:
             *CHECKPOINTS,
             PlanDocument,
             InitDocument,
+            Comparison,
             EtcdUp,
             ServersStatus,
             EtcdSnapshot,

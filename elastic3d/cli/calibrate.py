@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from elastic3d import environment
+from elastic3d.calibration.comparison import TOLERANCE, check_same, compare, parse_tolerance
 from elastic3d.calibration.record import Calibration, MeasuredLink, load, save
+from elastic3d.cli.calibration_compared import compared
 from elastic3d.cli.durations import spell
 from elastic3d.cli.plan.question import choose
 from elastic3d.cli.plan.shown import spell_bytes, spell_time
@@ -56,13 +58,24 @@ def calibrate(
     ] = "",
     timeout: Annotated[str, typer.Option("--timeout", help="How long a script may take to show its model.")] = "2m",
     show: Annotated[bool, typer.Option("--show", help="Only show what is in the file.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the calibration as JSON too.")] = False,
+    older: Annotated[
+        Path | None,
+        typer.Option("--compare", metavar="FILE", help="Say what got slower or faster than in this older one."),
+    ] = None,
+    tolerance: Annotated[
+        str, typer.Option("--tolerance", metavar="SHARE", help="By how much a speed may differ and count as the same.")
+    ] = TOLERANCE,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document: the calibration, or with --compare the comparison.")
+    ] = False,
 ) -> None:
     """Measure products, memory, links and a model's own block on this machine, and save it for plans and runs.
 
     Takes about a minute; the machine should be idle. To measure the link between nodes, give --listen on one node and
     --peer on the other, or have torchrun start this command on each of several nodes. Ctrl-C leaves nothing behind.
-    Exit codes: 0; 1 if something could not be measured; 2 for a wrong call.
+    With --compare, an older calibration of the same kind of device is set beside the one that is made, or beside the
+    one in -o with --show. Exit codes: 0; 1 if something could not be measured, or if anything is slower than in the
+    older one by more than --tolerance; 2 for a wrong call.
 
     Examples:
 
@@ -76,11 +89,28 @@ def calibrate(
 
         elastic3d calibrate --show -o profile.json
 
+        elastic3d calibrate --compare profile.json -o today.json
+
+        elastic3d calibrate --show -o today.json --compare profile.json --tolerance 5% --json
+
         elastic3d plan train.py --calibration profile.json --nodes 4
     """
+    if older is None and tolerance != TOLERANCE:
+        raise UsageError("--tolerance is of a comparison: give --compare FILE too")
+    # The older one is read first: whatever is wrong with it is reported before anything is measured.
+    share, old = parse_tolerance(tolerance), load(older) if older is not None else None
     if show:
-        _tell(load(output), as_json)
+        shown = load(output)
+        if old is None:
+            _tell(shown, as_json)
+        else:
+            _compare(old, shown, share, as_json)
         return
+    if older is not None and output.resolve() == older.resolve():
+        raise UsageError(
+            f"--output {str(output)!r} would overwrite the calibration to compare with: give the new one another name "
+            "with -o"
+        )
     if not output.absolute().parent.is_dir():
         raise UsageError(f"--output {str(output)!r}: there is no such folder")
     limit, patience = some_seconds(seconds, "--for"), some_seconds(timeout, "--timeout")
@@ -95,13 +125,19 @@ def calibrate(
     host, port = _address(peer) if peer else ("", 0)
     import torch
 
+    from elastic3d.calibration import machine
     from elastic3d.calibration.measuring import Wish, measure
 
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     places = torch.cuda.device_count() if kind == "cuda" else len(os.sched_getaffinity(0))
+    asked = number or (Number.BF16 if kind == "cuda" else Number.FP32)
+    if old is not None:
+        there = kind != "cuda" or torch.cuda.is_available()  # where there is none, measuring says so
+        name = machine.name(torch.device(kind)) if there else ""
+        check_same(old, device=kind, name=name, number=asked, threads=threads)
     wish = Wish(
         device=kind,
-        number=number or (Number.BF16 if kind == "cuda" else Number.FP32),
+        number=asked,
         seconds=limit,
         slots=slots or max(1, places),
         threads=threads,
@@ -130,9 +166,24 @@ def calibrate(
         save(calibration, output)
     except OSError as error:
         raise UsageError(f"--output {str(output)!r} cannot be written: {error.strerror or error}") from error
-    _tell(calibration, as_json)
+    if old is None:
+        _tell(calibration, as_json)
     if not as_json:
         print(f"saved to {output}; use it with elastic3d plan --calibration {output}")
+    if old is not None:
+        _compare(old, calibration, share, as_json)
+
+
+def _compare(old: Calibration, calibration: Calibration, tolerance: float, as_json: bool) -> None:
+    """Print how a calibration differs from an older one; end with 1 if anything got slower."""
+    comparison = compare(old, calibration, tolerance)
+    if as_json:
+        print(json.dumps({"schema": 1, **to_json(comparison)}, indent=2))
+    else:
+        console = Console(highlight=False)
+        console.print(compared(comparison, console.width))
+    if comparison.slower:
+        raise typer.Exit(1)
 
 
 def busy(load: float, cores: int) -> str:

@@ -10,6 +10,7 @@ import torch
 from elastic3d.errors import UnmatchedCollective
 from elastic3d.parallel.peer_errors import is_lost_peer
 from elastic3d.port import Port
+from elastic3d.provenance.record import ScriptOrigin
 from elastic3d.training import restoring
 from elastic3d.training.run import Run
 from elastic3d.training.standalone import StandalonePort
@@ -17,12 +18,17 @@ from elastic3d.training.standalone import StandalonePort
 Main = Callable[[Run], None]
 
 
-def train(main: Main, port: Port, *, tiers: restoring.Tiers | None = None) -> NoReturn:
-    """Run `main` as the trainer that `port` hosts, which ends the process."""
+def train(
+    main: Main, port: Port, *, tiers: restoring.Tiers | None = None, origin: ScriptOrigin | None = None
+) -> NoReturn:
+    """Run `main` as the trainer that `port` hosts, which ends the process.
+
+    origin: what is known of where its states come from, None for nothing.
+    """
     unsaved = -1
     run: Run | None = None
     try:
-        run = Run(port, tiers=tiers)
+        run = Run(port, tiers=tiers, origin=origin)
         try:
             main(run)
         except SystemExit as error:

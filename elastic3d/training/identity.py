@@ -16,6 +16,8 @@ from blake3 import blake3
 from elastic3d.errors import ConfigurationError, StateError, StateUnfit, UsageError
 from elastic3d.parallel import facts
 from elastic3d.port import Assignment
+from elastic3d.provenance import config
+from elastic3d.provenance.record import Provenance
 from elastic3d.training.state_facts import AskedState
 
 
@@ -82,7 +84,7 @@ def check_leaf(saved: AskedState | None, now: AskedState) -> None:
         )
 
 
-ACCEPTED = ("data", "schedule", "extra", "stop")
+ACCEPTED = ("config", "data", "schedule", "extra", "stop")
 """What `run.restore(..., accept=)` may name: what is not gone on from, or with, unless a script asks for it."""
 
 OF_SCHEDULES = ("lr", "initial_lr")
@@ -105,6 +107,43 @@ def schedule_change(saved: AskedState, now: AskedState) -> str:
         f"the schedule was {saved.schedule or 'none'} and is {now.schedule or 'none'} from here on, and learning rates "
         "are the script's"
     )
+
+
+def check_same_config(mine: str | None, all_ranks: Provenance | None, node: str) -> None:
+    """Raise ConfigurationError where this node's script was given another configuration than that of rank 0.
+
+    mine: its version, "" for none; None where nothing is known of it.
+    """
+    if mine is not None and all_ranks is not None and mine != all_ranks.config_version:
+        here, there = mine[:12] or "none", all_ranks.config_version[:12] or "none"
+        raise ConfigurationError(
+            f"node {node}: elastic3d.run(config=...) is another one here than on the node of rank 0 (its version is "
+            f"{here} here and {there} there); run the same script with the same arguments on every node"
+        )
+
+
+def config_change(saved: Provenance | None, now: Provenance | None) -> str:
+    """Return in words how the configuration is another one than that of a state, "" where it is not.
+
+    A state that has none says nothing of it; where the script gives none any more, that is a change.
+    """
+    if saved is None or saved.config is None:
+        return ""
+    if now is None or now.config is None:
+        return f"config had version {saved.config_version[:12]} and is not given from here on"
+    changed = config.changes(saved.config, now.config)
+    return f"config: {config.in_words(changed)} from here on" if changed else ""
+
+
+def check_config(saved: Provenance | None, now: Provenance | None, step: int, accept: Collection[str] = ()) -> None:
+    """Raise StateUnfit where the configuration is another one than that of the state of a step, unless accepted."""
+    change = config_change(saved, now)
+    if change and "config" not in accept:
+        raise StateUnfit(
+            f"the state of step {step} was made with another configuration: {change}. Trying again does not help: go "
+            "back to the old values, or start a new run; where it changed on purpose, say so: "
+            'run.restore(..., accept="config")'
+        )
 
 
 def changes(saved: AskedState, now: AskedState, accept: Collection[str] = ()) -> list[str]:

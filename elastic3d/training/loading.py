@@ -132,6 +132,7 @@ def facts(
     health: HealthFacts,
     loss: float,
     extra: dict[str, KeptExtra],
+    provenance: str,
 ) -> StateFacts:
     """Return the state that is not tensors, equal on all ranks. loss: of the last step, NaN for none."""
     cursor = batches.cursor
@@ -148,5 +149,6 @@ def facts(
         begun_from=begun_from,
         loss=loss.hex(),
         extra=extra,
+        provenance=provenance,
         **state_facts.fields_of(health),
     )

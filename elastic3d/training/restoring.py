@@ -59,7 +59,8 @@ class Decision:
 
     checkpoint: its name, if it is one. damaged: names of newer ones that were found damaged and passed over.
     distrusted: the newest step that was passed over because a rule refuses it, -1 for none. detail: what a person
-    should know about the choice, "" for nothing.
+    should know about the choice, "" for nothing. provenance: of the states that the generation makes from here on, as
+    `provenance.record` encodes it; "" where nothing is known.
     """
 
     source: str
@@ -71,6 +72,7 @@ class Decision:
     damaged: tuple[str, ...] = ()
     distrusted: int = -1
     detail: str = ""
+    provenance: str = ""
 
     def sources(self) -> list[str]:
         """Return the names of all sources that hold some of it."""
@@ -420,7 +422,7 @@ def _from_the_beginning(known: Known) -> Decision:
 def dump(decision: Decision) -> bytes:
     """Return a decision as bytes to be broadcast: lengths of its parts, the parts, of which the first is JSON."""
     head = [decision.source, decision.step, decision.generation, decision.facts]
-    head += [decision.checkpoint, list(decision.damaged), decision.distrusted, decision.detail]
+    head += [decision.checkpoint, list(decision.damaged), decision.distrusted, decision.detail, decision.provenance]
     parts = [json.dumps(head, separators=(",", ":")).encode(), *offer_columns.encode(decision.offers)]
     return b"".join((struct.pack(_PARTS, *map(len, parts)), *parts))
 
@@ -432,7 +434,7 @@ def load(data: bytes) -> Decision:
         parts.append(data[at : at + length])
         at += length
     head, *offers = parts
-    origin, step, generation, facts, checkpoint, damaged, distrusted, detail = json.loads(head)
+    origin, step, generation, facts, checkpoint, damaged, distrusted, detail, provenance = json.loads(head)
     return Decision(
         source=origin,
         step=step,
@@ -443,6 +445,7 @@ def load(data: bytes) -> Decision:
         damaged=tuple(damaged),
         distrusted=distrusted,
         detail=detail,
+        provenance=provenance,
     )
 
 

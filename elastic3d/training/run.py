@@ -55,6 +55,7 @@ from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import LocalState, Port, StateRestored
+from elastic3d.provenance.record import ScriptOrigin
 from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
 from elastic3d.training import identity, loading, parts, restoring, state_facts
@@ -78,9 +79,18 @@ from elastic3d.values import Layout
 class Run:
     """One generation of a training run, as its trainer on one rank sees it."""
 
-    def __init__(self, port: Port, *, tiers: restoring.Tiers | None = None, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        port: Port,
+        *,
+        tiers: restoring.Tiers | None = None,
+        origin: ScriptOrigin | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
         self._port, self._clock, self._progress = port, clock, port.progress
         self._tiers = tiers or restoring.Nowhere()
+        self._origin = origin
+        self._provenance = ""
         self._assignment = port.assignment
         self._layout = port.assignment.layout or Layout(pp=1, dp=1)
         self._mesh: Mesh | None = None
@@ -325,8 +335,9 @@ class Run:
         accept: changes of the script since the state was saved, which are refused unless they are named here, and
         written into the ledger. "data": the data set is another one from here on, such as one that has grown; one
         of another length begins an epoch here. "schedule": one was added, dropped or replaced; it begins anew here, and
-        learning rates are the script's. "extra": one was dropped, or is of another class and begins as it is. "stop":
-        where `run.stop` had ended the run of a checkpoint, it goes on. What is named and has not changed means nothing.
+        learning rates are the script's. "config": the `config=` of `elastic3d.run` has other values. "extra": one was
+        dropped, or is of another class and begins as it is. "stop": where `run.stop` had ended the run of a checkpoint,
+        it goes on. What is named and has not changed means nothing.
 
         Blocks until the generation may begin. While measuring, it reports the model's profile and does not return.
         """
@@ -354,6 +365,8 @@ class Run:
         with self._peers.followed():
             assembly.prepare(batches)
             self._health.begin(assembly, batches)
+            # Only rank 0's counts, and it is at hand before the keeper says go.
+            provenance = self._origin.provenance(self._plan.seed) if self._origin and self.rank == 0 else None
             self._parts.end(parts.PREPARING)
             go = self._peers.go or self._port.await_go()
             self._parts.end(parts.AWAITING)
@@ -368,10 +381,13 @@ class Run:
             asked=self._asked,
             extras=self._extras,
             accept=accepted,
+            provenance=provenance,
+            config=self._origin.version if self._origin is not None else None,
             peers=self._peers.followed,
         )
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
+        self._provenance = loaded.provenance
         halted, resuming = self._halted(batches, resume="stop" in accepted and decision.source == restoring.STORE)
         self._last_loss, self._changed = loaded.loss, "; ".join([*loaded.accepted, *resuming])
         assembly.experts.settle(optimizer)
@@ -805,6 +821,7 @@ class Run:
             health=self._health.facts,
             loss=self._last_loss,
             extra=kept,
+            provenance=self._provenance,
         )
         state = LocalState(step=self.steps, tiles=[*tiles, *extra], facts=state_facts.to_plain(facts))
         self._interval.taken(self.steps)

@@ -12,6 +12,8 @@ from elastic3d.errors import StateUnfit
 from elastic3d.health.numerics import Losses
 from elastic3d.health.vetted import CLEAN_NODES
 from elastic3d.parallel.numerics.scale import LossScale
+from elastic3d.provenance import record
+from elastic3d.provenance.record import Provenance
 from elastic3d.rollback import Rollback
 from elastic3d.training.mixture_facts import check_mixture
 from elastic3d.values import from_json, to_json
@@ -125,6 +127,8 @@ class StateFacts(HealthFacts):
     """The loss of the last step, in hexadecimal, "nan" for none, and in states of older versions."""
     extra: dict[str, KeptExtra] = field(default_factory=dict)
     """What the script has kept of its own, by name."""
+    provenance: str = ""
+    """What made it, as `provenance.record` encodes it; "" where it does not say, and in states of older versions."""
 
     @property
     def last_loss(self) -> float:
@@ -147,10 +151,15 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
         del plain[CLEAN_NODES]
     if facts.nondeterminism is None:
         del plain[_NONDETERMINISM]
-    for name, nothing in ((_ROLLBACKS, ()), (_SPIKE, -1), (_SKIPPED, 0), (_LOSS, NO_LOSS)):
+    for name, nothing in ((_ROLLBACKS, ()), (_SPIKE, -1), (_SKIPPED, 0), (_LOSS, NO_LOSS), (record.FACT, "")):
         if getattr(facts, name) == nothing:
             del plain[name]
     return plain
+
+
+def made_by(facts: StateFacts) -> Provenance | None:
+    """Return what made a state, None where it does not say."""
+    return record.decode(facts.provenance)
 
 
 _ACCEPT = '; where the data set has grown on purpose, say so: run.restore(..., accept="data")'
@@ -171,9 +180,9 @@ def parse(plain: Mapping[str, Any] | None, step: int) -> StateFacts:
     if plain is None:
         raise StateUnfit(f"the state of step {step} has no facts beside its tensors; it was not saved by a run")
     try:
-        facts = from_json(StateFacts, plain)
-        _ = facts.last_loss
-    except (OverflowError, TypeError, ValueError) as error:
+        facts = from_json(StateFacts, record.packed(plain))
+        _ = facts.last_loss, made_by(facts)
+    except (OverflowError, TypeError, ValueError, KeyError, RecursionError) as error:
         raise StateUnfit(
             f"what the state of step {step} says beside its tensors cannot be read: {error}. Trying again does not "
             "help: upgrade if a newer version saved it, or go back to another checkpoint with restore="

@@ -13,10 +13,13 @@ import torch
 from checkpointing.errors import MissingTile
 from elastic3d.data import Batches
 from elastic3d.data.ledger import Ledger
+from elastic3d.errors import StateUnfit
 from elastic3d.log import process_log
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.port import Assignment, Go
+from elastic3d.provenance import record
+from elastic3d.provenance.record import Provenance
 from elastic3d.rollback import Rollback, new_to
 from elastic3d.training import identity, loading, restoring, starting, state_facts
 from elastic3d.training.extras import Extras
@@ -39,6 +42,8 @@ class LoadedState:
     """How far the state can be relied on, as it says itself."""
     loss: float
     """Of the state's last step, NaN where there is none or it does not say."""
+    provenance: str
+    """Of the states that are made from here on, the same on all ranks; "" where nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,10 @@ class StateLoader:
     """What else the script has kept."""
     accept: frozenset[str]
     """What may have changed since the state was saved."""
+    provenance: Provenance | None
+    """What this rank knows of where its states come from; rank 0's is that of all."""
+    config: str | None
+    """Version of this rank's configuration, "" for none; None where nothing is known of it."""
     peers: Callable[[], AbstractContextManager[None]]
     """Surrounds what all ranks do together, and ends the process if one of them is lost."""
 
@@ -76,6 +85,8 @@ class StateLoader:
         while True:
             with self.peers():
                 decision = self._decide(go, damaged, spoilt)
+            now = record.decode(decision.provenance)
+            identity.check_same_config(self.config, now, self.assignment.node)
             missing: MissingTile | None = None
             if decision.source == restoring.NONE:
                 self.assembly.initialise()
@@ -83,6 +94,8 @@ class StateLoader:
                 if not starting.is_foreign(decision):
                     loading.check_model(decision, self.assembly.specs)
                     self._changes(decision)  # only for what it refuses, before anything is loaded
+                    then = state_facts.made_by(state_facts.parse(decision.facts, decision.step))
+                    identity.check_config(then, now, decision.step, self.accept)
                 self._give_copies_values(decision)
                 sources = self.tiers.sources(decision, store, rank, go.near)
                 try:
@@ -126,13 +139,14 @@ class StateLoader:
                     ledger=ledger,
                     scale=scale,
                     changes=changes,
-                    accepted=() if saved is None else self._accepted(saved),
+                    accepted=() if saved is None else self._accepted(saved, now),
                     health=replace(
                         HealthFacts(**state_facts.fields_of(facts)),
                         rollbacks=rollbacks,
                         spike=max((facts.spike, *(one.spike for one in rollbacks))),
                     ),
                     loss=saved.last_loss if saved is not None else math.nan,
+                    provenance=decision.provenance,
                 )
             if decision.source == restoring.MEMORY:
                 if missing is not None:
@@ -177,8 +191,19 @@ class StateLoader:
             untrained = max(known.reached, known.newest) <= 0 and not known.fresh
             if decision.source == restoring.NONE and given.store is not None and untrained:
                 starting.check_imported(given.store)
-            decided = restoring.dump(decision)
+            decided = restoring.dump(replace(decision, provenance=self._provenance(decision)))
         return starting.from_the_start(restoring.load(mesh.broadcast(decided)))
+
+    def _provenance(self, decision: restoring.Decision) -> str:
+        """Return what makes the states from here on, with what made those before it."""
+        if self.provenance is None:
+            return ""
+        try:
+            facts = self._facts(decision)
+        except StateUnfit:
+            facts = None  # each rank reads them next, and refuses them
+        saved = None if facts is None else state_facts.made_by(facts)
+        return record.encode(record.follow(self.provenance, saved, generation=decision.generation, step=decision.step))
 
     @staticmethod
     def _new_to(decision: restoring.Decision, go: Go) -> tuple[Rollback, ...]:
@@ -203,7 +228,8 @@ class StateLoader:
         lines = [] if saved.asked is None else identity.changes(saved.asked, self.asked, self.accept)
         return [*lines, *self.extras.changes(saved.extra, self.accept)]
 
-    def _accepted(self, saved: StateFacts) -> tuple[str, ...]:
+    def _accepted(self, saved: StateFacts, now: Provenance | None) -> tuple[str, ...]:
+        config = identity.config_change(state_facts.made_by(saved), now)
         data = state_facts.data_change(saved, self.batches.order, self.batches.fingerprint)
         schedule = "" if saved.asked is None else identity.schedule_change(saved.asked, self.asked)
-        return tuple(filter(None, (data, schedule, *self.extras.accepted(saved.extra))))
+        return tuple(filter(None, (config, data, schedule, *self.extras.accepted(saved.extra))))

@@ -29,6 +29,7 @@ from elastic3d.coverage import AuditCoverage
 from elastic3d.distrust import Distrust
 from elastic3d.health.record import SIZE, ProgressWriter
 from elastic3d.port import AuditReport, Flags, Go, LocalState, NearMemory, StateRestored, StepRecord
+from elastic3d.provenance.record import ScriptOrigin
 from elastic3d.training import Main, Run, train
 from elastic3d.training.restoring import Decision
 from elastic3d.training.standalone import StandalonePort
@@ -63,6 +64,7 @@ class Orders:
     rollback_steps: int = 10
     newcomers: tuple[int, ...] = ()
     proven: ProvenChain | None = None
+    origins: Mapping[int, ScriptOrigin] = field(default_factory=dict)
 
 
 class Ended(BaseException):
@@ -302,7 +304,7 @@ def _rank(main: Main, orders: Orders, rank: int, store: tuple[str, int], prefix:
         host.report.result = main(run)
 
     try:
-        train(keep_result, host, tiers=Files())
+        train(keep_result, host, tiers=Files(), origin=orders.origins.get(rank))
     except Ended as end:
         host.report.ended, host.report.error = end.how, "" if end.what is None else str(end.what)
     except Exception as error:  # noqa: BLE001  # the edge of the process: whatever happened is told to the test

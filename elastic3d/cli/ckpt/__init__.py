@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import typer
 
-from elastic3d.cli.ckpt import comparing, inspecting, interchange, keeping, listing, planning, reading
+from elastic3d.cli.ckpt import comparing, inspecting, interchange, keeping, listing, planning, provenance, reading
 from elastic3d.cli.ckpt.place import about_a_store
 
 LOOK, CHECK, KEEP, EXCHANGE = "Look", "Read", "Keep", "Exchange"
@@ -43,6 +43,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "stats": inspecting.stats,
         "diff": comparing.diff,
         "plan": planning.plan,
+        "provenance": provenance.provenance,
     },
     CHECK: {"cat": reading.cat, "verify": reading.verify_store},
     KEEP: {

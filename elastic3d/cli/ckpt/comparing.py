@@ -1,4 +1,4 @@
-"""`ckpt diff`: which tensors changed between two checkpoints, and by how much."""
+"""`ckpt diff`: which tensors changed between two checkpoints, and by how much; or what of the configuration did."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from typing import Annotated
 
 import typer
 
-from checkpointing import open_checkpoint
+from checkpointing import Store, open_checkpoint
 from checkpointing.inspection.difference import Change, Difference, difference
-from checkpointing.inspection.documents import find
+from checkpointing.inspection.documents import CheckpointDocuments, find
 from checkpointing.inspection.values import ValueDifference, doubtful, to_read, value_differences
 from elastic3d.cli.ckpt.completing import complete_checkpoints
-from elastic3d.cli.ckpt.documents import DiffDocument
+from elastic3d.cli.ckpt.documents import ConfigDiffDocument, DiffDocument
 from elastic3d.cli.ckpt.inspecting import Each, Match, fits
 from elastic3d.cli.ckpt.naming import before, choose
 from elastic3d.cli.ckpt.place import StorePlace
+from elastic3d.cli.ckpt.provenance import made_by
+from elastic3d.cli.ckpt.render import provenance as configs_shown
 from elastic3d.cli.ckpt.render import two as shown
 from elastic3d.cli.ckpt.telling import bar, tell
+from elastic3d.errors import UsageError
+from elastic3d.provenance.config import changes as config_changes
 
 _One = Annotated[
     str,
@@ -39,6 +43,9 @@ def diff(
         str, typer.Option("--other", metavar="URL", help="The store that A is in.", show_default=False)
     ] = "",
     values: Annotated[bool, typer.Option("--values", help="Read tiles that may differ, for exact distances.")] = False,
+    config: Annotated[
+        bool, typer.Option("--config", help="Only what changed in the configuration of the run.")
+    ] = False,
     match: Match = "",
     each: Each = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing; exit 1 if anything differs.")] = False,
@@ -60,8 +67,12 @@ def diff(
 
         elastic3d ckpt diff s3://bucket/gpt-1b verified latest --values --match 'model/*'
 
+        elastic3d ckpt diff s3://bucket/gpt-1b 1000 1200 --config
+
         elastic3d ckpt diff /data/run-8 1000 1000 --other /data/run-7 --quiet || echo different
     """
+    if config and (values or match):
+        raise UsageError("--config compares configurations alone: leave out --values and --match")
     store = place.open()
     old_store = dataclasses.replace(place, url=other).open() if other else store
     later = choose(store, b)
@@ -71,6 +82,9 @@ def diff(
         earlier = dataclasses.replace(later, name=before(store, later.name), expected=None)
     old = find(old_store, earlier.name, expected=earlier.expected)
     new = find(store, later.name, expected=later.expected)
+    if config:
+        _diff_config(store, old, new, quiet=quiet, as_json=as_json)
+        return
     changes = difference(old, new)
     if match:
         changes = dataclasses.replace(
@@ -97,6 +111,22 @@ def diff(
         values=tuple(distances.values()) if values else None,
     )
     tell(store, data, lambda width: shown.difference(changes, distances, width, each=each), as_json=as_json)
+
+
+def _diff_config(
+    store: Store, old: CheckpointDocuments, new: CheckpointDocuments, *, quiet: bool, as_json: bool
+) -> None:
+    before, after = (made_by(one.name, one.record.facts) for one in (old, new))
+    data = ConfigDiffDocument(
+        before=old.name,
+        after=new.name,
+        before_version=before.config_version if before is not None else "",
+        after_version=after.config_version if after is not None else "",
+        changes=config_changes((before and before.config) or {}, (after and after.config) or {}),
+    )
+    if quiet:
+        raise typer.Exit(1 if data.before_version != data.after_version else 0)
+    tell(store, data, lambda _: configs_shown.config_difference(data), as_json=as_json)
 
 
 def differs(changes: Difference, distances: dict[str, ValueDifference]) -> bool:

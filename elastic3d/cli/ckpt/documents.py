@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from checkpointing.format.distrust import Distrust
 from checkpointing.format.record import Totals
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.inspection.difference import Difference
@@ -21,6 +22,10 @@ from checkpointing.reading.verify import Finding
 from elastic3d.cli.ckpt.render.store import CheckpointRow
 from elastic3d.planner.placement import RankPlace
 from elastic3d.planner.shares import MeshSizes
+from elastic3d.provenance.comparing import CodeComparison
+from elastic3d.provenance.config import ConfigChange
+from elastic3d.provenance.record import Provenance
+from elastic3d.rollback import Rollback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +112,66 @@ class DiffDocument:
     """How far the root of the mean square moved, relative to before, by tensor, where that is known."""
     values: tuple[ValueDifference, ...] | None
     """Of the tensors that had to be read; None without --values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigDiffDocument:
+    """What `elastic3d ckpt diff --config` found."""
+
+    before: str
+    """The earlier checkpoint."""
+    after: str
+    """The later one."""
+    before_version: str
+    """Of the earlier one's configuration, "" where it has none."""
+    after_version: str
+    """Of the later one's, likewise."""
+    changes: tuple[ConfigChange, ...]
+    """By key; () where the configurations are the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationSteps:
+    """Steps that one generation made in one layout, as the ledger has them."""
+
+    generation: int
+    """Its number."""
+    first_step: int
+    """The first."""
+    stop_step: int
+    """The one after the last."""
+    layout: str
+    """Sizes of the mesh axes."""
+    excluded: int = 0
+    """Samples that were left out of training."""
+    changed: str = ""
+    """What the script was allowed to change before them, "" for nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenanceDocument:
+    """What `elastic3d ckpt provenance` tells."""
+
+    checkpoint: str
+    """Its name."""
+    root: str
+    """The digest that covers all but `distrusted` and `compared`."""
+    step: int
+    """How many steps the run had made."""
+    provenance: Provenance | None
+    """Configuration, code and packages; None where the checkpoint does not say."""
+    data: str
+    """Fingerprint of the data set, "" for one that has none."""
+    data_seed: int | None
+    """Of the order of samples; None where the checkpoint does not say."""
+    generations: tuple[GenerationSteps, ...]
+    """Which generation made which steps, oldest first."""
+    rollbacks: tuple[Rollback, ...]
+    """What was left out since the loss had jumped up."""
+    distrusted: tuple[Distrust, ...]
+    """The store's rules for states that a device which computes wrongly, or a spike of the loss, may have spoilt."""
+    compared: CodeComparison | None
+    """The folder of `--code`; None without `--verify`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +387,8 @@ CheckpointDocument = (
     | StatsDocument
     | CatDocument
     | DiffDocument
+    | ConfigDiffDocument
+    | ProvenanceDocument
     | VerifyDocument
     | ReshardDocument
     | TagsDocument

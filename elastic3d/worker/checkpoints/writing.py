@@ -10,6 +10,7 @@ from checkpointing import Checkpoint, SaveOptions, Store, open_checkpoint, read_
 from checkpointing.errors import CheckpointError, StoreError, StoreNotFound
 from checkpointing.saving.options import Speeds
 from elastic3d.membership.records import SavedStep
+from elastic3d.provenance.record import spelled_out
 from elastic3d.worker.options import Saving
 from elastic3d.worker.processes.slot import PinnedSnapshot
 
@@ -80,7 +81,7 @@ class CheckpointWriter:
                 rank=pinned.rank,
                 world=saved.world,
                 pieces=pinned.pieces,
-                facts=dict(pinned.facts),
+                facts=spelled_out(pinned.facts),
                 parent=self._parent.newest(),
                 options=self._options(pinned.rank, last),
             )

@@ -22,7 +22,7 @@ from tests.cli.ckpt.conftest import History
 
 run = CliRunner()
 COMMANDS = (
-    *("ls", "log", "show", "tree", "du", "stats", "diff", "plan", "cat", "verify"),
+    *("ls", "log", "show", "tree", "du", "stats", "diff", "plan", "provenance", "cat", "verify"),
     *("tag", "untag", "pin", "unpin", "gc", "repair", "import", "export"),
 )
 MANIFESTS_ONLY: dict[str, list[str]] = {
@@ -34,6 +34,7 @@ MANIFESTS_ONLY: dict[str, list[str]] = {
     "stats": [],
     "diff": ["100", "400"],
     "plan": ["--to", "pp=2,dp=3,tp=2"],
+    "provenance": [],
 }
 
 

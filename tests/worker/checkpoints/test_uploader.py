@@ -212,3 +212,18 @@ def test_the_last_write_before_a_deadline_ignores_the_bandwidth_limit(tmp_path: 
 def _piece(value: float) -> list[Piece]:
     spec, box = TensorSpec(key="model/w", dtype="float32", shape=(4,)), Box(start=(0,), stop=(4,))
     return [Piece(spec=spec, box=box, data=memoryview(torch.full((4,), value).numpy().tobytes()))]
+
+
+def test_what_made_a_snapshot_is_written_as_an_object(writer: CheckpointWriter, tmp_path: Path) -> None:
+    """It comes as one text; in the record it is read and compared like all other facts, and covered by the root."""
+    from checkpointing import commit, open_checkpoint
+
+    facts = {"step": 5, "provenance": '{"code":{},"config":{"lr":0.5},"packages":{}}'}
+    snapshot = PinnedSnapshot(generation=1, step=5, rank=0, world=1, facts=facts, pieces=_piece(1.0))
+    writer.write(snapshot, SavedStep(step=5, made_in=1, attempt=0, world=1), False)
+    store = open_store(tmp_path.as_uri())
+    commit(store, step=5, made_in=1, attempt=0, committed_in=1, world=1)
+    assert open_checkpoint(store).facts == {
+        "step": 5,
+        "provenance": {"code": {}, "config": {"lr": 0.5}, "packages": {}},
+    }
