@@ -29,9 +29,8 @@ class CopiedModule(nn.Module):
         """Raise UsageError."""
         raise UsageError(
             "a copy of the model was called, such as an averaged model, and its weights are spread over the ranks: "
-            "nothing gathers them. Evaluate from a checkpoint in another program (elastic3d ckpt export STORE FILE "
-            "--prefix extra/NAME/module.); or, without pipeline stages, put its weights into the model's own between "
-            "two steps, on every rank alike, call that one, and put the model's back"
+            "nothing gathers them. Evaluate from a checkpoint in another program: elastic3d ckpt export STORE FILE "
+            "--prefix extra/NAME/module."
         )
 
 

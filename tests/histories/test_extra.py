@@ -9,6 +9,7 @@ import pytest
 
 from chaos.playing.play import play
 from chaos.servers.etcd import EtcdServer
+from checkpointing import open_checkpoint, open_store, read_latest
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import SMALL, faults, held
 
@@ -24,3 +25,14 @@ def test_an_average_survives_the_loss_of_a_node_and_a_join(job_etcd: EtcdServer,
     assert [view.cause for view in outcome.picture.generations] == ["start", "death", "join"]
     assert {view.restored_from for view in outcome.picture.generations[1:]} == {"memory"}
     assert outcome.picture.generations[2].steps_repeated == 0
+    store = open_store(outcome.store, write=False)
+    latest = read_latest(store)
+    assert latest is not None
+    assert latest.checkpoint is not None
+    saved = open_checkpoint(store, latest.checkpoint)
+    keys = {offer.spec.key for offer in saved.offers("store")}
+    assert {"extra/ema/n_averaged", "extra/ema/module.head.weight", "extra/losses/sum"} <= keys
+    assert {name: one["kind"] for name, one in saved.facts["extra"].items()} == {
+        "ema": "AveragedModel",
+        "losses": "Losses",
+    }
