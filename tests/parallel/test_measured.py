@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic3d.health import speeds
+from elastic3d.health import noise, speeds
 from elastic3d.health.slow_node import SlowKind, SlowNode
 from elastic3d.health.speeds import Speeds
 from elastic3d.values import Layout
@@ -24,7 +24,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speeds, "SPAN", 0.0)
     monkeypatch.setattr(speeds, "WINDOW", 0.0)
     monkeypatch.setattr(speeds, "SLACK", 100.0)
-    monkeypatch.setattr(speeds, "SIGNIFICANT", 0.0)
+    monkeypatch.setattr(noise, "student", lambda chance, freedom: 0.0)
 
 
 def slow_by(report: Report, layout: Layout) -> dict[str, SlowNode]:
