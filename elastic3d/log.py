@@ -356,7 +356,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "buffer.withheld": _error("seconds"),
         # A device's memory did not come back after its last trainer had ended: others hold it.
         "device.occupied": _warning("free", "expected", "seconds"),
-        # Triton is not there or cannot build: gradients are added by a kernel per piece, slower and with the same bits.
+        # Triton is not there or cannot build: many kernels add gradients and their squares, with the same bits.
         "device.kernel_missing": _info("error"),
         # Variables of the user's environment were set otherwise: the run's bits or the end of a hang depend on them.
         "environment.replaced": _info("variables"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from chaos.scripts.train_gpt import GPT, cross_entropy
 from elastic3d.clock import SYSTEM
 from elastic3d.devices import ComputeDevice, device_at
 from elastic3d.devices.contract import deterministic
+from elastic3d.devices.cuda import add_rows
 from elastic3d.parallel.norms import row_squares
 from elastic3d.training import Run, run_alone
 from elastic3d.training import run as run_module
@@ -31,7 +32,7 @@ def measure(bench: Bench) -> None:
     deterministic()
     for number in PIECES:
         with bench.attempting("fold", pieces=number):
-            _fold(bench, device, number)
+            _fold(bench, computes_on, number)
     with bench.attempting("row_squares"):
         _row_squares(bench, computes_on)
     with bench.attempting("fill"):
@@ -76,49 +77,30 @@ def _vote(bench: Bench) -> None:
     bench.say("vote_stall", later[len(later) // 2], "ms", width=width, blocks=blocks, first=round(times[0], 3))
 
 
-def _loop(pieces: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-    """Fold as elastic3d's loop does: one kernel a piece, in order."""
-    out.copy_(pieces[0])
-    for piece in pieces[1:]:
-        out.add_(piece)
-    return out
-
-
-def _kernel() -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return a fold in one kernel: each element's pieces are added in order, by plain additions."""
-    from chaos.gpu.triton_fold import fold
-
-    return fold
-
-
-def _fold(bench: Bench, device: torch.device, number: int) -> None:
+def _fold(bench: Bench, device: ComputeDevice, number: int) -> None:
+    """Time the sum of pieces as reductions make it on the device, and row by row; compare their bits."""
+    where = device.torch_device
     count = (1 << 12) if bench.small else (1 << 30) // number // 4
-    generator = torch.Generator(device=device).manual_seed(number)
-    rows = torch.randn(number, count, device=device, generator=generator)
+    generator = torch.Generator(device=where).manual_seed(number)
+    rows = torch.randn(number, count, device=where, generator=generator)
     narrow = rows.to(torch.bfloat16)
     wide = narrow.to(torch.float32)
-    out, other = torch.empty(count, device=device), torch.empty(count, device=device)
     detail: dict[str, Any] = {"pieces": number, "elements": count}
-    moved = rows.nbytes / GB
-    loop = bench.seconds(lambda: _loop(list(rows), out), repeats=3)
-    bench.say("fold", moved / loop, "GB/s", way="loop", **detail)
-    _loop(list(wide), out)
-    _loop(list(narrow), other)
-    bench.say("fold_bits", torch.equal(out, other), way="bf16 pieces, fp32 sum", **detail)
-    bench.say(
-        "fold", moved / 2 / bench.seconds(lambda: _loop(list(narrow), other), repeats=3), "GB/s", way="loop, bf16"
-    )
-    bench.say("fold_bits", torch.equal(_loop(list(rows), out), rows.sum(0)), way="torch's sum, no promise", **detail)
-    if bench.cuda:
-        with bench.attempting("fold", way="kernel", **detail):
-            fold = _kernel()
-            bench.say(
-                "fold", moved / bench.seconds(lambda: fold(rows, other), repeats=3), "GB/s", way="kernel", **detail
-            )
-            bench.say("fold_bits", torch.equal(_loop(list(rows), out), fold(rows, other)), way="kernel", **detail)
-            bench.say(
-                "fold_bits", torch.equal(_loop(list(wide), out), fold(narrow, other)), way="kernel, bf16", **detail
-            )
+
+    def added(add: Callable[[torch.Tensor, torch.Tensor, bool], None], pieces: torch.Tensor) -> torch.Tensor:
+        total = torch.empty(count, device=where)
+        add(total, pieces, True)
+        return total
+
+    for way, add in (("row by row", add_rows), ("the device's own", device.add_rows)):
+        for kind, pieces in (("fp32", rows), ("bf16", narrow)):
+            seconds = bench.seconds(partial(added, add, pieces), repeats=3)
+            bench.say("fold", pieces.nbytes / GB / seconds, "GB/s", way=way, dtype=kind, **detail)
+    expected, of_wide = added(add_rows, rows), added(add_rows, wide)
+    bench.say("fold_bits", torch.equal(expected, added(device.add_rows, rows)), way="the device's own", **detail)
+    bench.say("fold_bits", torch.equal(of_wide, added(add_rows, narrow)), way="bf16 pieces, fp32 sum", **detail)
+    bench.say("fold_bits", torch.equal(of_wide, added(device.add_rows, narrow)), way="bf16, the device's own", **detail)
+    bench.say("fold_bits", torch.equal(expected, rows.sum(0)), way="torch's sum, no promise", **detail)
 
 
 def _row_squares(bench: Bench, device: ComputeDevice) -> None:

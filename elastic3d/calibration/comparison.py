@@ -180,23 +180,16 @@ def _links(place: str, ends: str, old: MeasuredLink | None, new: MeasuredLink | 
             why = "messages of other sizes"
     if not sizes:
         return
-    small, large = sizes[0], sizes[-1]
-    yield _Pair(
-        what=f"{place}, small",
-        means=f"an exchange of {small:,} bytes between {ends}: votes, and messages of pipelines",
-        unit="s",
-        before=before.get(small),
-        after=after.get(small),
-        why=why,
-    )
-    yield _Pair(
-        what=f"{place}, large",
-        means=f"an exchange of {large:,} bytes between {ends}: gradients and parameters",
-        unit="s",
-        before=before.get(large),
-        after=after.get(large),
-        why=why,
-    )
+    uses = (("small", sizes[0], "votes, and messages of pipelines"), ("large", sizes[-1], "gradients and parameters"))
+    for name, size, use in uses:
+        yield _Pair(
+            what=f"{place}, {name}",
+            means=f"an exchange of {size:,} bytes between {ends}: {use}",
+            unit="s",
+            before=before.get(size),
+            after=after.get(size),
+            why=why,
+        )
 
 
 def _blocks(old: BlockTimes | None, new: BlockTimes | None) -> Iterator[_Pair]:

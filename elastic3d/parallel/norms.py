@@ -66,11 +66,11 @@ class Squares:
 
     def now(self) -> RowSquares:
         """Return the sums of squares of what the step's gradients are now, where they are."""
-        held = [(name, local(held.grad), first) for name, held, first in self._held if held.grad is not None]
-        if not held:
+        parts = [(name, local(one.grad), first) for name, one, first in self._held if one.grad is not None]
+        if not parts:
             return RowSquares()
-        places = tuple((name, first, part.shape[0] if part.dim() else 1) for name, part, first in held)
-        return RowSquares(places=places, values=row_squares([part for _, part, _ in held], self._device))
+        places = tuple((name, first, part.shape[0] if part.dim() else 1) for name, part, first in parts)
+        return RowSquares(places=places, values=row_squares([part for _, part, _ in parts], self._device))
 
 
 @torch.no_grad()

@@ -214,7 +214,7 @@ class Extras:
                     self._said[key] = _of_tensor(key, tensor, copy)
                 if box.numel and not is_copy(tensor, tp):
                     tiles.append((specification(key, tensor), box, copy))
-        if self._mesh is not None and self._mesh.layout.world > 1:
+        if self._objects and self._mesh is not None and self._mesh.layout.world > 1:
             self.number = self._numbered()
         return tiles, kept
 
