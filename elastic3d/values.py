@@ -56,6 +56,8 @@ class Layout:
     """Data-parallel ranks."""
     tp: int = 1
     """Tensor-parallel ranks."""
+    cp: int = 1
+    """Context-parallel ranks, which share the chunks of a sequence."""
     zero: int = 3
     """ZeRO stage, 1 to 3."""
     replicas: int = 1
@@ -70,7 +72,7 @@ class Layout:
     """How many of every sum(shares) micro-batches each data-parallel rank computes, 1 or more; () for as many each."""
 
     def __post_init__(self) -> None:
-        for axis in ("pp", "dp", "tp", "replicas"):
+        for axis in ("pp", "dp", "tp", "cp", "replicas"):
             size = getattr(self, axis)
             if not isinstance(size, int) or size < 0:
                 raise LayoutError(f"layout: {axis} must be a whole number, 0 for free or 1 and more; it is {size!r}")
@@ -104,7 +106,12 @@ class Layout:
     @property
     def world(self) -> int:
         """Number of ranks; 0 while an axis is free."""
-        return self.pp * self.dp * self.tp
+        return self.pp * self.stage_ranks
+
+    @property
+    def stage_ranks(self) -> int:
+        """Number of ranks at each place of the pipeline; 0 while an axis is free."""
+        return self.dp * self.cp * self.tp
 
     @property
     def stages(self) -> int:
@@ -113,11 +120,12 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Number of data-parallel ranks that share one copy of the sharded state; 0 while that is free."""
-        return self.dp // self.replicas if self.replicas else 0
+        """Number of data-parallel and context-parallel ranks that share one copy of the sharded state; 0 while free."""
+        return self.dp * self.cp // self.replicas if self.replicas else 0
 
     def __str__(self) -> str:
-        words = [f"pp {self.pp} x dp {self.dp} x tp {self.tp}", f"ZeRO-{self.zero}"]
+        cp = "" if self.cp == 1 else f" x cp {self.cp}"
+        words = [f"pp {self.pp} x dp {self.dp}{cp} x tp {self.tp}", f"ZeRO-{self.zero}"]
         if self.schedule is not None:
             words.append(f"{self.schedule} x{self.virtual}" if self.virtual > 1 else str(self.schedule))
         if self.replicas > 1:
@@ -229,6 +237,7 @@ class ModelProfile:
     optimizer's state. recompute: the kind the run uses. counts: all numbers of micro-batches that a step may have, the
     smallest of which is micro_batches; () for that one. experts: a number that dp must divide if experts are spread
     over it; 0 if none are. compress, leaf: as in `run.shard`; the latter divides all numbers of micro-batches.
+    chunks: into which sequences are cut, 1 for whole ones; cp divides it.
     audit: share of the computing that audits may take.
     script, schedule: digests of the script's own file, and of its optimizer and schedule; "" if not known.
     health: options of `health=` that all nodes must share, as "name=value".
@@ -259,6 +268,7 @@ class ModelProfile:
     script: str = ""
     schedule: str = ""
     leaf: int = 1
+    chunks: int = 1
     audit: float = 0.0
     health: tuple[str, ...] = ()
 

@@ -103,10 +103,10 @@ def coverage(made: AuditPlan, layout: Layout, *, counts: Sequence[int], nodes: S
     if not made.every:
         return AuditCoverage(off=made.why)
     twice = made.extra * layout.dp / max(counts)
-    places: dict[tuple[int, int], set[int]] = {}
+    places: dict[tuple[int, int, int], set[int]] = {}
     for rank in range(layout.world):
         place = place_of(rank, layout)
-        places.setdefault((place.pp, place.tp), set()).add(nodes[rank])
+        places.setdefault((place.pp, place.cp, place.tp), set()).add(nodes[rank])
     return AuditCoverage(every=made.every, pieces=min(1.0, twice), nodes=min(map(len, places.values())))
 
 

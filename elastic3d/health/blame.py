@@ -35,11 +35,11 @@ Group = tuple[int, ...]
 
 def transfers(layout: Layout, sheets: Sequence[StepSheet]) -> dict[Group, float]:
     """Return the seconds of a step that transfers take, of each group of data-parallel peers and each pipeline."""
-    meeting: dict[tuple[str, int, int], list[int]] = {}
+    meeting: dict[tuple[str, int, int, int], list[int]] = {}
     for rank in range(len(sheets)):
         place = place_of(rank, layout)
-        meeting.setdefault(("dp", place.pp, place.tp), []).append(rank)
-        meeting.setdefault(("pp", place.dp, place.tp), []).append(rank)
+        meeting.setdefault(("dp", place.pp, place.cp, place.tp), []).append(rank)
+        meeting.setdefault(("pp", place.dp, place.cp, place.tp), []).append(rank)
     taken: dict[Group, float] = {}
     for (axis, *_), ranks in meeting.items():
         if len(ranks) < 2:
@@ -79,8 +79,8 @@ def _span(
 
     only: one column's ranks, the others are left out.
     """
-    columns: dict[tuple[int, int], dict[int, StageCost]] = {}
-    rounds: dict[tuple[int, int], int] = {}
+    columns: dict[tuple[int, int, int], dict[int, StageCost]] = {}
+    rounds: dict[tuple[int, int, int], int] = {}
     for rank, sheet in enumerate(sheets):
         if only is not None and rank not in only:
             continue
@@ -90,7 +90,7 @@ def _span(
         cost = StageCost(
             forward=sheet.forward / each, input=(sheet.backward + sheet.weights) / each - weight, weight=weight
         )
-        column = place.dp, place.tp
+        column = place.dp, place.cp, place.tp
         columns.setdefault(column, {})[place.pp] = cost
         rounds[column] = max(rounds.get(column, 1), round(sheet.rounds / layout.virtual))
     spans = []

@@ -145,7 +145,7 @@ class SheetWriter:
             words[number] = time
         words[place] = step + 1
         dp = waited[Axis.DP] + waited[Axis.SHARD] + waited[Axis.REPLICA]
-        pp = sum(waited[Axis.TO_NEXT :])
+        pp = sum(waited[Axis.TO_NEXT : Axis.FROM_NEXT + 1])
         numbers = (
             times.passes,
             times.blocks,

@@ -416,7 +416,7 @@ class Speeds:
     def _content(self, place: object) -> object:
         layout = self._layout
         assert layout is not None
-        return (place, self._by_block, layout.pp, layout.tp, layout.schedule, layout.virtual, layout.cuts)
+        return (place, self._by_block, layout.pp, layout.cp, layout.tp, layout.schedule, layout.virtual, layout.cuts)
 
 
 def _longer(seconds: float, total: float) -> float:

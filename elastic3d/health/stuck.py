@@ -408,10 +408,10 @@ def _minority(case: _Case) -> list[int]:
     """Return the ranks that wait elsewhere than most of those of their stage, where three or more do the same work."""
     layout = case.generation.layout
     assert layout is not None
-    places: dict[tuple[int, int], list[int]] = {}
+    places: dict[tuple[int, int, int], list[int]] = {}
     for number in case.ranks:
         place = place_of(number, layout)
-        places.setdefault((place.pp, place.tp), []).append(number)
+        places.setdefault((place.pp, place.cp, place.tp), []).append(number)
     few = []
     for peers in places.values():
         at = {number: (case.graph.waits[number].axis, case.graph.waits[number].number) for number in peers}

@@ -107,20 +107,23 @@ def members(axis: Axis, rank: int, layout: Layout) -> tuple[int, ...]:
     place = place_of(rank, layout)
     if axis in _ANSWERS:
         other = (place.pp + (1 if _ANSWERS[axis][1] else -1)) % layout.pp
-        return (rank, (other * layout.dp + place.dp) * layout.tp + place.tp)
+        return (rank, rank + (other - place.pp) * layout.stage_ranks)
     if axis is Axis.TP:
         first = rank - place.tp
         return tuple(range(first, first + layout.tp))
-    shards = layout.shards
-    copy, shard = divmod(place.dp, shards)
+    # Shards of one copy are cut over dp and cp; ranks that have the same chunks meet on dp.
+    places, shards = layout.dp * layout.cp, layout.shards
+    copy, shard = divmod(place.dp * layout.cp + place.cp, shards)
     match axis:
         case Axis.SHARD:
             columns = range(copy * shards, (copy + 1) * shards)
         case Axis.REPLICA:
-            columns = range(shard, layout.dp, shards)
+            columns = range(shard, places, shards)
+        case Axis.CP:
+            columns = range(place.dp * layout.cp, (place.dp + 1) * layout.cp)
         case _:
-            columns = range(layout.dp)
-    return tuple((place.pp * layout.dp + column) * layout.tp + place.tp for column in columns)
+            columns = range(place.cp, places, layout.cp)
+    return tuple((place.pp * places + column) * layout.tp + place.tp for column in columns)
 
 
 def posted(rank: RankStall, axis: Axis) -> int:

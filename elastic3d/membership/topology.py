@@ -121,13 +121,13 @@ def _cells(nodes: Sequence[Node]) -> int:
 def _columns(count: int, ranks: int, layout: Layout | None) -> list[list[int]]:
     """Return the positions 0..count-1 by the dp column of their first rank, each column in order of its stages.
 
-    rank = (pp * dp + dp_i) * tp + tp_i, and position n holds the ranks [n * ranks, (n + 1) * ranks).
+    rank = ((pp * dp + dp_i) * cp + cp_i) * tp + tp_i, and position n holds the ranks [n * ranks, (n + 1) * ranks).
     """
     if layout is None or not layout.world or not ranks:
         return [list(range(count))]
     columns: defaultdict[int, list[int]] = defaultdict(list)
     for position in range(count):
-        columns[position * ranks % (layout.dp * layout.tp)].append(position)
+        columns[position * ranks % layout.stage_ranks].append(position)
     return [columns[at] for at in sorted(columns)]
 
 
@@ -135,7 +135,7 @@ def _neighbours(position: int, count: int, ranks: int, layout: Layout | None) ->
     """Yield the positions that hold the stages before and after those of `position`, for its dp columns."""
     if layout is None or not layout.world:
         return
-    stage = layout.dp * layout.tp
+    stage = layout.stage_ranks
     seen = {position}
     for shift in (-stage, stage):
         for rank in range(position * ranks + shift, (position + 1) * ranks + shift):

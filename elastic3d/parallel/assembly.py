@@ -23,6 +23,9 @@ from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
 from elastic3d.errors import LayoutError, UsageError
 from elastic3d.parallel import initial
+from elastic3d.parallel.context import taking
+from elastic3d.parallel.context.chunks import check_context
+from elastic3d.parallel.context.passes import ChunkedLoop
 from elastic3d.parallel.deferred import Deferred, of_modules, of_whole
 from elastic3d.parallel.experts import spread as experts
 from elastic3d.parallel.mesh import Mesh
@@ -73,9 +76,11 @@ class ShardRequest:
     leaf: int = 1
     tensor: Tensor = None
     experts: str | None = None
+    context: int = 1
 
     def __post_init__(self) -> None:
         choice.check(self.reduction, self.compress, self.leaf)
+        check_context(self.context, self.reduction, self.experts, self.tensor, self.numerics.recompute)
 
 
 class Assembly:
@@ -110,6 +115,7 @@ class Assembly:
         self.parameters = tuple((name, parameter.shape[0]) for name, parameter in _sized(model, plan))
         named = [] if plan.experts is None else experts.check(model, plan.experts, layout, plan.numerics.precision)
         stages.check_recompute(layout, self.recompute)
+        self._attention = taking.attention(model, plan.context, mesh, self.recompute)
         self._tied = ties(model)
         self._comparable = stages.comparable(model, plan.blocks)
         self.parts = stages.cut(model, plan.blocks, layout, place.pp)
@@ -146,6 +152,8 @@ class Assembly:
             made.append([])
             for name, block in part.present:
                 ignored = self._make_ready(Scope(model=self.model, block=name), block)
+                if self._attention is not None:
+                    self._attention.watch(name, block)
                 recompute([block], self.recompute)
                 made[-1] += self._unit(block, ignored)
         ignored = self._make_ready(Scope(model=self.model, blocks=blocks), self.model)
@@ -211,6 +219,15 @@ class Assembly:
             if isinstance(reduction, Ordered | SingleReplica)
         ]
         self.passes: Passes
+        if self._attention is not None:
+            taking.check_batches(self.model, batches.example(), self.plan.context)
+            group = self.mesh.cp.get_group() if self.mesh.cp is not None else None
+            reduction = reductions[0]
+            assert isinstance(reduction, Ordered | SingleReplica)
+            self.passes = ChunkedLoop(
+                self.model, reduction, self.randomness, self._attention, group, self.mesh.progress
+            )
+            return
         if layout.pp == 1:
             self.passes = Loop(self.model, reductions[0], self.randomness, self.mesh.progress)
             return
@@ -243,6 +260,8 @@ class Assembly:
             return f'reduction="{self.plan.reduction}" leaves no gradient of a micro-batch to compare'
         if self.plan.experts is not None:
             return "experts are spread over the ranks that would audit each other"
+        if self.plan.context > 1:
+            return "ranks that share sequences have only parts of what would be compared"
         return ""
 
     def watch(self, witness: Witness | None) -> None:
@@ -318,7 +337,8 @@ class Assembly:
         return profile_digest(self.plan, self.specs, batches)
 
     def _reduction(self, part: stages.Stage, units: list[FSDPModule]) -> Reduction:
-        return choice.make(self.plan.reduction, self.plan.compress, self.plan.leaf, part.module, units, self.mesh)
+        plan = self.plan
+        return choice.make(plan.reduction, plan.compress, plan.leaf, plan.context, part.module, units, self.mesh)
 
 
 def prove_plan(plan: ShardRequest, example: Any) -> Chain:
@@ -382,6 +402,7 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
         experts=math.gcd(*map(experts.number_of, layers)),
         compress=plan.compress or "",
         leaf=plan.leaf,
+        chunks=plan.context,
     )
     return with_costs(profile, model, plan.blocks, example, scheme), proven
 
@@ -395,6 +416,7 @@ def profile_digest(plan: ShardRequest, specs: Iterable[TensorSpec], batches: Bat
     ]
     lines += [repr(plan.tensor)] if plan.tensor is not None else []
     lines += [f"leaf {plan.leaf}"] if plan.leaf > 1 else []
+    lines += [f"context {plan.context}"] if plan.context > 1 else []
     return blake3("\n".join(lines).encode()).hexdigest()
 
 

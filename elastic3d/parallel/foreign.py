@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -28,14 +29,14 @@ class Caller:
         """Return whether an input is passed as keyword arguments."""
         return isinstance(given, Mapping) and bool(given) and self._names.issuperset(given)
 
-    def __call__(self, model: nn.Module, given: Any) -> Any:
-        """Return the output of `model`, or of a part of it, for one micro-batch's input."""
+    def __call__(self, model: nn.Module, given: Any, beside: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        """Return the output of `model`, or of a part of it, for one micro-batch's input. beside: other arguments."""
         if self.spreads(given):
-            return model(**{**self._fixed, **given})
+            return model(**{**self._fixed, **beside, **given})
         if isinstance(given, Mapping) and not self._names.isdisjoint(given):
             strange = ", ".join(repr(name) for name in given if name not in self._names)
             raise UsageError(
                 f"the input is a dictionary, and forward of {type(model).__name__} has no parameter for its entries "
                 f"{strange}; leave them out of the samples, or of what run.batches(..., collate=) makes of them"
             )
-        return model(given, **self._fixed)
+        return model(given, **self._fixed, **beside)

@@ -1,7 +1,7 @@
 """The mesh of one generation: its axes, this rank's place on them, and their process groups.
 
-Ranks are laid out as `elastic3d.planner.placement` says: pp outermost, then dp, then tp. With replicas (HSDP) dp is two
-axes: dp index = replica * shards + shard.
+Ranks are laid out as `elastic3d.planner.placement` says: pp outermost, then dp, cp and tp. With replicas (HSDP) dp is
+two axes: dp index = replica * shards + shard.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ _SUM, _HIGHEST, _GATHER, _BROADCAST, _DEVICE, _SHIFT, _FROM = range(1, 8)
 class Mesh:
     """Process groups over the axes, None where an axis has one rank.
 
-    pp: group of one pipeline. dp: all data-parallel ranks at one place on pp and tp. shard: the mesh for fully_shard:
-    `dp` itself, or with replicas the two axes (replica, shard). tp: the ranks that compute one layer together. All are
-    cut from one mesh, as FSDP over tensor-parallel parameters needs.
+    pp: group of one pipeline. dp: all data-parallel ranks at one place on the other axes. shard: the mesh for
+    fully_shard: `dp` itself, with replicas the two axes (replica, shard), with cp the ranks of dp and cp in one axis.
+    tp: the ranks that compute one layer together. cp: those that share the chunks of one sequence. All are cut from one
+    mesh, as FSDP over tensor-parallel parameters needs.
 
     groups: all of them by their axis. On a device those of pp get their communicators one by one, where they are first
     used: of a group that is connected as a whole, torch queues what goes from stage to stage behind everything else
@@ -52,6 +53,7 @@ class Mesh:
         self.dp: DeviceMesh | None = None
         self.shard: DeviceMesh | None = None
         self.tp: DeviceMesh | None = None
+        self.cp: DeviceMesh | None = None
         self.groups: dict[str, dist.ProcessGroup] = {}
         self._axes: DeviceMesh | None = None
         if layout.world == 1:
@@ -59,6 +61,9 @@ class Mesh:
         axes = {"pp": layout.pp, "dp": layout.dp, "tp": layout.tp}
         if layout.replicas > 1:
             axes = {"pp": layout.pp, "replica": layout.replicas, "shard": layout.shards, "tp": layout.tp}
+        if layout.cp > 1:
+            assert layout.replicas == 1
+            axes = {"pp": layout.pp, "dp": layout.dp, "cp": layout.cp, "tp": layout.tp}
         self._axes = mesh = init_device_mesh(self.device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
         if layout.pp > 1:
             self.pp = mesh["pp"].get_group()
@@ -67,6 +72,9 @@ class Mesh:
             self.dp = self.shard._flatten("dp")
         elif layout.dp > 1:
             self.dp = self.shard = mesh["dp"]
+        if layout.cp > 1:
+            self.cp = mesh["cp"]
+            self.shard = mesh["dp", "cp"]._flatten("dp_cp") if self.dp is not None else self.cp
         if layout.tp > 1:
             self.tp = mesh["tp"]
         self.groups = self._by_axis()
@@ -78,7 +86,9 @@ class Mesh:
         groups: dict[str, dist.ProcessGroup] = {}
         if self.tp is not None:
             groups["tp"] = self.tp.get_group()
-        if self.shard is not None and self.shard is not self.dp:
+        if self.cp is not None and self.shard is not None:
+            groups["cp"], groups["shard"] = self.cp.get_group(), self.shard.get_group()
+        elif self.shard is not None and self.shard is not self.dp:
             groups["replica"], groups["shard"] = self.shard.get_group("replica"), self.shard.get_group("shard")
         if self.dp is not None:
             groups["dp"] = self.dp.get_group()
@@ -88,7 +98,7 @@ class Mesh:
 
     def alone(self) -> DeviceMesh:
         """Return the axis dp of a single rank, for sharding that only casts; makes a world if there is none."""
-        assert self.layout.dp == 1
+        assert self.layout.dp == self.layout.cp == 1
         if self._axes is None:
             if not dist.is_initialized():
                 dist.init_process_group(self.computes_on.backend, store=HashStore(), rank=0, world_size=1)

@@ -5,6 +5,8 @@ so that the numbers drawn by a block, or by the code after it, depend neither on
 hooks are on the block itself, outside whatever recomputes within it. Where the user's forward recomputes whole blocks,
 they are seeded again in the backward pass, under the micro-batch that the backward pass says it is working on.
 
+Where sequences are cut into chunks, the number of the chunk is in the key.
+
 If tensor-parallel ranks have different parts of one activation, their number on that axis is in the key as well; if
 they have the same, it is not.
 """
@@ -32,11 +34,14 @@ class Randomness:
         self.seed, self._device = seed, device
         self.part: int | None = None  # the tensor-parallel rank
         self.parts_between = False  # whether activations between layers are parts
-        self._where = (0, 0)
+        self._where: tuple[int, ...] = (0, 0)
 
-    def at(self, step: int, micro_batch: int) -> None:
-        """Set which micro-batch of which step the next forward or backward pass works on."""
-        self._where = (step, micro_batch)
+    def at(self, step: int, micro_batch: int, *, chunk: int | None = None) -> None:
+        """Set which micro-batch of which step the next forward or backward pass works on.
+
+        chunk: which part of its sequences; None where they are not cut.
+        """
+        self._where = (step, micro_batch) if chunk is None else (step, micro_batch, chunk)
 
     def enter(self, place: str, *, parts: bool = False) -> None:
         """Seed the default generators for what comes at `place`. parts: it computes on parts of activations."""

@@ -15,6 +15,8 @@ def unfit(layout: Layout, profile: ModelProfile) -> str | None:
         return f"tp={layout.tp} needs a model with a tensor-parallel plan; pass one as tensor="
     if layout.tp > 1 and profile.heads % layout.tp:
         return f"tp={layout.tp} does not divide the model's {profile.heads} heads"
+    if why := uncut(layout, profile.chunks, profile.recompute):
+        return why
     if layout.dp > profile.leaves:
         whole = f" leaves of {profile.leaf} micro-batches" if profile.leaf > 1 else " micro-batches"
         return f"dp={layout.dp} leaves ranks without one of the {profile.leaves}{whole}"
@@ -33,6 +35,26 @@ def unfit(layout: Layout, profile: ModelProfile) -> str | None:
     counts = profile.counts or (profile.micro_batches,)
     problems = (problem(layout, blocks=profile.blocks, micro_batches=count, leaf=profile.leaf) for count in counts)
     return next(filter(None, problems), None) or _experts(layout, profile, counts)
+
+
+def uncut(layout: Layout, chunks: int, recompute: str) -> str | None:
+    """Return why a layout cannot compute sequences cut into so many chunks, and what would; None if it can."""
+    if chunks == 1:
+        if layout.cp == 1:
+            return None
+        return f"cp={layout.cp} needs sequences that are cut: give run.shard(..., context={layout.cp}), or a multiple"
+    if chunks % layout.cp:
+        return f"cp={layout.cp} does not divide the {chunks} chunks of run.shard(..., context={chunks})"
+    for there, what, instead in (
+        (layout.pp > 1, f"pp={layout.pp}", "pp=1"),
+        (layout.tp > 1, f"tp={layout.tp}", "tp=1"),
+        (layout.replicas > 1, f"replicas={layout.replicas}", "replicas=1"),
+        (bool(layout.shares), f"shares={'/'.join(map(str, layout.shares))}", "none"),
+        (recompute == "selective", 'recompute="selective"', '"full"'),
+    ):
+        if there:
+            return f"{what} does not go with sequences that are cut (context={chunks}): use {instead}"
+    return None
 
 
 def unstaged(layout: Layout) -> str | None:

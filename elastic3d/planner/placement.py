@@ -1,7 +1,7 @@
 """The place of each rank on the axes of a layout.
 
-rank = (pp index * dp + dp index) * tp + tp index: tp is innermost, so that it stays within a node, and the ranks of one
-pipeline stage are neighbours.
+rank = ((pp index * dp + dp index) * cp + cp index) * tp + tp index: tp is innermost and cp next, so that both stay
+within a node, and the ranks of one pipeline stage are neighbours.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ class Axes(Protocol):
         ...
 
     @property
+    def cp(self) -> int:
+        """Context-parallel ranks."""
+        ...
+
+    @property
     def world(self) -> int:
         """Number of ranks."""
         ...
@@ -38,6 +43,7 @@ class RankPlace:
     pp: int
     dp: int
     tp: int
+    cp: int = 0
 
 
 def place_of(rank: int, layout: Axes) -> RankPlace:
@@ -45,5 +51,6 @@ def place_of(rank: int, layout: Axes) -> RankPlace:
     if not 0 <= rank < layout.world:
         raise LayoutError(f"rank {rank} is not in a layout of {layout.world} ranks ({layout})")
     rest, tp = divmod(rank, layout.tp)
+    rest, cp = divmod(rest, layout.cp)
     pp, dp = divmod(rest, layout.dp)
-    return RankPlace(pp=pp, dp=dp, tp=tp)
+    return RankPlace(pp=pp, dp=dp, tp=tp, cp=cp)

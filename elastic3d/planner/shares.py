@@ -31,6 +31,11 @@ class MeshSizes:
     tp: int = 1
 
     @property
+    def cp(self) -> int:
+        """1: how state is cut depends on the product of dp and cp alone, so that dp stands for both."""
+        return 1
+
+    @property
     def world(self) -> int:
         """Number of ranks."""
         return self.pp * self.dp * self.tp

@@ -99,7 +99,7 @@ def evaluate(
             mesh.progress.tick(chunk=round_)
             assembly.randomness.at(step, index)
             output = assembly.passes.output(given)
-            if not last or place.tp or turn >= number:
+            if not last or place.tp or place.cp or turn >= number:
                 continue
             values, weights = _values(metric(output, target), micro_batch)
             count = min(micro_batch, size - first)

@@ -83,7 +83,7 @@ class Extras:
                     "every rank"
                 )
         rows = [frozenset(keys) for _, keys in said]
-        width = mesh.layout.dp * mesh.layout.tp
+        width = mesh.layout.stage_ranks
         stage = rows[mesh.place.pp * width : (mesh.place.pp + 1) * width]
         self._everywhere = frozenset.intersection(*rows)
         self._elsewhere = frozenset().union(*rows) - self._before
@@ -226,7 +226,7 @@ class Extras:
         if not numbers or not self._objects or self._mesh is None:
             return
         layout = self._mesh.layout
-        width = layout.dp * layout.tp
+        width = layout.stage_ranks
         everywhere = {int(number) >> _BITS for number in numbers}
         stages = [{int(n) for n in numbers[first : first + width]} for first in range(0, layout.world, width)]
         if len(everywhere) > 1 or any(len(stage) > 1 for stage in stages):

@@ -17,7 +17,7 @@ from elastic3d.parallel.all_ranks import AllRanks, unmatched
 from elastic3d.parallel.group_errors import GroupErrors
 from elastic3d.parallel.mesh import Mesh, join_world
 from elastic3d.parallel.peer_errors import is_lost_peer
-from elastic3d.parallel.tensor.taking import check_node
+from elastic3d.parallel.one_node import check_node
 from elastic3d.port import Assignment, Go, Port
 from elastic3d.values import Layout
 
@@ -59,8 +59,9 @@ class Peers:
         mesh = Mesh(layout, self._rank, device, progress=progress)
         if mesh.groups and device.exclusive:
             self._group_errors = GroupErrors(mesh.groups, device, self._group_failed)
-        if mesh.tp is not None:
-            check_node(mesh.tp, assignment.node)
+        for axis, ranks in (("tp", mesh.tp), ("cp", mesh.cp)):
+            if ranks is not None:
+                check_node(axis, ranks, assignment.node)
         return mesh
 
     @contextmanager

@@ -39,19 +39,20 @@ def vote(
     scalars: what the script says of the step. extras: the number of what it keeps of its own. step: the one that is
     voted on. checkpoint: one is due here. clip: the norm is wanted. skip: no update is to be made where the gradient is
     not finite. Samples are counted by the first
-    rank of each replica alone, and losses by the first of each tensor group.
+    rank of each replica alone, and losses by the first of each tensor or context group.
     """
     flags = port.flags()
     device, reads_gradient = assembly.mesh.computes_on, clip or skip
     # A device is given all there is to do before any of it is waited for; on the host, waiting is what there is to do.
     first = reads_gradient or assembly.mesh.device.type != "cpu"
-    parts = loss.parts if assembly.mesh.place.tp == 0 else {}
+    place = assembly.mesh.place
+    leads = place.tp == 0 and place.cp == 0
+    parts = loss.parts if leads else {}
     logged = scalars.tensors
     early = None if reads_gradient else device.begin_reading([*parts.values(), *logged])
     if first:
         assembly.reduction.finish()
-    place = assembly.mesh.place
-    counts = place.pp == 0 and place.tp == 0
+    counts = place.pp == 0 and leads
     squares = assembly.squares.now() if clip else RowSquares()
     finites = [] if clip or not skip else finite(assembly.model)
     reading = early or device.begin_reading([*parts.values(), *logged, *finites, squares.values])

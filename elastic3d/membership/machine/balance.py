@@ -220,7 +220,7 @@ def _orders(current: Generation, layout: Layout, paces: dict[str, Pace]) -> Iter
     slow = [at for at, node in enumerate(nodes) if node.place in paces and paces[node.place].slow]
     if not slow or layout.pp < 2 or len(nodes) > MANY:
         return
-    width = layout.dp * layout.tp
+    width = layout.stage_ranks
     held = Counter(at * slots // width for at in slow)
     for stage in dict.fromkeys((held.most_common(1)[0][0], 0, layout.pp - 1, layout.pp // 2)):
         whole = [at for at in range(len(nodes)) if at * slots // width == stage == ((at + 1) * slots - 1) // width]

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.errors import LayoutError, UsageError
 from elastic3d.parallel.mesh import Mesh
+from elastic3d.parallel.reduction.chunks import chunked
 from elastic3d.parallel.reduction.compressed import POWERSGD, WIRES, Compressed
 from elastic3d.parallel.reduction.fast import Fast
 from elastic3d.parallel.reduction.ordered import Ordered
@@ -43,15 +44,21 @@ def check(reduction: str, compress: str | None, leaf: int) -> None:
 
 
 def make(
-    reduction: str, compress: str | None, leaf: int, model: nn.Module, units: Sequence[FSDPModule], mesh: Mesh
+    reduction: str,
+    compress: str | None,
+    leaf: int,
+    context: int,
+    model: nn.Module,
+    units: Sequence[FSDPModule],
+    mesh: Mesh,
 ) -> Reduction:
     """Return the reduction of one stage of this rank. units: its FSDP units, the root last; none for one replica.
 
-    LayoutError for a compression that has nothing to compress under this layout.
+    context: chunks into which sequences are cut. LayoutError for a compression that has nothing to compress under this layout.
     """
     layout, add = mesh.layout, mesh.computes_on.add_rows
     if not units:
-        return SingleReplica(model, leaf=leaf)
+        return SingleReplica(model, leaf=leaf, chunked=context > 1)
     if reduction == "ordered":
         return Ordered(
             model,
@@ -62,6 +69,7 @@ def make(
             zero=layout.zero,
             splits=layout.schedule is not None and layout.schedule.splits_backward,
             leaf=leaf,
+            chunked=chunked(mesh.cp.get_group() if mesh.cp else None, add, mesh.progress) if context > 1 else None,
             progress=mesh.progress,
         )
     if compress is None or mesh.shard is None:

@@ -14,13 +14,17 @@ import torch
 
 
 class Flat:
-    """The trainable parameters of one FSDP parameter group of module `unit`. names: by id of the sharded parameter."""
+    """The trainable parameters of one FSDP parameter group of module `unit`. names: by id of the sharded parameter.
+
+    rows: the shards that FSDP cuts them into. shards: those that are summed together, for all of these.
+    """
 
     def __init__(self, group: Any, names: dict[int, str], unit: str) -> None:
         self.group, self.unit = group, unit
         self._parameters = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
         self._names = [names[id(p.sharded_param)] for p in self._parameters]
-        self.shards: int = group.mesh_info.shard_mesh_size
+        self.rows: int = group.mesh_info.shard_mesh_size
+        self.shards = self.rows
         self.chunk = sum(p.padded_sharded_param_size.numel() for p in self._parameters)
         self.seen: set[str] = set()
         self.notes = True
@@ -96,14 +100,21 @@ class Flat:
         assert rounds or all(torch.promote_types(dtype, wire) == wire for dtype in dtypes), (dtypes, wire)
         return gradients if len(dtypes) == 1 else [gradient.to(wire) for gradient in gradients]
 
+    def add_chunk(self) -> None:
+        """Take the gradients of one chunk of a micro-batch's sequence that others follow."""
+        raise AssertionError("no sequence is cut into chunks here")
+
+    def drop(self) -> None:
+        """Forget what was taken of chunks; here nothing was."""
+
     def fill(self, into: torch.Tensor, gradients: Sequence[torch.Tensor], start: int, stop: int) -> None:
         """Write the numbers [start, stop) of every shard's chunk, one shard after the other, converted to into's dtype.
 
         gradients: of `take`. What pads a chunk is 0.
         """
-        rows = into.view(self.shards, stop - start)
+        rows = into.view(self.rows, stop - start)
         if stop - start == self.chunk:
-            torch.ops.fsdp.chunk_cat(gradients, dim=0, num_chunks=self.shards, out=rows)
+            torch.ops.fsdp.chunk_cat(gradients, dim=0, num_chunks=self.rows, out=rows)
             return
         sizes = [parameter.padded_sharded_param_size.numel() for parameter in self._parameters]
         cut(gradients, sizes, start, into=rows)

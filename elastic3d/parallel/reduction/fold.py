@@ -84,13 +84,17 @@ class Fold:
         self._sum = torch.empty(0)
         self._whole = torch.empty(0)
         self._turn = SenderTurn(first=0, senders=())
-        self._round, self._open, self._sent = 0, False, False
+        self._round, self._open, self._sent, self._part = 0, False, False, False
         self.sent_at = 0
         intercept(flat.group, self._backward_ended)
 
     def begin(self, round_: int, turn: SenderTurn) -> None:
         """Expect the pieces of a turn, which is this rank's so many-th; turns of a step come in order."""
-        self._round, self._turn, self._open, self._sent = round_, turn, True, False
+        self._round, self._turn, self._open, self._sent, self._part = round_, turn, True, False, False
+
+    def begin_chunk(self) -> None:
+        """Expect the gradients of a chunk, which another one of the same piece follows."""
+        self._open, self._sent, self._part = False, False, True
 
     def note(self, turn: SenderTurn | None) -> None:
         """Have it noted which parameters get a gradient in a turn, unless its piece does not count; None for no turn.
@@ -116,10 +120,11 @@ class Fold:
 
     def rest(self) -> None:
         """Leave the next backward pass's gradients where they are, for a later round to take along."""
-        self._open = self._sent = False
+        self._open = self._sent = self._part = False
 
     def drop(self) -> None:
         """Forget the sum of the rounds so far; nothing may be under way."""
+        self.flat.drop()
         for stretch in self._stretches:
             stretch.empty = True
 
@@ -148,6 +153,10 @@ class Fold:
         flat = self.flat
         if not flat.chunk:
             return False
+        if self._part:
+            self._part, self._sent = False, True
+            self.flat.add_chunk()
+            return True
         if not self._open:
             if self._sent and flat.holds_any():
                 raise ModelError(

@@ -51,7 +51,7 @@ class Gathers:
     def _released(self) -> None:
         if not self.watching:
             return
-        totals = torch.zeros(self.flat.shards, dtype=torch.int64, device=self.flat.device)
+        totals = torch.zeros(self.flat.rows, dtype=torch.int64, device=self.flat.device)
         for number, parameter in enumerate(self._group.fsdp_params):
             whole, rows = local(parameter.unsharded_param), parameter.padded_sharded_param_size[0]
             for shard, part in enumerate(torch.split(whole, max(1, rows))):

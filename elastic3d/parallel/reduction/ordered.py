@@ -34,6 +34,9 @@ replicas, and one exchange at the step's end brings each holder all parts. With 
 
 where the backend's own HSDP (`fast`) sends r * G * (S - 1) / S within the node and 2 * G / S * (R - 1) / R across. Sums
 in a fixed order cannot be formed per node first: addition is not associative. Leaves are what can be said beforehand.
+
+Where sequences are cut into chunks, the gradients of a micro-batch are themselves sums over its chunks, which the ranks
+that share them make first (`chunks`).
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.owners import SenderTurn
+from elastic3d.parallel.reduction.chunks import MakeFlat
 from elastic3d.parallel.reduction.flat import Flat
 from elastic3d.parallel.reduction.fold import Add, Fold
 from elastic3d.parallel.reduction.gathers import Gathers
@@ -62,7 +66,8 @@ class Ordered:
 
     add: adds rows in order, as a device does.
     splits: the schedule computes gradients of inputs and of weights apart, so that they add up before they are sent.
-    leaf: how many micro-batches in a row a rank adds up before it sends them.
+    leaf: how many micro-batches in a row a rank adds up before it sends them. chunked: makes the units' vectors where
+    sequences are cut into chunks, None where they are not.
     """
 
     scales_fillers = False
@@ -78,15 +83,17 @@ class Ordered:
         zero: int,
         splits: bool,
         leaf: int = 1,
+        chunked: MakeFlat | None = None,
         progress: Progress = UNRECORDED,
     ) -> None:
         self._units, self._zero, self._leaf, self._lanes = units, zero, leaf, Lanes(progress)
+        self._chunked = chunked is not None
         self._rank, self._ranks = (group.rank(), group.size()) if group else (0, 1)
         self._turns: Sequence[SenderTurn] = ()
         self._own: list[int] = []
         self._taken = 0
-        wire = _summed if splits or leaf > 1 else _computed
-        flats = flats_of(model, units)
+        wire = _summed if splits or leaf > 1 or chunked else _computed
+        flats = flats_of(model, units, chunked or Flat)
         self._folds = [Fold(flat, self._lanes, group, add, ways=replicas, wire=wire) for flat in flats]
         self.gathers = [Gathers(flat) for flat in flats]
 
@@ -141,9 +148,21 @@ class Ordered:
         else:
             turn = SenderTurn.of_all(own, self._ranks)
         for fold in self._folds:
-            fold.begin(own, turn) if complete else fold.rest()
+            if complete:
+                fold.begin(own, turn)
+            elif self._chunked:
+                fold.begin_chunk()
+            else:
+                fold.rest()
             fold.note(turn)
-        prepare(self._units, last=last, zero=self._zero, reduces=complete)
+        prepare(self._units, last=last, zero=self._zero, reduces=complete or self._chunked)
+
+    def begin_chunk(self, round_: int) -> None:
+        """Tell every fold that the gradients of a chunk come next, and others of the same micro-batch after them."""
+        for fold in self._folds:
+            fold.begin_chunk()
+            fold.note(SenderTurn.of_all(round_ // self._leaf, self._ranks))
+        prepare(self._units, last=False, zero=self._zero)
 
     def hold(self) -> None:
         """Leave the next pass's gradients where they are, and parameters whole for the pass over the weights."""

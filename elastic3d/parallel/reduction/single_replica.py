@@ -16,19 +16,20 @@ class SingleReplica:
     """One replica: autograd itself adds in micro-batch order.
 
     leaf: how many micro-batches are added up before they are added to those before them. With 1 the sum of the leaves
-    is autograd's own. Leaves are put aside one by one where there is more to it: several micro-batches in each, some
-    that are excluded and dropped, or a witness that looks at them. The additions are the same.
+    is autograd's own. Leaves are put aside one by one where there is more to it: several micro-batches in each, or
+    several chunks of a sequence (`chunked`), some that are excluded and dropped, or a witness that looks at them. The
+    additions are the same.
     """
 
     scales_fillers = False
 
-    def __init__(self, model: nn.Module, *, leaf: int = 1) -> None:
-        self._model, self._leaf = model, leaf
+    def __init__(self, model: nn.Module, *, leaf: int = 1, chunked: bool = False) -> None:
+        self._model, self._leaf, self._chunked = model, leaf, chunked
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
         self._holes: frozenset[int] = frozenset()
         self._witness: Witness | None = None
         self._stage = 0
-        self._open, self._complete = -1, False
+        self._open, self._complete, self._round = -1, False, -1
 
     @functools.cached_property
     def _named(self) -> list[tuple[str, nn.Parameter]]:
@@ -36,11 +37,12 @@ class SingleReplica:
 
     @property
     def _apart(self) -> bool:
-        return self._leaf > 1 or bool(self._holes) or bool(self._sums) or self._witness is not None
+        return self._leaf > 1 or self._chunked or bool(self._holes) or bool(self._sums) or self._witness is not None
 
     def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
         """Note which leaves are dropped; the order of sums does not depend on the number of micro-batches."""
         self._holes = frozenset(number // self._leaf for number in excluded)
+        self._round = -1
 
     def watch(self, witness: Witness | None, stage: int) -> None:
         """Have the gradients of every leaf looked at, or no longer. stage: whose they are."""
@@ -56,9 +58,14 @@ class SingleReplica:
 
     def begin(self, round_: int, *, last: bool) -> None:
         """Put the leaf before aside, if this round begins another."""
-        if round_ % self._leaf == 0:
+        if round_ % self._leaf == 0 and round_ != self._round:
             self._put_aside()
+        self._round = round_
         self._now(round_)
+
+    def begin_chunk(self, round_: int) -> None:
+        """Do as `begin` for a chunk of a micro-batch that others follow, whose gradients it is added up with."""
+        self.begin(round_, last=False)
 
     def hold(self) -> None:
         """Put a complete leaf aside, before a pass over the weights adds to it what belongs to the next."""

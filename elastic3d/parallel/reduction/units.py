@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from elastic3d.parallel.reduction.flat import Flat
+
+FlatType = TypeVar("FlatType", bound=Flat)
 
 
 def shard_unit(
@@ -34,11 +36,13 @@ def shard_unit(
     return module
 
 
-def flats_of(model: nn.Module, units: Sequence[FSDPModule]) -> list[Flat]:
+def flats_of(
+    model: nn.Module, units: Sequence[FSDPModule], make: Callable[[Any, dict[int, str], str], FlatType] = Flat
+) -> list[FlatType]:
     """Return the vectors of gradients of all units that have parameters, under the model's names for them."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     modules = {id(module): name for name, module in model.named_modules()}
-    return [Flat(group, names, modules[id(unit)]) for unit in units for group in parameter_groups(unit)]
+    return [make(group, names, modules[id(unit)]) for unit in units for group in parameter_groups(unit)]
 
 
 def reshard(model: nn.Module) -> None:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from elastic3d.errors import LayoutError, UsageError
-from elastic3d.parallel.randomness import keyed_seed
 from elastic3d.parallel.tensor.foreign import own_plan
 from elastic3d.parallel.tensor.styles import Scheme, scheme_of
 
@@ -36,15 +32,3 @@ def take(model: nn.Module, tensor: Tensor, tp: int) -> Scheme | None:
     scheme = scheme_of(model, own_plan(model) if isinstance(tensor, str) else tensor)
     scheme.check(tp)
     return scheme
-
-
-def check_node(mesh: DeviceMesh, node: str) -> None:
-    """Refuse ranks of one layer on different nodes: a death would change tp, and with it the bits. A collective."""
-    own = torch.tensor([keyed_seed(node)], dtype=torch.int64, device=mesh.device_type)
-    everyones = own.new_empty(mesh.size())
-    dist.all_gather_into_tensor(everyones, own, group=mesh.get_group())
-    if bool((everyones != own).any()):
-        raise LayoutError(
-            f"tp={mesh.size()} puts ranks that compute one layer on different nodes; let tp divide the number of slots "
-            "of a node"
-        )
