@@ -24,7 +24,7 @@ from elastic3d.data import Batches
 from elastic3d.errors import LayoutError, UsageError
 from elastic3d.parallel import initial
 from elastic3d.parallel.context import taking
-from elastic3d.parallel.context.chunks import check_context
+from elastic3d.parallel.context.chunks import check_chunks
 from elastic3d.parallel.context.passes import ChunkedLoop
 from elastic3d.parallel.deferred import Deferred, of_modules, of_whole
 from elastic3d.parallel.experts import spread as experts
@@ -76,11 +76,11 @@ class ShardRequest:
     leaf: int = 1
     tensor: Tensor = None
     experts: str | None = None
-    context: int = 1
+    chunks: int = 1
 
     def __post_init__(self) -> None:
         choice.check(self.reduction, self.compress, self.leaf)
-        check_context(self.context, self.reduction, self.experts, self.tensor, self.numerics.recompute)
+        check_chunks(self.chunks, self.reduction, self.experts, self.tensor, self.numerics.recompute)
 
 
 class Assembly:
@@ -115,7 +115,7 @@ class Assembly:
         self.parameters = tuple((name, parameter.shape[0]) for name, parameter in _sized(model, plan))
         named = [] if plan.experts is None else experts.check(model, plan.experts, layout, plan.numerics.precision)
         stages.check_recompute(layout, self.recompute)
-        self._attention = taking.attention(model, plan.context, mesh, self.recompute)
+        self._attention = taking.attention(model, plan.chunks, mesh, self.recompute)
         self._tied = ties(model)
         self._comparable = stages.comparable(model, plan.blocks)
         self.parts = stages.cut(model, plan.blocks, layout, place.pp)
@@ -220,7 +220,7 @@ class Assembly:
         ]
         self.passes: Passes
         if self._attention is not None:
-            taking.check_batches(self.model, batches.example(), self.plan.context)
+            taking.check_batches(self.model, batches.example(), self.plan.chunks)
             group = self.mesh.cp.get_group() if self.mesh.cp is not None else None
             reduction = reductions[0]
             assert isinstance(reduction, Ordered | SingleReplica)
@@ -260,7 +260,7 @@ class Assembly:
             return f'reduction="{self.plan.reduction}" leaves no gradient of a micro-batch to compare'
         if self.plan.experts is not None:
             return "experts are spread over the ranks that would audit each other"
-        if self.plan.context > 1:
+        if self.plan.chunks > 1:
             return "ranks that share sequences have only parts of what would be compared"
         return ""
 
@@ -338,7 +338,7 @@ class Assembly:
 
     def _reduction(self, part: stages.Stage, units: list[FSDPModule]) -> Reduction:
         plan = self.plan
-        return choice.make(plan.reduction, plan.compress, plan.leaf, plan.context, part.module, units, self.mesh)
+        return choice.make(plan.reduction, plan.compress, plan.leaf, plan.chunks, part.module, units, self.mesh)
 
 
 def prove_plan(plan: ShardRequest, example: Any) -> Chain:
@@ -402,7 +402,7 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
         experts=math.gcd(*map(experts.number_of, layers)),
         compress=plan.compress or "",
         leaf=plan.leaf,
-        chunks=plan.context,
+        chunks=plan.chunks,
     )
     return with_costs(profile, model, plan.blocks, example, scheme), proven
 
@@ -416,7 +416,7 @@ def profile_digest(plan: ShardRequest, specs: Iterable[TensorSpec], batches: Bat
     ]
     lines += [repr(plan.tensor)] if plan.tensor is not None else []
     lines += [f"leaf {plan.leaf}"] if plan.leaf > 1 else []
-    lines += [f"context {plan.context}"] if plan.context > 1 else []
+    lines += [f"chunks {plan.chunks}"] if plan.chunks > 1 else []
     return blake3("\n".join(lines).encode()).hexdigest()
 
 

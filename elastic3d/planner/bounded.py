@@ -110,7 +110,7 @@ def _by_shape(
     speeds: Sequence[float],
 ) -> Plan:
     leanest: tuple[int, int, Layout, str] | None = None
-    for used in range(nodes, 0, -1) if slots % (request.tp or 1) == 0 else ():
+    for used in range(nodes, 0, -1) if slots % ((request.cp or 1) * (request.tp or 1)) == 0 else ():
         for layout, kind in _rungs(used * slots, profile, request):
             size = needed(layout, profile, kind)
             if size <= bound.most:

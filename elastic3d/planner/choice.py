@@ -8,7 +8,7 @@ dp - 1, so the squarest mesh bounds both. On a tie the larger dp wins, whose pip
 Nodes may differ in speed. A stage with a slow node then gets fewer blocks and, where there are no stages, a slow node
 fewer micro-batches, whichever way the layout was chosen.
 
-The same bits are promised for one size of tp, so tp does not change once a run has chosen it.
+The same bits are promised for one size of tp, so tp does not change once a run has chosen it. Those of cp may change.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Plan:
 def legal_layouts(world: int, profile: ModelProfile, request: Layout) -> list[Layout]:
     """Return the layouts of exactly `world` ranks that the model and the request allow, best first by shape alone.
 
-    Whatever else is free is chosen as simply as possible: tp 1, ZeRO-3 or what the schedule needs, 1F1B.
+    Whatever else is free is chosen as simply as possible: cp and tp 1, ZeRO-3 or what the schedule needs, 1F1B.
     """
     layouts = [layout for layout in _asked_for(world, request) if unfit(layout, profile) is None]
     return sorted(layouts, key=lambda layout: (layout.pp + layout.dp, -layout.dp))
@@ -68,14 +68,14 @@ def legal_layouts(world: int, profile: ModelProfile, request: Layout) -> list[La
 
 def _asked_for(world: int, request: Layout) -> Iterator[Layout]:
     """Yield the layouts of exactly `world` ranks that the request allows, whatever the model."""
-    tp = request.tp or 1
-    for pp in range(1, world // tp + 1):
-        if world % (pp * tp) or (request.pp and pp != request.pp) or (request.shares and pp > 1):
+    tp, cp = request.tp or 1, request.cp or 1
+    for pp in range(1, world // (cp * tp) + 1):
+        if world % (pp * cp * tp) or (request.pp and pp != request.pp) or (request.shares and pp > 1):
             continue
-        dp = world // (pp * tp)
+        dp = world // (pp * cp * tp)
         if (request.dp and dp != request.dp) or dp % max(1, request.replicas):
             continue
-        yield _simple(pp, dp, tp, request)
+        yield _simple(pp, dp, cp, tp, request)
 
 
 def plan(
@@ -147,7 +147,7 @@ def _timed(
 
 def _illegal_on(layout: Layout, slots: int, profile: ModelProfile) -> bool:
     """Return whether a layout cannot run on nodes of so many slots, however many there are."""
-    return layout.world % slots != 0 or slots % layout.tp != 0 or unfit(layout, profile) is not None
+    return layout.world % slots != 0 or slots % (layout.cp * layout.tp) != 0 or unfit(layout, profile) is not None
 
 
 def _pays(present: Candidate, best: Candidate, costs: Costs, expected_change_s: float) -> bool:
@@ -157,13 +157,13 @@ def _pays(present: Candidate, best: Candidate, costs: Costs, expected_change_s: 
 
 def _within(layout: Layout, request: Layout) -> bool:
     """Return whether the request allows a layout."""
-    sizes = all(getattr(request, axis) in (0, getattr(layout, axis)) for axis in ("pp", "dp", "tp", "zero", "replicas"))
+    sizes = all(getattr(request, axis) in (0, getattr(layout, axis)) for axis in ("pp", "dp", "cp", "tp", "zero", "replicas"))
     uneven = all(getattr(request, name) in ((), getattr(layout, name)) for name in ("cuts", "shares"))
     return sizes and uneven and request.schedule in (None, layout.schedule)
 
 
 def _by_shape(nodes: int, slots: int, profile: ModelProfile, request: Layout, speeds: Sequence[float]) -> Plan:
-    if slots % (request.tp or 1) == 0:
+    if slots % ((request.cp or 1) * (request.tp or 1)) == 0:
         for used in range(nodes, 0, -1):
             layouts = legal_layouts(used * slots, profile, request)
             if layouts:
@@ -193,7 +193,7 @@ def _cut_for(speeds: Sequence[float], layout: Layout, slots: int, profile: Model
     return recut if faster else layout
 
 
-def _simple(pp: int, dp: int, tp: int, request: Layout) -> Layout:
+def _simple(pp: int, dp: int, cp: int, tp: int, request: Layout) -> Layout:
     """Return a layout of these sizes, the rest as requested."""
     schedule, virtual = (request.schedule, request.virtual) if pp > 1 else (None, 1)
     if schedule is not None and virtual == 1:
@@ -203,6 +203,7 @@ def _simple(pp: int, dp: int, tp: int, request: Layout) -> Layout:
         pp=pp,
         dp=dp,
         tp=tp,
+        cp=cp,
         zero=request.zero or (2 if splits or request.shares else 3),
         replicas=max(1, request.replicas),
         schedule=schedule,
@@ -216,7 +217,8 @@ def _nothing(
     nodes: int, slots: int, profile: ModelProfile, request: Layout, reasons: list[str], *, more_nodes_help: bool = False
 ) -> str:
     axes = [f"{axis}={getattr(request, axis)}" for axis in ("pp", "dp") if getattr(request, axis)]
-    asked = ", ".join([*axes, f"tp={request.tp}"] if request.tp > 1 else axes) or "none"
+    axes += [f"{axis}={size}" for axis, size in (("cp", request.cp), ("tp", request.tp)) if size > 1]
+    asked = ", ".join(axes) or "none"
     leaves = f" in leaves of {profile.leaf}" if profile.leaf > 1 else ""
     head = (
         f"no layout fits {nodes} node(s) x {slots} slot(s) with {profile.blocks} blocks and {profile.micro_batches} "
@@ -227,7 +229,10 @@ def _nothing(
         more = f", and {len(several) - SHOWN} more reasons; `elastic3d plan` shows all" if len(several) > SHOWN else ""
         return f"{head}: {'; '.join(several[:SHOWN])}{more}"
     why = f"; the nearest: {several[0]}" if several else ""
-    sizes, within = ("pp x dp x tp", "tp must divide the slots, and ") if request.tp != 1 else ("pp x dp", "and ")
+    inner = [axis for axis, size in (("cp", request.cp), ("tp", request.tp)) if size != 1]
+    sizes, within = " x ".join(["pp", "dp", *inner]), "and "
+    if inner:
+        within = f"{' x '.join(inner)} must divide the slots, and "
     return (
         f"{head}{why}; pp may be at most the number of blocks and of micro-batch "
         f"rounds, {within}{sizes} must be a whole number of nodes: free an axis, add nodes, or raise global_batch"

@@ -33,16 +33,17 @@ class Cluster:
 
 def options(cluster: Cluster, profile: ModelProfile, request: Layout) -> Iterator[Layout]:
     """Yield the layouts in question, each of a whole number of nodes; some of them cannot run."""
-    for pp, dp, tp in _meshes(cluster, profile, request):
+    for pp, dp, cp, tp in _meshes(cluster, profile, request):
         if request.shares and pp > 1:
             continue
-        for zero in _stages(dp, request):
-            for replicas in _replicas(dp, tp, cluster.slots, request):
+        for zero in _stages(dp * cp, request):
+            for replicas in _replicas(dp, cp * tp, cluster.slots, request) if cp == 1 else (max(1, request.replicas),):
                 for schedule, virtual in _schedules(pp, profile.blocks, request):
                     yield Layout(
                         pp=pp,
                         dp=dp,
                         tp=tp,
+                        cp=cp,
                         zero=zero,
                         replicas=replicas,
                         schedule=schedule,
@@ -60,14 +61,27 @@ def tensor_sizes(slots: int, profile: ModelProfile, request: Layout) -> list[int
     return [size for size in range(1, common + 1) if common % size == 0]
 
 
-def _meshes(cluster: Cluster, profile: ModelProfile, request: Layout) -> list[tuple[int, int, int]]:
-    meshes: list[tuple[float, tuple[int, int, int]]] = []
-    for tp in tensor_sizes(cluster.slots, profile, request):
-        most = min(max(1, profile.blocks), cluster.devices // tp)
+def context_sizes(slots: int, tp: int, profile: ModelProfile, request: Layout) -> list[int]:
+    """Return the sizes of cp: the one asked for, or all that divide the chunks of a sequence and what tp leaves."""
+    if request.cp:
+        return [request.cp]
+    common = math.gcd(slots // tp, profile.chunks)
+    return [size for size in range(1, common + 1) if common % size == 0]
+
+
+def _meshes(cluster: Cluster, profile: ModelProfile, request: Layout) -> list[tuple[int, int, int, int]]:
+    meshes: list[tuple[float, tuple[int, int, int, int]]] = []
+    inner = [
+        (cp, tp)
+        for tp in tensor_sizes(cluster.slots, profile, request)
+        for cp in context_sizes(cluster.slots, tp, profile, request)
+    ]
+    for cp, tp in inner:
+        most = min(max(1, profile.blocks), cluster.devices // (cp * tp))
         for pp in [request.pp] if request.pp else range(1, most + 1):
-            slowest = -(-profile.blocks // pp) / tp
-            for dp in _replications(pp, tp, cluster, profile, request):
-                meshes.append((profile.rounds(dp) * slowest, (pp, dp, tp)))
+            slowest = -(-profile.blocks // pp) / (cp * tp)
+            for dp in _replications(pp, cp * tp, cluster, profile, request):
+                meshes.append((profile.rounds(dp) * slowest, (pp, dp, cp, tp)))
     if cluster.nodes > MANY:
         meshes = [one for one in meshes if profile.rounds(one[1][1]) >= one[1][0]]
         best = min(meshes, default=(0.0,))[0]
@@ -75,10 +89,13 @@ def _meshes(cluster: Cluster, profile: ModelProfile, request: Layout) -> list[tu
     return [mesh for _, mesh in meshes]
 
 
-def _replications(pp: int, tp: int, cluster: Cluster, profile: ModelProfile, request: Layout) -> list[int]:
-    """Return the sizes of dp that use whole nodes and leave no rank without a leaf, the largest first."""
-    step = cluster.slots // math.gcd(cluster.slots, pp * tp)
-    most = min(profile.leaves, cluster.devices // (pp * tp))
+def _replications(pp: int, width: int, cluster: Cluster, profile: ModelProfile, request: Layout) -> list[int]:
+    """Return the sizes of dp that use whole nodes and leave no rank without a leaf, the largest first.
+
+    width: how many ranks compute a micro-batch of a stage together.
+    """
+    step = cluster.slots // math.gcd(cluster.slots, pp * width)
+    most = min(profile.leaves, cluster.devices // (pp * width))
     if request.dp:
         return [request.dp] if request.dp % step == 0 and request.dp <= most else []
     sizes = range(most // step * step, 0, -step)
@@ -94,12 +111,12 @@ def _replications(pp: int, tp: int, cluster: Cluster, profile: ModelProfile, req
     return list(dict.fromkeys(chosen.values()))
 
 
-def _stages(dp: int, request: Layout) -> tuple[int, ...]:
+def _stages(ranks: int, request: Layout) -> tuple[int, ...]:
     if request.zero:
         return (request.zero,)
     if request.shares:
         return (1, 2)
-    return (1, 2, 3) if dp > 1 else (2,)
+    return (1, 2, 3) if ranks > 1 else (2,)
 
 
 def _replicas(dp: int, tp: int, slots: int, request: Layout) -> tuple[int, ...]:

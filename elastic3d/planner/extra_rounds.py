@@ -43,7 +43,7 @@ def interval(extra: int, budget: float, own: int) -> int:
 def audited(layout: Layout, profile: ModelProfile) -> tuple[int, int]:
     """Return the rounds of audited steps beyond their own, and in how many steps there is one: (0, 1) for no audits."""
     counts = profile.counts or (profile.micro_batches,)
-    apart = profile.reduction == "ordered" and not profile.experts and layout.dp > 1
+    apart = profile.reduction == "ordered" and not profile.experts and profile.chunks == 1 and layout.dp > 1
     if not profile.audit or not apart or min(counts) < profile.leaf * layout.dp:
         return 0, 1
     extra = extra_rounds(layout, blocks=profile.blocks, counts=counts, leaf=profile.leaf)

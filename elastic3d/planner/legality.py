@@ -42,9 +42,9 @@ def uncut(layout: Layout, chunks: int, recompute: str) -> str | None:
     if chunks == 1:
         if layout.cp == 1:
             return None
-        return f"cp={layout.cp} needs sequences that are cut: give run.shard(..., context={layout.cp}), or a multiple"
+        return f"cp={layout.cp} needs sequences that are cut: give run.shard(..., chunks={layout.cp}), or a multiple"
     if chunks % layout.cp:
-        return f"cp={layout.cp} does not divide the {chunks} chunks of run.shard(..., context={chunks})"
+        return f"cp={layout.cp} does not divide the {chunks} chunks of run.shard(..., chunks={chunks})"
     for there, what, instead in (
         (layout.pp > 1, f"pp={layout.pp}", "pp=1"),
         (layout.tp > 1, f"tp={layout.tp}", "tp=1"),
@@ -53,7 +53,7 @@ def uncut(layout: Layout, chunks: int, recompute: str) -> str | None:
         (recompute == "selective", 'recompute="selective"', '"full"'),
     ):
         if there:
-            return f"{what} does not go with sequences that are cut (context={chunks}): use {instead}"
+            return f"{what} does not go with sequences that are cut (chunks={chunks}): use {instead}"
     return None
 
 

@@ -41,12 +41,14 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
     unit in the dtype that is sent, and at most BUCKET each. With unequal shares there are so many that a whole turn is
     under way: twice the whole gradient. Whole gradients are kept by `fast` under ZeRO-1, for
     a step, and by the ordered reduction with leaves of several micro-batches, for a leaf; one replica has a second
-    gradient then, of the leaves before.
+    gradient then, of the leaves before. Where sequences are cut, each rank of a context group has a part of the sum over
+    the chunks.
     """
     own, shards = held(load, profile, layout), layout.shards
     states = {"parameters": own * profile.held_bytes / shards, "optimizer": own * profile.optimizer_bytes / shards}
-    if layout.dp == 1:
-        states["gradients"] = own * profile.gradient_bytes * (2 if 1 < profile.leaf < profile.micro_batches else 1)
+    if layout.dp * layout.cp == 1:
+        apart = profile.chunks > 1 or 1 < profile.leaf < profile.micro_batches
+        states["gradients"] = own * profile.gradient_bytes * (2 if apart else 1)
         states["gathered"] = own * profile.compute_bytes if profile.compute_bytes != profile.held_bytes else 0.0
         return states
     block = parameters_of(profile.block, layout.tp)
@@ -64,20 +66,25 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
     sent = sent_bytes(layout, profile)
     sums = own * profile.gradient_bytes / layout.dp if layout.replicas > 1 else 0.0
     lanes = 4 * min(largest * sent, BUCKET)
+    if profile.chunks > 1:
+        # Those of a micro-batch's chunks, which live for a micro-batch if there are several turns.
+        sums = (own if profile.chunks > layout.cp else largest) * profile.gradient_bytes / layout.cp
+        sums += 2 * min(largest * profile.compute_bytes, BUCKET)
     states["reduction"] = sums + largest * sent + (max(lanes, 2 * own * sent) if layout.shares else lanes)
     return states
 
 
 def sent_bytes(layout: Layout, profile: ModelProfile) -> int:
     """Return the bytes of each number that the ordered reduction sends: as it was computed, or as it was added up."""
-    added = profile.leaf > 1 or (layout.schedule is not None and layout.schedule.splits_backward)
+    added = profile.leaf > 1 or profile.chunks > 1 or (layout.schedule is not None and layout.schedule.splits_backward)
     return profile.gradient_bytes if added else min(profile.gradient_bytes, profile.compute_bytes)
 
 
 def _activations(load: Load, layout: Layout, profile: ModelProfile, rounds: int) -> dict[str, float]:
     """Return the bytes that forwards keep for backwards, and the buffers in which torch's stages receive.
 
-    torch makes a buffer for each micro-batch of a step and each stage that receives one, in both directions.
+    torch makes a buffer for each micro-batch of a step and each stage that receives one, in both directions. Of sequences
+    that are cut a rank keeps what its own chunks need, and the keys and values of all.
     """
     block = _kept(profile.block, layout.tp, profile.recompute) * load.blocks / layout.virtual
     first = _kept(profile.first, layout.tp, profile.recompute) if load.first else 0.0
@@ -88,11 +95,15 @@ def _activations(load: Load, layout: Layout, profile: ModelProfile, rounds: int)
     late = ends if schedule in (Schedule.GPIPE, Schedule.ZERO_BUBBLE) else min(2.0, ends)
     again = max(0.0, _kept(profile.block, layout.tp, "none") - _kept(profile.block, layout.tp, profile.recompute))
     receiving = (layout.virtual - load.first) + (layout.virtual - load.last) if layout.pp > 1 else 0
+    cp = layout.cp
+    # At most: with grouped queries they are smaller.
+    reached = 2.0 * profile.boundary * load.blocks if profile.chunks > 1 else 0.0
     return {
-        "activations": block * chunks + first * ends,
-        "logits": last * (late if schedule is not None else 1.0),
+        "activations": (block * chunks + first * ends) / cp,
+        "keys and values": reached,
+        "logits": last * (late if schedule is not None else 1.0) / cp,
         "receive buffers": float(receiving * rounds * profile.boundary),
-        "workspace": max(*(part.workspace for part, _ in load.parts(profile)), again),
+        "workspace": max(*(part.workspace for part, _ in load.parts(profile)), again) / profile.chunks,
     }
 
 

@@ -103,6 +103,9 @@ def illegal(layout: Layout, cluster: Cluster, profile: ModelProfile) -> str | No
     """Return why a layout cannot run on the cluster's nodes, whatever it costs; None if it can."""
     if layout.world > cluster.devices or layout.world % cluster.slots:
         return f"{layout} is {layout.world} ranks, not a whole number of the {cluster.nodes} nodes x {cluster.slots}"
+    if layout.cp > 1 and cluster.slots % (layout.cp * layout.tp):
+        sizes = f"cp={layout.cp}" if layout.tp == 1 else f"cp={layout.cp} x tp={layout.tp}"
+        return f"{sizes} does not divide the {cluster.slots} slots of a node, and cp stays inside one"
     if cluster.slots % layout.tp:
         return f"tp={layout.tp} does not divide the {cluster.slots} slots of a node, and tp stays inside one"
     return unfit(layout, profile)

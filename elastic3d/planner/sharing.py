@@ -46,8 +46,9 @@ def column_speeds(layout: Layout, slots: int, speeds: Sequence[float]) -> tuple[
     """Return the speed of each column of a layout without stages, on nodes of so many slots; 1 for each without any."""
     if not speeds:
         return (1.0,) * layout.dp
+    width = layout.cp * layout.tp
     return tuple(
-        min(speeds[rank // slots] for rank in range(column * layout.tp, (column + 1) * layout.tp))
+        min(speeds[rank // slots] for rank in range(column * width, (column + 1) * width))
         for column in range(layout.dp)
     )
 

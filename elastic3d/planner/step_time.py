@@ -9,6 +9,7 @@ Communication per device, of n ranks and b bytes: (n - 1) / n * b for a gather o
 all-reduce (Rajbhandari et al. 2020, arXiv 1910.02054, section 7), and a latency for each collective. Rings and trees
 cross between nodes once for all ranks of a node, over all of its links; an all-to-all with m ranks on a node sends
 (n - m) / n * b over each rank's own link.
+Context parallelism gathers keys and values in each block, and sends their gradients back.
 Tensor parallelism all-reduces a block's output twice each way (Shoeybi et al. 2019, arXiv 1909.08053, section 3).
 """
 
@@ -35,6 +36,7 @@ class Round:
     compute: float
     overhead: float
     tensor: float
+    context: float
     gathers: float
     reduction: float
 
@@ -68,6 +70,7 @@ def seconds(
         "compute": rounds * slowest.compute,
         "overhead": rounds * slowest.overhead + costs.step,
         "tensor parallel": rounds * slowest.tensor,
+        "context parallel": rounds * slowest.context,
         "gathers": rounds * slowest.gathers + _once(slowest_load, layout, profile, costs, slots),
         "reduction": rounds * slowest.reduction,
         "audits": extra / every * slowest.whole,
@@ -84,33 +87,54 @@ def seconds(
 
 def one_round(load: Load, layout: Layout, profile: ModelProfile, costs: Costs, slots: int, speed: float = 1.0) -> Round:
     """Return the seconds of one micro-batch on a pipeline rank."""
-    flops = layout.tp * costs.device.flops * speed
+    flops = layout.cp * layout.tp * costs.device.flops * speed
     forward = again = 0.0
     for part, count in load.parts(profile):
         forward += count * part.flops / flops
         again += count * kept_by(part, profile.recompute).again / flops
-    fixed = costs.forward * layout.virtual / speed
+    turns = profile.chunks // layout.cp
+    fixed = costs.forward * layout.virtual * turns / speed
     tensor = load.blocks * 2 * _all_reduce(profile.boundary, layout.tp, costs.inside) if layout.tp > 1 else 0.0
+    context = _context(load, layout, profile, costs)
     repeated = 0.0 if profile.recompute == "none" else 1.0
     own, link = held(load, profile, layout), shard_link(layout, costs, slots)
     gather = _exchange(own * profile.compute_bytes, layout.shards, link, units(load)) if layout.zero == 3 else 0.0
+    gather *= turns
     reduce = _reduction(own, load, layout, profile, costs, slots)
     # Each exchange can hide behind a third of the computation: that of the pass to which it belongs.
     shown_gathers = 2 * _shown(gather, forward, costs.overlap)
     shown_reduce = _shown(reduce, forward, costs.overlap) / profile.leaf + _adding(own, profile, costs)
     stage = StageCost(
-        forward=forward + fixed + tensor + shown_gathers / 2,
-        input=forward + again + fixed + tensor * (1 + repeated) + shown_gathers / 2,
-        weight=forward + fixed + shown_reduce,
+        forward=forward + fixed + tensor + context / 3 + shown_gathers / 2,
+        input=forward + again + fixed + tensor * (1 + repeated) + context / 3 + shown_gathers / 2,
+        weight=forward + fixed + context / 3 + shown_reduce,
     )
     return Round(
         stage=stage,
         compute=3 * forward + again,
         overhead=3 * fixed,
         tensor=tensor * (2 + repeated),
+        context=context,
         gathers=shown_gathers,
         reduction=shown_reduce,
     )
+
+
+def _context(load: Load, layout: Layout, profile: ModelProfile, costs: Costs) -> float:
+    """Return the seconds that ranks exchange for the chunks of one micro-batch that they share, one after the other.
+
+    Keys and values go to all ranks and their gradients back to their owners, block by block and at most as wide as the
+    stream; gradients of parameters are exchanged in each turn, and those of cp ranks added. How long a rank waits for
+    the one whose chunk looks back furthest is not in it: profiles do not tell attention from other work.
+    """
+    turns = profile.chunks // layout.cp
+    if layout.cp == 1:
+        return 0.0
+    kept = _exchange(2.0 * profile.boundary, layout.cp, costs.inside, turns)
+    own = held(load, profile, layout)
+    sums = _exchange(own * profile.compute_bytes, layout.cp, costs.inside, units(load))
+    added = own * (profile.compute_bytes + 2 * profile.gradient_bytes / layout.cp) / costs.device.memory_bandwidth
+    return 2 * load.blocks * kept + turns * (sums + added)
 
 
 def units(load: Load) -> int:
@@ -175,8 +199,11 @@ def _reduction(own: float, load: Load, layout: Layout, profile: ModelProfile, co
     between = _exchange(nbytes / layout.shards, layout.replicas, apart, units(load))
     if profile.reduction != "ordered":
         return (_exchange(nbytes, layout.shards, shard_link(layout, costs, slots), units(load)) + 2 * between) / rounds
-    exchange = _all_to_all(own * sent_bytes(layout, profile), layout.dp, layout.tp, units(load), costs, slots)
-    return exchange + between / rounds + nbytes * (2 + 1 / layout.shards) / costs.device.memory_bandwidth
+    # What each rank of a context group has of the sum over the chunks.
+    part, width = own / layout.cp, layout.cp * layout.tp
+    exchange = _all_to_all(part * sent_bytes(layout, profile), layout.dp, width, units(load), costs, slots)
+    adding = nbytes / layout.cp * (2 + layout.cp / layout.shards) / costs.device.memory_bandwidth
+    return exchange + between / rounds + adding
 
 
 def _adding(own: float, profile: ModelProfile, costs: Costs) -> float:
@@ -187,7 +214,7 @@ def _adding(own: float, profile: ModelProfile, costs: Costs) -> float:
 
 def _once(load: Load, layout: Layout, profile: ModelProfile, costs: Costs, slots: int) -> float:
     """Return the seconds of gathering parameters once per step, as ZeRO-1 and 2 do."""
-    if layout.dp == 1 or layout.zero == 3:
+    if layout.dp * layout.cp == 1 or layout.zero == 3:
         return 0.0
     nbytes = held(load, profile, layout) * profile.compute_bytes
     return (1 - costs.overlap) * _exchange(nbytes, layout.shards, shard_link(layout, costs, slots), units(load))

@@ -34,7 +34,7 @@ class GradientTraffic:
 
 def gradient_traffic(layout: Layout, profile: ModelProfile, slots: int) -> GradientTraffic:
     """Return what a layout sends where each node has `slots` ranks, in the order of ranks."""
-    dp, tp, shards = layout.dp, layout.tp, layout.shards
+    dp, width, shards = layout.dp, layout.cp * layout.tp, layout.shards
     if dp == 1:
         return GradientTraffic()
     for holds, why in (
@@ -46,9 +46,10 @@ def gradient_traffic(layout: Layout, profile: ModelProfile, slots: int) -> Gradi
             return GradientTraffic(why=why)
     turn = step = 0.0
     for load in loads(layout, profile):
-        own = held(load, profile, layout)
-        for column in range(tp):
-            nodes = [((load.rank * dp + row) * tp + column) // slots for row in range(dp)]
+        # Ranks of one context group have summed a part each before anything leaves the node.
+        own = held(load, profile, layout) / layout.cp
+        for column in range(width):
+            nodes = [((load.rank * dp + row) * width + column) // slots for row in range(dp)]
             here = Counter(nodes)
             turn += own / dp * sent_bytes(layout, profile) * sum(dp - here[node] for node in nodes)
             if layout.replicas > 1:

@@ -181,7 +181,7 @@ class Run:
         precision: str = "fp32",
         recompute: str = "none",
         experts: str | None = None,
-        context: int = 1,
+        chunks: int = 1,
         whole_below: int = WHOLE_BELOW,
     ) -> nn.Module:
         """Build the model and return this rank's part of it.
@@ -208,7 +208,7 @@ class Run:
                 "selective" for all but products with weights and fused attention. Bits stay the same.
             experts: Path of layers of experts, such as "blocks.*.mlp.experts", that are spread over the data-parallel
                 ranks, without the promise of equal bits. None, the default, for none.
-            context: Number of chunks into which sequences, dim 1 of inputs and targets, are cut for long ones: the ranks
+            chunks: Number of parts into which sequences, dim 1 of inputs and targets, are cut for long ones: the ranks
                 of the mesh axis cp share them, and every cp that divides it gives the same bits. It stays the same for
                 the whole run. 1, the default, for uncut ones.
             whole_below: Bytes of parameters from which on the model is no longer built whole in each process; such a
@@ -233,7 +233,7 @@ class Run:
             tensor=tensor,
             numerics=numerics,
             experts=experts,
-            context=context,
+            chunks=chunks,
         )
         self._scale = LossScale.of(self._plan.numerics.precision)
         if self.measuring:

@@ -97,7 +97,7 @@ def counted(logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, t
 def train(
     run: Run,
     *,
-    context: int = CHUNKS,
+    chunks: int = CHUNKS,
     dropout: float = 0.1,
     causal: bool = True,
     steps: int = 3,
@@ -105,7 +105,7 @@ def train(
     **options: Any,
 ) -> tuple[str, list[float], list[float]]:
     """Train with clipping and 7 micro-batches a step; return digest, losses and norms."""
-    model = run.shard(lambda: Decoder(dropout, causal=causal), blocks="blocks", seed=3, context=context, **options)
+    model = run.shard(lambda: Decoder(dropout, causal=causal), blocks="blocks", seed=3, chunks=chunks, **options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = Sentences(VOCABULARY, LENGTH)
     batches = run.batches(data, global_batch=14, micro_batch=2, seed=11)
@@ -120,7 +120,7 @@ def train(
 
 def train_uncut(run: Run) -> tuple[str, list[float], list[float]]:
     """Train without dropout on whole sequences."""
-    return train(run, context=1, dropout=0.0)
+    return train(run, chunks=1, dropout=0.0)
 
 
 def train_plain(run: Run) -> tuple[str, list[float], list[float]]:

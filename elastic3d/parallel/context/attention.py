@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +73,9 @@ class Attention:
     def _run(self, name: str, forward: Any, *args: Any, **kwargs: Any) -> Any:
         before, self._block, self._calls = (self._block, self._calls), name, 0
         try:
-            return forward(*args, **kwargs)
+            # Autograd runs without the modes of whoever called it.
+            with _Mode(self) if self._backward else nullcontext():
+                return forward(*args, **kwargs)
         finally:
             self._block, self._calls = before
 
@@ -88,8 +90,11 @@ class Attention:
         self._turn, self._backward = number, backward
         self._block, self._calls = "", 0
         self._made.clear()
-        with _Mode(self):
-            yield
+        try:
+            with nullcontext() if backward else _Mode(self):
+                yield
+        finally:
+            self._backward = False
 
     def called(
         self,
@@ -119,30 +124,25 @@ class Attention:
         if lengths != {self._length}:
             raise ModelError(
                 f"{where} has queries, keys and values of lengths {sorted(lengths)}, and not {self._length}, the length "
-                "of a chunk: attention over something else than the sequence cannot be cut by run.shard(..., context=)"
+                "of a chunk: attention over something else than the sequence cannot be cut by run.shard(..., chunks=)"
             )
         if mask is not None:
             raise ModelError(
-                f"{where} is given a mask, which run.shard(..., context=) cannot cut: let it be causal (is_causal=True) "
-                "over samples without padding, such as elastic3d.Packed makes, or leave context= out"
+                f"{where} is given a mask, which run.shard(..., chunks=) cannot cut: let it be causal (is_causal=True) "
+                "over samples without padding, such as elastic3d.Packed makes, or leave chunks= out"
             )
         if not causal and self.chunks.turns > 1:
             raise ModelError(
                 f"{where} looks at later positions too: then all {self.chunks.count} chunks are computed at once, and "
-                f"this layout has cp={self.chunks.ranks}; give cp={self.chunks.count}, or context={self.chunks.ranks}"
+                f"this layout has cp={self.chunks.ranks}; give cp={self.chunks.count}, or chunks={self.chunks.ranks}"
             )
 
     def _place(self) -> Place:
         place = self._block, self._calls
         self._calls += 1
-        if self._backward and (not self._block or place not in self._layers):
-            raise ModelError(
-                "attention is computed again in the backward pass by the model's own checkpointing, where "
-                'run.shard(..., context=) cannot follow it; use recompute="full" instead'
-            )
         if not self._backward and place in self._made:
             raise ModelError(
-                f"module {self._block!r} runs several times in one forward pass, where run.shard(..., context=) cannot "
+                f"module {self._block!r} runs several times in one forward pass, where run.shard(..., chunks=) cannot "
                 "follow its attention"
             )
         self._made.add(place)
@@ -270,7 +270,7 @@ class _Mode(TorchFunctionMode):
             return self._attention.called(*args, **(kwargs or {}))
         if func is multi_head_attention_forward:
             raise ModelError(
-                "nn.MultiheadAttention cannot be cut by run.shard(..., context=): let the model call "
+                "nn.MultiheadAttention cannot be cut by run.shard(..., chunks=): let the model call "
                 "torch.nn.functional.scaled_dot_product_attention itself, on (batch, heads, sequence, size)"
             )
         return func(*args, **(kwargs or {}))

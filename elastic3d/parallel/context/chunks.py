@@ -31,7 +31,7 @@ class Chunks:
     def __post_init__(self) -> None:
         if self.count % self.ranks:
             raise LayoutError(
-                f"cp={self.ranks} does not divide the {self.count} chunks of run.shard(..., context={self.count})"
+                f"cp={self.ranks} does not divide the {self.count} chunks of run.shard(..., chunks={self.count})"
             )
 
     @property
@@ -52,11 +52,11 @@ class Chunks:
         return self.ranks - 1 - chunk % self.ranks
 
 
-def check_context(context: int, reduction: str, experts: str | None, tensor: object, recompute: str) -> None:
+def check_chunks(chunks: int, reduction: str, experts: str | None, tensor: object, recompute: str) -> None:
     """Refuse chunks that no layout can compute; UsageError."""
-    if isinstance(context, bool) or not isinstance(context, int) or context < 1:
-        raise UsageError(f"run.shard: context must be a number of chunks of a sequence, 1 or more; it is {context!r}")
-    if context == 1:
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
+        raise UsageError(f"run.shard: chunks must be a number of chunks of a sequence, 1 or more; it is {chunks!r}")
+    if chunks == 1:
         return
     for wrong, what, why in (
         (reduction != "ordered", f'reduction="{reduction}"', "adds gradients of chunks up in an order of its own"),
@@ -65,7 +65,7 @@ def check_context(context: int, reduction: str, experts: str | None, tensor: obj
         (recompute == "selective", 'recompute="selective"', 'keeps attention of other chunks; "full" does not'),
     ):
         if wrong:
-            raise UsageError(f"run.shard: context={context} does not go with {what}, which {why}; leave one of them out")
+            raise UsageError(f"run.shard: chunks={chunks} does not go with {what}, which {why}; leave one of them out")
 
 
 def tensors(given: Any) -> list[torch.Tensor]:
@@ -79,8 +79,8 @@ def length_of(given: Any) -> int:
         if leaf.dim() > SEQUENCE:
             return leaf.shape[SEQUENCE]
     raise ModelError(
-        "run.shard(..., context=) cuts sequences, and the input of a micro-batch has no tensor of shape (batch, "
-        "sequence, ...); leave context= out"
+        "run.shard(..., chunks=) cuts sequences, and the input of a micro-batch has no tensor of shape (batch, "
+        "sequence, ...); leave chunks= out"
     )
 
 
@@ -89,7 +89,7 @@ def check_length(length: int, count: int) -> None:
     if length % count or length < 2 * count:
         raise ModelError(
             f"sequences of length {length} cannot be cut into {count} chunks of equal length, two or more each; pad the "
-            "samples to a multiple, or give another number as run.shard(..., context=), in a new run"
+            "samples to a multiple, or give another number as run.shard(..., chunks=), in a new run"
         )
 
 
@@ -110,6 +110,6 @@ def check_target(target: Any, length: int) -> None:
     shapes = [tuple(leaf.shape) for leaf in tensors(target)]
     if not any(len(shape) > SEQUENCE and shape[SEQUENCE] == length for shape in shapes):
         raise ModelError(
-            f"run.shard(..., context=) computes the loss of each chunk by itself, and the target, of shapes {shapes}, "
-            f"has none of shape (batch, {length}, ...): give a target for each position, or leave context= out"
+            f"run.shard(..., chunks=) computes the loss of each chunk by itself, and the target, of shapes {shapes}, "
+            f"has none of shape (batch, {length}, ...): give a target for each position, or leave chunks= out"
         )

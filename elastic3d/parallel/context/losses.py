@@ -67,7 +67,7 @@ def check_adds_up(loss_fn: Callable[[Any, Any], torch.Tensor], output: Any, targ
     if not torch.allclose(whole, together, rtol=ROUNDING, atol=1e-6):
         raise UsageError(
             f"the loss of a chunk is {whole.tolist()}, and {together.tolist()} from two halves of it: "
-            "run.shard(..., context=) needs a loss that is computed position by position. Shift targets in the data "
+            "run.shard(..., chunks=) needs a loss that is computed position by position. Shift targets in the data "
             "set, not in the loss function; and where some positions do not count, return a pair (sum over those that "
             "do, their number)"
         )

@@ -119,8 +119,7 @@ class ChunkedLoop:
                 self._reduction.begin(round_, last=last)
             loss = losses.pop()
             with self._attention.turn(turn, backward=True):
-                # Not the tensor's own method: modes of torch functions are off within that.
-                torch.autograd.backward(weighed(loss, batch.divisor * chunks.count))
+                weighed(loss, batch.divisor * chunks.count).backward()  # type: ignore[no-untyped-call]
 
     def output(self, given: Any) -> Any:
         """Return the model's output for whole sequences: every rank that shares them computes all of it."""

@@ -47,18 +47,18 @@ def make(
     reduction: str,
     compress: str | None,
     leaf: int,
-    context: int,
+    chunks: int,
     model: nn.Module,
     units: Sequence[FSDPModule],
     mesh: Mesh,
 ) -> Reduction:
     """Return the reduction of one stage of this rank. units: its FSDP units, the root last; none for one replica.
 
-    context: chunks into which sequences are cut. LayoutError for a compression that has nothing to compress under this layout.
+    chunks: into how many sequences are cut. LayoutError for a compression that has nothing to compress under this layout.
     """
     layout, add = mesh.layout, mesh.computes_on.add_rows
     if not units:
-        return SingleReplica(model, leaf=leaf, chunked=context > 1)
+        return SingleReplica(model, leaf=leaf, chunked=chunks > 1)
     if reduction == "ordered":
         return Ordered(
             model,
@@ -69,7 +69,7 @@ def make(
             zero=layout.zero,
             splits=layout.schedule is not None and layout.schedule.splits_backward,
             leaf=leaf,
-            chunked=chunked(mesh.cp.get_group() if mesh.cp else None, add, mesh.progress) if context > 1 else None,
+            chunked=chunked(mesh.cp.get_group() if mesh.cp else None, add, mesh.progress) if chunks > 1 else None,
             progress=mesh.progress,
         )
     if compress is None or mesh.shard is None:
