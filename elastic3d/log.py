@@ -109,7 +109,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # The disk was too slow for `count` events, which are lost.
         "events.dropped": _debug("count"),
         "generation.proposed": _debug("number", "attempt", "cause", "nodes", "spares", "layout", "detail"),
-        # `layout` is {"pp", "dp", "tp", "zero"}; `leader` is the node that leads the membership now.
+        # `layout` is {"pp", "dp", "cp", "tp", "zero"}; `leader` is the node that leads the membership now.
         "generation.sealed": _info("number", "cause", "nodes", "spares", "layout", "leader", "detail"),
         # `peer` is a node name, `evidence` says how its end was noticed.
         "peer.lost": _warning("peer", "evidence"),

@@ -101,7 +101,7 @@ class GenerationView:
     @property
     def world(self) -> int:
         """How many ranks it has; 0 where its layout is unknown."""
-        return math.prod(self.layout.get(axis, 1) for axis in ("pp", "dp", "tp")) if self.layout else 0
+        return math.prod(self.layout.get(axis, 1) for axis in ("pp", "dp", "cp", "tp")) if self.layout else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

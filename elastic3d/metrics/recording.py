@@ -165,7 +165,7 @@ class MetricRecorder:
             self._drop({"elastic3d_step_phase_seconds", "elastic3d_audited_step"})
         self._set(PEAK, self._state.peak if self._node in nodes else None)
         layout = fields.get("layout") or {}
-        for axis in ("pp", "dp", "tp"):
+        for axis in ("pp", "dp", "cp", "tp"):
             self._set("elastic3d_layout_size", _number(layout.get(axis)), axis)
 
     def _committed(self, fields: Mapping[str, Any], at: float) -> None:

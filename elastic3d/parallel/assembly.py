@@ -26,6 +26,7 @@ from elastic3d.parallel import initial
 from elastic3d.parallel.context import taking
 from elastic3d.parallel.context.chunks import check_chunks
 from elastic3d.parallel.context.passes import ChunkedLoop
+from elastic3d.parallel.context.proof import prove as prove_chunks
 from elastic3d.parallel.deferred import Deferred, of_modules, of_whole
 from elastic3d.parallel.experts import spread as experts
 from elastic3d.parallel.mesh import Mesh
@@ -220,7 +221,7 @@ class Assembly:
         ]
         self.passes: Passes
         if self._attention is not None:
-            taking.check_batches(self.model, batches.example(), self.plan.chunks)
+            taking.check_batches(batches.example(), self.plan.chunks)
             group = self.mesh.cp.get_group() if self.mesh.cp is not None else None
             reduction = reductions[0]
             assert isinstance(reduction, Ordered | SingleReplica)
@@ -375,6 +376,10 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
     layers = experts.find(model, plan.experts).values() if plan.experts is not None else ()
     scheme = take(model, plan.tensor, 1)
     example = batches.example()[0]
+    if plan.chunks > 1:
+        taking.check_model(model)
+        taking.check_batches(batches.example(), plan.chunks)
+        prove_chunks(plan.build, plan.blocks, example, plan.chunks, plan.seed)
     if scheme is not None:
         prove_parts(model, plan.blocks, example, scheme)
     if plan.blocks is not None:

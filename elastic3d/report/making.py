@@ -130,7 +130,7 @@ def _layout(one: PastGeneration) -> str:
     layout = one.formed.fields.get("layout") if one.formed is not None else None
     if not isinstance(layout, dict):
         return ""
-    sizes = {name: layout.get(name) for name in ("pp", "dp", "tp")}
+    sizes = {name: layout.get(name) for name in ("pp", "dp", "cp", "tp") if name != "cp" or layout.get(name) != 1}
     said = " x ".join(f"{name} {size}" for name, size in sizes.items() if isinstance(size, int))
     zero = layout.get("zero")
     return f"{said}, ZeRO-{zero}" if said and isinstance(zero, int) else said

@@ -57,7 +57,7 @@ def schedule_digest(optimizer: torch.optim.Optimizer, schedule: Any) -> str:
     return blake3(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def asked(optimizer: torch.optim.Optimizer, schedule: Any, micro_batch: int, leaf: int = 1) -> AskedState:
+def asked(optimizer: torch.optim.Optimizer, schedule: Any, micro_batch: int, leaf: int = 1, chunks: int = 1) -> AskedState:
     """Return what the script asks for, from a fresh optimizer and schedule; saved with every state."""
     try:
         groups, state = tuple(facts.optimizer_groups(optimizer)), facts.schedule_state(schedule)
@@ -70,18 +70,25 @@ def asked(optimizer: torch.optim.Optimizer, schedule: Any, micro_batch: int, lea
         groups=groups,
         schedule_state=state,
         leaf=leaf,
+        chunks=chunks,
     )
 
 
-def check_leaf(saved: AskedState | None, now: AskedState) -> None:
-    """Raise StateUnfit for other leaves than those of the saved state; one that does not say has leaves of 1."""
-    then = 1 if saved is None else saved.leaf
-    if then != now.leaf:
-        raise StateUnfit(
-            f"the saved state was trained with leaf={then}, and this script has leaf={now.leaf}: gradients would be "
-            "summed in another order from here on. Trying again does not help: go back to "
-            f"run.shard(..., leaf={then}), or start a new run"
-        )
+def check_sums(saved: AskedState | None, now: AskedState) -> None:
+    """Raise StateUnfit for other leaves or chunks than those of the saved state; one that does not say has 1 of each.
+
+    Chunks may also be computed in another way than the whole.
+    """
+    for name, then, here in (
+        ("leaf", 1 if saved is None else saved.leaf, now.leaf),
+        ("chunks", 1 if saved is None else saved.chunks, now.chunks),
+    ):
+        if then != here:
+            raise StateUnfit(
+                f"the saved state was trained with {name}={then}, and this script has {name}={here}: gradients would "
+                "be summed in another order from here on. Trying again does not help: go back to "
+                f"run.shard(..., {name}={then}), or start a new run"
+            )
 
 
 ACCEPTED = ("config", "data", "schedule", "extra", "stop")

@@ -285,6 +285,11 @@ def begin(assembly: Assembly, batches: Batches, policy: NonFinite, *, port: Port
             f'elastic3d.Health(numerics="{policy}") looks at each micro-batch by itself, but {why}; '
             'numerics="step" skips the whole update'
         )
+    if assembly.plan.chunks > 1:
+        raise UsageError(
+            f'elastic3d.Health(numerics="{policy}") looks at each micro-batch by itself, and with run.shard(..., '
+            f'chunks={assembly.plan.chunks}) several ranks compute one together; numerics="step" skips the whole update'
+        )
     mine = json.dumps([port.assignment.node, port.device.described()]).encode()
     peers = [AuditedRank(node=node, device=name) for node, name in map(json.loads, mesh.gather(mine))]
     hearing, why_not = 0, ""

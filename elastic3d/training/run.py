@@ -364,7 +364,7 @@ class Run:
         assembly.stop_watching()
         self._extras = Extras(extra, kept=kept, parameters=model.parameters())
         self._optimizer, self._schedule = optimizer, schedule
-        self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch, self._plan.leaf)
+        self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch, self._plan.leaf, self._plan.chunks)
         if self._assignment.seed_digest:
             identity.check_planned(assembly.profile_digest(batches), self._assignment)
         with self._peers.followed():

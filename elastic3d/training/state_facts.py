@@ -43,6 +43,8 @@ class AskedState:
     """The schedule's state, encoded likewise; None without one."""
     leaf: int = 1
     """Micro-batches of a leaf; states of versions without leaves are of 1."""
+    chunks: int = 1
+    """Into which sequences are cut; likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

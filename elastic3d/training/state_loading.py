@@ -224,7 +224,7 @@ class StateLoader:
         if decision.source == restoring.NONE or starting.is_foreign(decision):
             return []
         saved = state_facts.parse(decision.facts, decision.step)
-        identity.check_leaf(saved.asked, self.asked)
+        identity.check_sums(saved.asked, self.asked)
         lines = [] if saved.asked is None else identity.changes(saved.asked, self.asked, self.accept)
         return [*lines, *self.extras.changes(saved.extra, self.accept)]
 

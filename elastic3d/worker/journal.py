@@ -350,6 +350,6 @@ def _shown(generation: Generation) -> dict[str, object]:
         "cause": str(generation.cause),
         "nodes": [node.name for node in generation.nodes],
         "spares": [node.name for node in generation.spares],
-        "layout": {axis: getattr(layout, axis) for axis in ("pp", "dp", "tp", "zero")} if layout else None,
+        "layout": {axis: getattr(layout, axis) for axis in ("pp", "dp", "cp", "tp", "zero")} if layout else None,
         "detail": generation.detail,
     }

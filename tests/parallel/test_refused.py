@@ -86,13 +86,13 @@ def test_a_changed_script_resumes_where_possible() -> None:
 
 def test_leaves_stay_the_same_for_the_whole_run() -> None:
     """Other leaves would be another order of sums; states of versions without leaves were trained with 1."""
-    identity.check_leaf(asked(leaf=4), asked(leaf=4))
-    identity.check_leaf(None, asked())
+    identity.check_sums(asked(leaf=4), asked(leaf=4))
+    identity.check_sums(None, asked())
     plain = to_json(asked())
     del plain["leaf"]
-    identity.check_leaf(from_json(AskedState, plain), asked())
+    identity.check_sums(from_json(AskedState, plain), asked())
     with pytest.raises(StateUnfit, match=r"trained with leaf=4, and this script has leaf=2: .* go back to .*leaf=4\)"):
-        identity.check_leaf(asked(leaf=4), asked(leaf=2))
+        identity.check_sums(asked(leaf=4), asked(leaf=2))
     for saved in (None, asked()):
         with pytest.raises(StateUnfit, match=r"trained with leaf=1, and this script has leaf=2: "):
-            identity.check_leaf(saved, asked(leaf=2))
+            identity.check_sums(saved, asked(leaf=2))

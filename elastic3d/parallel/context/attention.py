@@ -55,6 +55,10 @@ class _Layer:
             self.sums[chunk] = piece.to(torch.promote_types(piece.dtype, torch.float32), copy=True)
 
 
+class LooksAhead(ModelError):
+    """Attention is not causal, so that the chunks of a sequence cannot be computed one after the other."""
+
+
 class Attention:
     """Attention on one rank. group: of the ranks that share sequences, None for one."""
 
@@ -132,7 +136,7 @@ class Attention:
                 "over samples without padding, such as elastic3d.Packed makes, or leave chunks= out"
             )
         if not causal and self.chunks.turns > 1:
-            raise ModelError(
+            raise LooksAhead(
                 f"{where} looks at later positions too: then all {self.chunks.count} chunks are computed at once, and "
                 f"this layout has cp={self.chunks.ranks}; give cp={self.chunks.count}, or chunks={self.chunks.ranks}"
             )

@@ -49,6 +49,11 @@ class ChunkCaller:
         where = torch.arange(chunk * size, (chunk + 1) * size, device=device).unsqueeze(0)
         return self._caller(model, part, {self._positions: where})
 
+    @property
+    def positioned(self) -> bool:
+        """Whether the model is given positions."""
+        return self._positions is not None
+
     def whole(self, model: nn.Module, given: Any) -> Any:
         """Return the output for whole sequences."""
         return self._caller(model, given)

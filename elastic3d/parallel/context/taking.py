@@ -62,7 +62,7 @@ def check_model(model: nn.Module) -> None:
             )
 
 
-def check_batches(model: nn.Module, example: Any, chunks: int) -> None:
+def check_batches(example: Any, chunks: int) -> None:
     """Refuse samples whose sequences cannot be cut; ModelError."""
     given, target = example
     length = cutting.length_of(given)
