@@ -27,7 +27,7 @@ class Phase(IntEnum):
 
 
 class Axis(IntEnum):
-    """Where ranks meet. On all but the four of pipelines a rank waits for those of its group that have posted fewer operations.
+    """Where ranks meet. On all but the four of pipelines a rank waits for those of its group that have posted fewer.
 
     Pipelines send and receive between neighbours in the order of pp, the last one's next being the first (with two
     stages: rank 0's next is rank 1, rank 1's previous is rank 0). The n-th receive from the previous rank waits for

@@ -157,7 +157,9 @@ def _pays(present: Candidate, best: Candidate, costs: Costs, expected_change_s: 
 
 def _within(layout: Layout, request: Layout) -> bool:
     """Return whether the request allows a layout."""
-    sizes = all(getattr(request, axis) in (0, getattr(layout, axis)) for axis in ("pp", "dp", "cp", "tp", "zero", "replicas"))
+    sizes = all(
+        getattr(request, axis) in (0, getattr(layout, axis)) for axis in ("pp", "dp", "cp", "tp", "zero", "replicas")
+    )
     uneven = all(getattr(request, name) in ((), getattr(layout, name)) for name in ("cuts", "shares"))
     return sizes and uneven and request.schedule in (None, layout.schedule)
 

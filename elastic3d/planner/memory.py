@@ -41,8 +41,8 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
     unit in the dtype that is sent, and at most BUCKET each. With unequal shares there are so many that a whole turn is
     under way: twice the whole gradient. Whole gradients are kept by `fast` under ZeRO-1, for
     a step, and by the ordered reduction with leaves of several micro-batches, for a leaf; one replica has a second
-    gradient then, of the leaves before. Where sequences are cut, each rank of a context group has a part of the sum over
-    the chunks.
+    gradient then, of the leaves before. Where sequences are cut, each rank of a context group has a part of the sum
+    over the chunks.
     """
     own, shards = held(load, profile, layout), layout.shards
     states = {"parameters": own * profile.held_bytes / shards, "optimizer": own * profile.optimizer_bytes / shards}
@@ -83,8 +83,8 @@ def sent_bytes(layout: Layout, profile: ModelProfile) -> int:
 def _activations(load: Load, layout: Layout, profile: ModelProfile, rounds: int) -> dict[str, float]:
     """Return the bytes that forwards keep for backwards, and the buffers in which torch's stages receive.
 
-    torch makes a buffer for each micro-batch of a step and each stage that receives one, in both directions. Of sequences
-    that are cut a rank keeps what its own chunks need, and the keys and values of all.
+    torch makes a buffer for each micro-batch of a step and each stage that receives one, in both directions. Of
+    sequences that are cut a rank keeps what its own chunks need, and the keys and values of all.
     """
     block = _kept(profile.block, layout.tp, profile.recompute) * load.blocks / layout.virtual
     first = _kept(profile.first, layout.tp, profile.recompute) if load.first else 0.0

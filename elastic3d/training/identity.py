@@ -57,7 +57,9 @@ def schedule_digest(optimizer: torch.optim.Optimizer, schedule: Any) -> str:
     return blake3(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def asked(optimizer: torch.optim.Optimizer, schedule: Any, micro_batch: int, leaf: int = 1, chunks: int = 1) -> AskedState:
+def asked(
+    optimizer: torch.optim.Optimizer, schedule: Any, micro_batch: int, leaf: int = 1, chunks: int = 1
+) -> AskedState:
     """Return what the script asks for, from a fresh optimizer and schedule; saved with every state."""
     try:
         groups, state = tuple(facts.optimizer_groups(optimizer)), facts.schedule_state(schedule)

@@ -16,8 +16,8 @@ from elastic3d.health.record import fingerprint
 from elastic3d.parallel.all_ranks import AllRanks, unmatched
 from elastic3d.parallel.group_errors import GroupErrors
 from elastic3d.parallel.mesh import Mesh, join_world
-from elastic3d.parallel.peer_errors import is_lost_peer
 from elastic3d.parallel.one_node import check_node
+from elastic3d.parallel.peer_errors import is_lost_peer
 from elastic3d.port import Assignment, Go, Port
 from elastic3d.values import Layout
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -102,13 +101,14 @@ def train(
     causal: bool = True,
     steps: int = 3,
     loss_fn: Any = mean,
+    exclude: tuple[tuple[int, int], ...] = (),
     **options: Any,
 ) -> tuple[str, list[float], list[float]]:
     """Train with clipping and 7 micro-batches a step; return digest, losses and norms."""
     model = run.shard(lambda: Decoder(dropout, causal=causal), blocks="blocks", seed=3, chunks=chunks, **options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = Sentences(VOCABULARY, LENGTH)
-    batches = run.batches(data, global_batch=14, micro_batch=2, seed=11)
+    batches = run.batches(data, global_batch=14, micro_batch=2, seed=11, exclude=exclude)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     losses = []
     for batch in batches.until(step=steps):
@@ -131,3 +131,52 @@ def train_plain(run: Run) -> tuple[str, list[float], list[float]]:
 def train_again(run: Run) -> tuple[str, list[float], list[float]]:
     """Train with every block computed again in its backward pass."""
     return train(run, recompute="full")
+
+
+def train_counted(run: Run) -> tuple[str, list[float], list[float]]:
+    """Train in bf16 with a loss over some tokens, a micro-batch left out and blocks computed again."""
+    return train(run, loss_fn=counted, precision="bf16", recompute="full", exclude=((4, 8),))
+
+
+def train_leaves(run: Run) -> tuple[str, list[float], list[float]]:
+    """Train with the micro-batches of a step in one leaf."""
+    return train(run, leaf=7, steps=2)
+
+
+def train_both_ways(run: Run) -> tuple[str, list[float], list[float]]:
+    """Train without dropout, with attention to later positions as well."""
+    return train(run, dropout=0.0, causal=False)
+
+
+def train_both_ways_uncut(run: Run) -> tuple[str, list[float], list[float]]:
+    """The same on whole sequences."""
+    return train(run, chunks=1, dropout=0.0, causal=False)
+
+
+def right(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return which share of each sample's tokens is right."""
+    return (logits.argmax(-1) == target).float().mean(1)
+
+
+def train_evaluated(run: Run) -> list[float]:
+    """Train, and evaluate before each step."""
+    model = run.shard(Decoder, blocks="blocks", seed=3, chunks=CHUNKS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    data = Sentences(VOCABULARY, LENGTH)
+    batches = run.batches(data, global_batch=4, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    found = []
+    for batch in batches.until(step=2):
+        found.append(run.evaluate(model, data, right))
+        run.step(optimizer, loss=run.backward(model, batch, mean))
+    return [*found, run.evaluate(model, data, right)]
+
+
+def train_shifting(run: Run) -> None:
+    """Train by a loss that shifts its targets."""
+    train(run, loss_fn=lambda logits, target: mean(logits[:, :-1], target[:, 1:]))
+
+
+def train_watched(run: Run) -> None:
+    """Train on whole sequences."""
+    train(run, chunks=1)

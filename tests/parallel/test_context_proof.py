@@ -128,8 +128,13 @@ def test_a_sliding_window_is_refused() -> None:
     """A short trial would not show it."""
     transformers = pytest.importorskip("transformers")
     config = transformers.MistralConfig(
-        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, sliding_window=16,
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        sliding_window=16,
     )
     with pytest.raises(ModelError, match="sliding window of 16"):
         check_model(transformers.MistralForCausalLM(config))
@@ -168,7 +173,9 @@ def test_samples_that_cannot_be_cut_are_refused() -> None:
 def test_chunks_cover_a_sequence_once_and_later_ranks_are_earlier_chunks() -> None:
     """Each turn has the chunks that follow those of the turn before, in reverse order of ranks."""
     for ranks in (1, 2, 4):
-        dealt = [[Chunks(count=4, ranks=ranks, rank=rank).mine(turn) for rank in range(ranks)] for turn in range(4 // ranks)]
+        dealt = [
+            [Chunks(count=4, ranks=ranks, rank=rank).mine(turn) for rank in range(ranks)] for turn in range(4 // ranks)
+        ]
         assert sorted(chunk for turn in dealt for chunk in turn) == [0, 1, 2, 3]
         assert [sorted(turn, reverse=True) for turn in dealt] == dealt
         for turn, owners in enumerate(dealt):

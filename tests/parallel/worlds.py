@@ -105,6 +105,7 @@ class Host(StandalonePort):
         self.report = Report(rank=rank)
         self.records = self.report.records
         self.copying = False
+        together = orders.layout.cp * orders.layout.tp
         self.assignment = replace(
             self.assignment,
             # Its snapshots are of generations before it: files are named step.generation.rank.
@@ -113,7 +114,7 @@ class Host(StandalonePort):
             else 1,
             measuring=orders.measuring,
             rank=rank,
-            node=f"node{rank // (orders.layout.cp * orders.layout.tp)}",
+            node=f"node{rank // together}",
             audit=orders.audit,
             at_rest=orders.at_rest,
             numerics=orders.numerics,
@@ -121,7 +122,7 @@ class Host(StandalonePort):
             rollback_steps=orders.rollback_steps,
             sheets=orders.layout.world > 1,
             newcomer=rank in orders.newcomers,
-            nodes=tuple(f"node{number // (orders.layout.cp * orders.layout.tp)}" for number in range(orders.layout.world)),
+            nodes=tuple(f"node{number // together}" for number in range(orders.layout.world)),
             world=orders.layout.world,
             layout=None if orders.measuring else orders.layout,
             store_host=store[0],

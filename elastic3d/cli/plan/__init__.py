@@ -51,6 +51,12 @@ def plan(
     context: Annotated[
         int | None, typer.Option("--context", help="Tokens of a sample.", show_default="the model's")
     ] = None,
+    chunks: Annotated[
+        int | None,
+        typer.Option(
+            "--chunks", help="Parts into which a sample's tokens are cut, shared by cp ranks.", show_default="1"
+        ),
+    ] = None,
     precision: Annotated[
         str, typer.Option("--precision", help="bf16, fp16, tf32, fp32 or fp8.", show_default="the device's")
     ] = "",
@@ -72,7 +78,7 @@ def plan(
     timeout: Annotated[str, typer.Option("--timeout", help="How long a script may take to show its model.")] = "2m",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Show which layout of pp x dp x tp is best for a model on some nodes, why, and why others would not work.
+    """Show which layout of pp x dp x cp x tp is best for a model on some nodes, why, and why others would not work.
 
     The model is a named one, or that of a script, which is run up to `run.restore` with its parameters on meta: no
     cluster, no device and no memory for them is needed. Times are predictions from data sheets, or from a calibration.
@@ -90,6 +96,8 @@ def plan(
 
         elastic3d plan --model llama-7b --nodes 8 --layout pp=4 --slow 2=1.3
 
+        elastic3d plan --model llama-7b --nodes 4 --context 131072 --chunks 16 --global-batch 32 --recompute full
+
         elastic3d plan --model llama-7b --nodes 2 --host-memory    # the fewest that may train: each holds most
     """
     check_size(nodes, slots)
@@ -100,8 +108,8 @@ def plan(
         script, model = [model], ""
     sheet = device_named(device)
     if script:
-        if micro_batch is not None or context is not None:
-            raise UsageError("--micro-batch and --context are up to the script: give them to it, after --")
+        if micro_batch is not None or context is not None or chunks is not None:
+            raise UsageError("--micro-batch, --context and --chunks are up to the script: give them to it, after --")
         profile = ask(script[0], script[1:], limit=some_seconds(timeout, "--timeout")).profile
         profile = _changed(profile, global_batch, recompute)
         number = _number_of(profile, sheet, precision)
@@ -113,6 +121,7 @@ def plan(
             global_batch=global_batch,
             micro_batch=micro_batch,
             context=context,
+            chunks=chunks,
             recompute=recompute or "none",
             optimizer=optimizer,
         )

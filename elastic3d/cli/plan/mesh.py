@@ -21,7 +21,7 @@ def mesh(layout: Layout, slots: int, spares: int, width: int) -> RenderableType:
     If not all slots fit the width, a node is one line of ranges.
     """
     nodes = layout.world // slots
-    names = [axis for axis in ("pp", "dp", "tp") if getattr(layout, axis) > 1]
+    names = [axis for axis in ("pp", "dp", "cp", "tp") if getattr(layout, axis) > 1]
     held = [[place_of(node * slots + slot, layout) for slot in range(slots)] for node in range(nodes)]
     cells = [[_name(place, names) for place in places] for places in held]
     label = len(f"node {nodes - 1}")

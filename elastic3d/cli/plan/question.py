@@ -87,7 +87,7 @@ def slow_nodes(given: Sequence[str], nodes: int) -> dict[int, float]:
 
 def requested(text: str) -> Layout:
     """Return the request of `--layout`: what it names is fixed, the planner chooses all else."""
-    free = Layout(tp=0, zero=0, replicas=0)
+    free = Layout(tp=0, cp=0, zero=0, replicas=0)
     if not text:
         return free
     asked = Layout.parse(text)
@@ -109,6 +109,7 @@ def described(
     global_batch: int | None,
     micro_batch: int | None,
     context: int | None,
+    chunks: int | None,
     recompute: str,
     optimizer: str,
 ) -> ModelProfile:
@@ -118,6 +119,9 @@ def described(
         if context < 1:
             raise UsageError(f"--context {context}: a sample has at least one token")
         shape = dataclasses.replace(shape, context=context)
+    chunks = 1 if chunks is None else chunks
+    if chunks < 1 or shape.context % chunks:
+        raise UsageError(f"--chunks {chunks}: samples of {shape.context} tokens cannot be cut into so many equal parts")
     training = Training(
         global_batch=BATCH if global_batch is None else global_batch,
         micro_batch=1 if micro_batch is None else micro_batch,
@@ -125,4 +129,4 @@ def described(
         optimizer=choose(Optimizer, "--optimizer", optimizer),
         recompute=choose(RecomputedShare, "--recompute", recompute),
     )
-    return describe(shape, training)
+    return dataclasses.replace(describe(shape, training), chunks=chunks)

@@ -95,6 +95,8 @@ def _head(question: Question) -> Text:
     text.append(f"\na step is {profile.micro_batches} micro-batches of {profile.micro_batch} samples")
     if profile.leaf > 1:
         text.append(f", in leaves of {profile.leaf}")
+    if profile.chunks > 1:
+        text.append(f", in {profile.chunks} chunks of a sequence")
     if profile.recompute != "none":
         text.append(f", recompute {profile.recompute}")
     for node, times in sorted(question.slow.items())[:GROUPS]:
@@ -105,7 +107,20 @@ def _head(question: Question) -> Text:
 def _table(question: Question, shown: Sequence[Candidate], width: int) -> RenderableType:
     replicated = any(candidate.layout.replicas > 1 for candidate in shown)
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    heads = ["", "pp", "dp", "tp", "ZeRO", *(["copies"] if replicated else []), "schedule", "micro", "step", "memory"]
+    cut = any(candidate.layout.cp > 1 for candidate in shown)
+    heads = [
+        "",
+        "pp",
+        "dp",
+        *(["cp"] if cut else []),
+        "tp",
+        "ZeRO",
+        *(["copies"] if replicated else []),
+        "schedule",
+        "micro",
+        "step",
+        "memory",
+    ]
     heads += ["nodes", "spare"] if width >= NARROW else []
     for head in heads:
         table.add_column(head, justify="left" if head == "schedule" else "right", no_wrap=True)
@@ -116,6 +131,7 @@ def _table(question: Question, shown: Sequence[Candidate], width: int) -> Render
             number,
             layout.pp,
             layout.dp,
+            *([layout.cp] if cut else []),
             layout.tp,
             layout.zero,
             *([layout.replicas] if replicated else []),

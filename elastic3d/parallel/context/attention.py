@@ -127,8 +127,8 @@ class Attention:
         lengths = {tensor.shape[-2] for tensor in (query, key, value)}
         if lengths != {self._length}:
             raise ModelError(
-                f"{where} has queries, keys and values of lengths {sorted(lengths)}, and not {self._length}, the length "
-                "of a chunk: attention over something else than the sequence cannot be cut by run.shard(..., chunks=)"
+                f"{where} has queries, keys and values of lengths {sorted(lengths)}, not {self._length}, the length of a "
+                "chunk: attention over something else than the sequence cannot be cut by run.shard(..., chunks=)"
             )
         if mask is not None:
             raise ModelError(
@@ -198,9 +198,10 @@ class Attention:
         """
         chunks, size, layer = self.chunks, self._length, self._layers[place]
         own = chunks.mine(turn)
-        parts = [torch.cat([one.reshape(-1) for one in pair]) for pair in zip(
-            key.split(size, dim=-2), value.split(size, dim=-2), strict=True
-        )]
+        parts = [
+            torch.cat([one.reshape(-1) for one in pair])
+            for pair in zip(key.split(size, dim=-2), value.split(size, dim=-2), strict=True)
+        ]
 
         def looked_at(rank: int, owner: int) -> list[int]:
             """Return the chunks of a rank that another's chunk of this turn looks at."""

@@ -88,8 +88,8 @@ def check_length(length: int, count: int) -> None:
     """Refuse sequences that cannot be cut into so many chunks of two positions at least; ModelError."""
     if length % count or length < 2 * count:
         raise ModelError(
-            f"sequences of length {length} cannot be cut into {count} chunks of equal length, two or more each; pad the "
-            "samples to a multiple, or give another number as run.shard(..., chunks=), in a new run"
+            f"sequences of length {length} cannot be cut into {count} chunks of equal length, two or more each; pad "
+            "the samples to a multiple, or give another number as run.shard(..., chunks=), in a new run"
         )
 
 

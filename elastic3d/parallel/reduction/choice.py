@@ -54,7 +54,8 @@ def make(
 ) -> Reduction:
     """Return the reduction of one stage of this rank. units: its FSDP units, the root last; none for one replica.
 
-    chunks: into how many sequences are cut. LayoutError for a compression that has nothing to compress under this layout.
+    chunks: into how many a sequence is cut. LayoutError for a compression that has nothing to compress under this
+    layout.
     """
     layout, add = mesh.layout, mesh.computes_on.add_rows
     if not units:

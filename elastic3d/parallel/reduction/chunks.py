@@ -6,8 +6,8 @@ it receives, in the order of ranks, onto what the turns before have left. So ran
 all chunks for every cp-th shard of the data-parallel ranks, those with the numbers d * cp + r, and the ranks with this
 r sum them over micro-batches as if there were no chunks. Between nodes a micro-batch sends no more than without them.
 
-With cp ranks and G bytes of gradients, a rank sends (cp - 1) / cp * G in each turn to others of its node, and has G / cp
-bytes of sums, in the dtype of the sum, for as long as a micro-batch takes.
+With cp ranks and G bytes of gradients, a rank sends (cp - 1) / cp * G in each turn to others of its node, and has
+G / cp bytes of sums, in the dtype of the sum, for as long as a micro-batch takes.
 """
 
 from __future__ import annotations
@@ -82,9 +82,7 @@ class ChunkedFlat(Flat):
         sent = out.view(self.shards, size, wide).transpose(0, 1).contiguous()
         pieces = torch.empty_like(sent)
         number = self._progress.enter(Axis.CP, fingerprint(dtype_mark(out.dtype), out.numel()))
-        dist.all_to_all_single(
-            pieces.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8), group=self._ranks
-        )
+        dist.all_to_all_single(pieces.view(-1).view(torch.uint8), sent.view(-1).view(torch.uint8), group=self._ranks)
         self._progress.leave(Axis.CP, number)
         return pieces.view(size, -1)
 
