@@ -18,6 +18,7 @@ from tests.histories.test_histories import FIVE, SMALL, faults, held
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pytest.mark.long]
 
 TENSOR = Path(__file__).parent / "scripts" / "train_tensor.py"
+CONTEXT = Path(__file__).parent / "scripts" / "train_context.py"
 
 
 def test_tensor_parallel_layers_survive_the_loss_of_a_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
@@ -26,6 +27,18 @@ def test_tensor_parallel_layers_survive_the_loss_of_a_node(job_etcd: EtcdServer,
     setting = replace(small, nodes=2, slots=2, layout=Layout(tp=2), script=TENSOR)
     outcome = held(play(setting, faults("1@4"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting))
     assert [view.cause for view in outcome.picture.generations] == ["start", "death"]
+    assert outcome.picture.generations[1].restored_from == "memory"
+
+
+@pytest.mark.slow
+def test_shared_sequences_survive_the_loss_of_a_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """The remaining node goes on with cp 2, and ends with the bits of a job that no two ranks share a sequence in."""
+    small = replace(SMALL, steps=8, global_batch=8)
+    setting = replace(small, nodes=2, slots=2, layout=Layout(cp=2), script=CONTEXT)
+    undisturbed = quiet(replace(setting, layout=Layout(pp=1)))
+    outcome = held(play(setting, faults("1@4"), etcd=job_etcd, workdir=tmp_path / "job"), undisturbed)
+    assert [view.cause for view in outcome.picture.generations] == ["start", "death"]
+    assert [(view.layout["dp"], view.layout["cp"]) for view in outcome.picture.generations] == [(2, 2), (1, 2)]
     assert outcome.picture.generations[1].restored_from == "memory"
 
 

@@ -127,8 +127,8 @@ class Attention:
         lengths = {tensor.shape[-2] for tensor in (query, key, value)}
         if lengths != {self._length}:
             raise ModelError(
-                f"{where} has queries, keys and values of lengths {sorted(lengths)}, not {self._length}, the length of a "
-                "chunk: attention over something else than the sequence cannot be cut by run.shard(..., chunks=)"
+                f"{where} has queries, keys and values of lengths {sorted(lengths)}, not {self._length}, the length of "
+                "a chunk: attention over something else than the sequence cannot be cut by run.shard(..., chunks=)"
             )
         if mask is not None:
             raise ModelError(
