@@ -72,8 +72,8 @@ def prove(build: initial.Build, blocks: str | None, given: Any, chunks: int, see
         if caller.positioned:
             knows = "it is given the positions of a chunk, and has to use them"
         raise ModelError(
-            f"{type(model).__name__} gives another result when it is computed in {chunks} chunks of a sequence, "
-            f"each by itself: off by {off:.2g} of its largest value. What is computed at one position may depend on others by "
+            f"{type(model).__name__} gives another result when computed in {chunks} chunks of a sequence, each by "
+            f"itself: off by {off:.2g} of its largest value. What is computed at one position may depend on others by "
             f"scaled_dot_product_attention alone; and {knows}. Or leave run.shard(..., chunks=) out"
         )
     return True
