@@ -385,7 +385,7 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
     if plan.blocks is not None:
         blocks = len(stages.find_blocks(model, plan.blocks))
         tied = parts_ends(ties(model), *stages.ends(model, plan.blocks))
-        if not (tied or batches.varies):
+        if not (tied or batches.varies or plan.chunks > 1):
             proven = hand_on(prove_plan(plan, example), model)
         elif plan.reduction == "ordered":
             # What does not run on meta is refused where it trains.

@@ -18,7 +18,7 @@ def turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return heads (batch, heads, sequence, size) turned by their positions."""
     size = x.shape[-1] // 2
     angles = positions.unsqueeze(-1) / 10.0 ** (torch.arange(size) / size)
-    cos, sin = angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+    cos, sin = (wave.unsqueeze(1).to(x.dtype) for wave in (angles.cos(), angles.sin()))
     one, other = x[..., :size], x[..., size:]
     return torch.cat([one * cos - other * sin, one * sin + other * cos], dim=-1)
 
