@@ -272,6 +272,11 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # `cost` seconds of a step. Later: it does so no more.
         "node.slow": _warning("nodes", "ranks", "rho", "kind", "since", "step", "cost", "detail"),
         "node.well": _info("nodes", "ranks", "rho", "kind", "since", "step", "cost", "detail"),
+        # From the node that holds rank 0, for each eight steps (`first` to `last`), where steps are measured: seconds
+        # of each of them in which nodes waited for `data`, for the copy of a snapshot (`saving`), and for ranks that
+        # took longer for the same work (`slow`), themselves or because another one did. As the mean of all but those in
+        # `apart`, each a node's name and its own three numbers.
+        "steps.waited": _debug("first", "last", "data", "saving", "slow", "apart"),
         # The node that holds rank 0 has seen no step for `seconds`; repeated each minute.
         "step.late": _warning("seconds", "detail"),
         # A rank of this node shows no progress for `seconds`, or died (`state`). `waits`: for the n-th operation of
