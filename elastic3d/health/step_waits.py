@@ -15,14 +15,12 @@ said is at least what was waited. A place that a single rank holds is compared w
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from elastic3d.health import sheet
-from elastic3d.health.sheet import StepSheet, sheet_of
-from elastic3d.planner.placement import place_of
+from elastic3d.health.sheet import StepSheet
 from elastic3d.values import Generation, Layout
 
 APART = 16
@@ -68,45 +66,51 @@ class WaitsHeard:
         if step % sheet.EVERY or generation.layout is None:
             return None
         spoke, self._rows = self._rows, {}
-        sheets = [one for rank in range(len(self._nodes)) if (one := sheet_of(spoke.get(rank, ()))) is not None]
+        made = [spoke.get(rank, ()) for rank in range(len(self._nodes))]
         last = step - sheet.EVERY
-        if len(sheets) < len(self._nodes) or last < sheet.EVERY:
+        if last < sheet.EVERY or not all(map(sheet.is_row, made)):
             return None
-        waits = by_node(sheets, self._nodes, generation.layout)
-        others, apart = _told(waits, max(one.total for one in sheets))
+        others, apart = _told(by_node(made, self._nodes, generation.layout), max(sum(row[2:12]) for row in made))
         return StepWaits(first=last - sheet.EVERY + 1, last=last, others=others, apart=apart)
 
 
-def by_node(sheets: Sequence[StepSheet], nodes: Sequence[str], layout: Layout) -> dict[str, Waits]:
-    """Return what each node waits for, as the mean of its ranks. nodes: of each rank, by name."""
-    data = max(one.data for one in sheets)
-    copy = max(one.copy for one in sheets)
-    behind = _behind(sheets, layout)
-    most = max(behind)
-    result: dict[str, list[Waits]] = defaultdict(list)
-    for rank, one in enumerate(sheets):
-        left = one.wait_dp + one.wait_pp + one.wait_other
-        for_data = min(left, data - one.data)
-        for_copy = min(left - for_data, copy - one.copy)
-        for_slow = min(left - for_data - for_copy, most - behind[rank])
-        result[nodes[rank]].append((one.data + for_data, one.copy + for_copy, for_slow))
-    return {node: _mean(waits) for node, waits in result.items()}
+def by_node(rows: Sequence[Sequence[float]], nodes: Sequence[str], layout: Layout) -> dict[str, Waits]:
+    """Return what each node waits for, as the mean of its ranks. rows: of all ranks; nodes: of each rank, by name.
+
+    Column by column, since there are thousands of ranks, and every keeper does it for all of them.
+    """
+    columns = dict(zip(StepSheet.__slots__, zip(*rows, strict=True), strict=True))
+    data, copy = columns["data"], columns["copy"]
+    behind = _behind(columns, layout)
+    longest, slowest, most = max(data), max(copy), max(behind)
+    sums: dict[str, list[float]] = {node: [0.0, 0.0, 0.0, 0.0] for node in nodes}
+    waits = zip(columns["wait_dp"], columns["wait_pp"], columns["wait_other"], strict=True)
+    for node, (dp, pp, other), own_data, own_copy, own_behind in zip(nodes, waits, data, copy, behind, strict=True):
+        left = dp + pp + other
+        for_data = min(left, longest - own_data)
+        for_copy = min(left - for_data, slowest - own_copy)
+        mine = sums[node]
+        mine[0] += own_data + for_data
+        mine[1] += own_copy + for_copy
+        mine[2] += min(left - for_data - for_copy, most - own_behind)
+        mine[3] += 1
+    return {node: (data / ranks, copy / ranks, slow / ranks) for node, (data, copy, slow, ranks) in sums.items()}
 
 
-def _behind(sheets: Sequence[StepSheet], layout: Layout) -> list[float]:
+def _behind(columns: Mapping[str, Sequence[float]], layout: Layout) -> list[float]:
     """Return how many seconds each rank takes longer than the fastest of its stage, for the same work."""
-    stages: dict[int, list[StepSheet]] = defaultdict(list)
-    places = [place_of(rank, layout).pp for rank in range(len(sheets))]
-    for pp, one in zip(places, sheets, strict=True):
-        stages[pp].append(one)
-    least = {
-        pp: (min(s.busy for s in own), min(s.busy / s.rounds for s in own), min(s.update for s in own))
-        for pp, own in stages.items()
-    }
-    behind = []
-    for pp, one in zip(places, sheets, strict=True):
-        busy, each, update = least[pp]
-        behind.append(max(0.0, min(one.busy - busy, one.busy - each * one.rounds)) + one.update - update)
+    passes = zip(columns["forward"], columns["backward"], columns["weights"], strict=True)
+    busy, rounds, update = [sum(one) for one in passes], columns["rounds"], columns["update"]
+    stage = layout.dp * layout.tp  # ranks of a stage are neighbours
+    behind: list[float] = []
+    for first in range(0, len(busy), stage):
+        own = list(zip(busy[first : first + stage], rounds[first : first + stage], strict=True))
+        updates = update[first : first + stage]
+        least, each, quickest = min(busy[first : first + stage]), min(took / count for took, count in own), min(updates)
+        behind += [
+            max(0.0, min(took - least, took - each * count)) + longer - quickest
+            for (took, count), longer in zip(own, updates, strict=True)
+        ]
     return behind
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +11,17 @@ from hypothesis import strategies as st
 from elastic3d.accounting.past_steps import TOGETHER
 from elastic3d.health import sheet
 from elastic3d.health.sheet import StepSheet
-from elastic3d.health.step_waits import APART, StepWaits, WaitsHeard, by_node
+from elastic3d.health.step_waits import APART, StepWaits, Waits, WaitsHeard
+from elastic3d.health.step_waits import by_node as of_rows
 from elastic3d.values import Cause, Generation, Layout, Node, Schedule, Slot
 
 
 def made(data: float = 0.0, copy: float = 0.0, busy: float = 0.4, waits: float = 0.1, rounds: float = 4.0) -> StepSheet:
     return StepSheet(work=1.0, rounds=rounds, forward=busy, data=data, copy=copy, wait_dp=waits)
+
+
+def by_node(sheets: Sequence[StepSheet], nodes: Sequence[str], layout: Layout) -> dict[str, Waits]:
+    return of_rows([one.row for one in sheets], nodes, layout)
 
 
 def formed(nodes: int, slots: int = 1, layout: Layout | None = None, number: int = 1) -> Generation:
