@@ -28,7 +28,7 @@ ELSEWHERE = {
     "doctor": "tests/doctor/test_command.py",
     "drain": "tests/cli/status/test_node_commands.py",
     "etcd backup": "tests/etcd_server/test_commands.py",
-    "etcd restore": "tests/etcd_server/test_commands.py",
+    "etcd restore": "tests/etcd_server/test_up.py",
     "etcd status": "tests/etcd_server/test_commands.py",
     "etcd up": "tests/etcd_server/test_up.py",
     "quarantine": "tests/cli/status/test_node_commands.py",
