@@ -52,7 +52,6 @@ NOT_RUN = {
     "vetted": "the job here audits nothing",
     "ema": "needs a script that keeps an average",
     "~/gpt": "needs the reader's own code",
-    "~/train": "needs the reader's own code",
     "pp=2": "needs a model whose blocks divide so",
 }
 """Words of lines that are not run, though their command is, and the reason."""
