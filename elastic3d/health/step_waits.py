@@ -101,7 +101,7 @@ def _behind(columns: Mapping[str, Sequence[float]], layout: Layout) -> list[floa
     """Return how many seconds each rank takes longer than the fastest of its stage, for the same work."""
     passes = zip(columns["forward"], columns["backward"], columns["weights"], strict=True)
     busy, rounds, update = [sum(one) for one in passes], columns["rounds"], columns["update"]
-    stage = layout.dp * layout.tp  # ranks of a stage are neighbours
+    stage = layout.stage_ranks  # ranks of a stage are neighbours
     behind: list[float] = []
     for first in range(0, len(busy), stage):
         own = list(zip(busy[first : first + stage], rounds[first : first + stage], strict=True))
