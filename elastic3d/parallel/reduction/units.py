@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from elastic3d.parallel.reduction.flat import Flat
-
-FlatType = TypeVar("FlatType", bound=Flat)
 
 
 def shard_unit(
@@ -37,8 +35,8 @@ def shard_unit(
 
 
 def flats_of(
-    model: nn.Module, units: Sequence[FSDPModule], make: Callable[[Any, dict[int, str], str], FlatType] = Flat
-) -> list[FlatType]:
+    model: nn.Module, units: Sequence[FSDPModule], make: Callable[[Any, dict[int, str], str], Flat] = Flat
+) -> list[Flat]:
     """Return the vectors of gradients of all units that have parameters, under the model's names for them."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     modules = {id(module): name for name, module in model.named_modules()}

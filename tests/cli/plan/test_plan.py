@@ -117,6 +117,19 @@ def test_a_slow_nodes_stage_gets_fewer_blocks() -> None:
     assert "in each stage" in text
 
 
+def test_long_sequences_are_planned_over_cp() -> None:
+    """With a column of its own in the table, and in the drawing of the mesh."""
+    long = ("--model", "llama-7b", "--nodes", "2", "--context", "65536", "--chunks", "8", "--global-batch", "16")
+    result = planned(*long, "--recompute", "full", "--layout", "cp=4")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"pp +dp +cp +tp", result.output)
+    assert "keys and values" in result.output
+    assert "d0 c1" in result.output
+    refused = planned("--model", "llama-7b", "--chunks", "7")
+    assert refused.exit_code != 0
+    assert "cannot be cut into so many equal parts" in str(refused.exception)
+
+
 def test_a_plan_can_use_a_calibration(tmp_path: Path) -> None:
     """A device twice as fast needs less time; the output says where it was measured."""
     slow, fast = tmp_path / "slow.json", tmp_path / "fast.json"
