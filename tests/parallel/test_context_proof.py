@@ -91,7 +91,7 @@ def test_a_model_of_transformers_is_the_same_in_chunks() -> None:
     ("build", "words"),
     [
         (lambda: Counting(0.0), "let forward take them as 'position_ids' or 'positions'"),
-        (lambda: Averaging(0.0), "gives another result when it is computed in 4 chunks"),
+        (lambda: Averaging(0.0), "gives another result when computed in 4 chunks"),
         (lambda: with_blocks(ByHand), "may depend on others by scaled_dot_product_attention alone"),
         (lambda: with_blocks(Masking), "attention in 'blocks.0' is given a mask"),
     ],

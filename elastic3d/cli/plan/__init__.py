@@ -121,7 +121,7 @@ def plan(
             global_batch=global_batch,
             micro_batch=micro_batch,
             context=context,
-            chunks=chunks,
+            chunks=1 if chunks is None else chunks,
             recompute=recompute or "none",
             optimizer=optimizer,
         )

@@ -109,9 +109,9 @@ def described(
     global_batch: int | None,
     micro_batch: int | None,
     context: int | None,
-    chunks: int | None,
     recompute: str,
     optimizer: str,
+    chunks: int = 1,
 ) -> ModelProfile:
     """Return the profile of a named model; None stands for the default."""
     shape = shape_named(name)
@@ -119,7 +119,6 @@ def described(
         if context < 1:
             raise UsageError(f"--context {context}: a sample has at least one token")
         shape = dataclasses.replace(shape, context=context)
-    chunks = 1 if chunks is None else chunks
     if chunks < 1 or shape.context % chunks:
         raise UsageError(f"--chunks {chunks}: samples of {shape.context} tokens cannot be cut into so many equal parts")
     training = Training(

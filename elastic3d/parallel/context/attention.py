@@ -55,10 +55,6 @@ class _Layer:
             self.sums[chunk] = piece.to(torch.promote_types(piece.dtype, torch.float32), copy=True)
 
 
-class LooksAhead(ModelError):
-    """Attention is not causal, so that the chunks of a sequence cannot be computed one after the other."""
-
-
 class Attention:
     """Attention on one rank. group: of the ranks that share sequences, None for one."""
 
@@ -68,6 +64,8 @@ class Attention:
         self._block, self._calls, self._turn, self._length = "", 0, 0, 0
         self._backward = False
         self._made: set[Place] = set()
+        self.looked_ahead = False
+        """Whether attention was refused because it looks at later chunks, which are not computed yet."""
 
     def watch(self, name: str, block: nn.Module) -> None:
         """Know which calls are made within a block, also where it is computed again."""
@@ -136,7 +134,8 @@ class Attention:
                 "over samples without padding, such as elastic3d.Packed makes, or leave chunks= out"
             )
         if not causal and self.chunks.turns > 1:
-            raise LooksAhead(
+            self.looked_ahead = True
+            raise ModelError(
                 f"{where} looks at later positions too: then all {self.chunks.count} chunks are computed at once, and "
                 f"this layout has cp={self.chunks.ranks}; give cp={self.chunks.count}, or chunks={self.chunks.ranks}"
             )
@@ -200,7 +199,7 @@ class Attention:
         own = chunks.mine(turn)
         parts = [
             torch.cat([one.reshape(-1) for one in pair])
-            for pair in zip(key.split(size, dim=-2), value.split(size, dim=-2), strict=True)
+            for pair in zip(torch.split(key, size, dim=-2), torch.split(value, size, dim=-2), strict=True)
         ]
 
         def looked_at(rank: int, owner: int) -> list[int]:
@@ -244,7 +243,7 @@ class Attention:
             group=self._group,
         )
         self._progress.leave(Axis.CP, number)
-        return [list(rows) for rows in got.split([len(chunks) for chunks in gets])]
+        return [list(rows) for rows in torch.split(got, [len(chunks) for chunks in gets])]
 
 
 class _Reached(torch.autograd.Function):
