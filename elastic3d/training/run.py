@@ -55,6 +55,7 @@ from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import LocalState, Port, StateRestored
+from elastic3d.provenance.model import record_of
 from elastic3d.provenance.record import ScriptOrigin
 from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
@@ -366,7 +367,9 @@ class Run:
             assembly.prepare(batches)
             self._health.begin(assembly, batches)
             # Only rank 0's counts, and it is at hand before the keeper says go.
-            provenance = self._origin.provenance(self._plan.seed) if self._origin and self.rank == 0 else None
+            provenance = None
+            if self._origin and self.rank == 0:
+                provenance = self._origin.provenance(self._plan.seed, record_of(model))
             self._parts.end(parts.PREPARING)
             go = self._peers.go or self._port.await_go()
             self._parts.end(parts.AWAITING)
