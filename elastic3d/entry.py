@@ -17,6 +17,8 @@ from elastic3d.admission.host import available_memory
 from elastic3d.calibration.record import load
 from elastic3d.calibration.script_question import answer_if_asked
 from elastic3d.errors import ConfigurationError, UsageError
+from elastic3d.evaluation import answering
+from elastic3d.evaluation.answering import Evaluation
 from elastic3d.health.evidence import EvidenceWriter
 from elastic3d.health.options import Health, watching
 from elastic3d.log import bind_process, observe_process, process_log
@@ -74,6 +76,7 @@ def run(
     metrics: str | None = None,
     telemetry: str | None = None,
     config: object = None,
+    evaluate: Evaluation | None = None,
     **moved: Never,
 ) -> None:
     """Train `main` on whatever nodes are there, and return when the job is over.
@@ -123,6 +126,10 @@ def run(
             checkpoint has it, and going on from a state that was made with other values is refused, unless
             `run.restore(..., accept="config")` takes them. Nothing secret: all who can read the store can read it.
             None, the default, for none.
+        evaluate: What `elastic3d eval` calls instead of `main`, for one checkpoint: it makes the model with
+            `run.shard`, calls `run.restore(model=model)`, and returns numbers by name, such as
+            `{"eval/loss": run.evaluate(model, held_out, losses)}`. None, the default, for a script that is not
+            evaluated so.
         moved: Takes nothing; says where options of checkpoints that used to be here are now.
 
     Raises:
@@ -147,6 +154,7 @@ def run(
     output.checked_verbosity()
     serve_role(enter)
     answer_if_asked(main)
+    answering.answer_if_asked(evaluate, device=device, threads=threads)
     served = metrics_address(metrics)
     if served is not None:
         require_client()

@@ -83,6 +83,7 @@ ROLE = _variable("ELASTIC3D_ROLE", SetBy.ELASTIC3D, "that a script runs as a tem
 ROLE_PARENT = _variable("ELASTIC3D_ROLE_PARENT", SetBy.ELASTIC3D, "the pid that process ends with")
 ROLE_DESCRIPTORS = _variable("ELASTIC3D_ROLE_DESCRIPTORS", SetBy.ELASTIC3D, "the descriptors it inherits")
 ASKED = _variable("ELASTIC3D_ASKED", SetBy.ELASTIC3D, "what `elastic3d plan` or `calibrate` asks a script, as JSON")
+EVALUATED = _variable("ELASTIC3D_EVALUATED", SetBy.ELASTIC3D, "which checkpoint `elastic3d eval` asks a script about")
 
 RANK = _variable("RANK", SetBy.TORCHRUN, "rank of this process", "0")
 WORLD_SIZE = _variable("WORLD_SIZE", SetBy.TORCHRUN, "number of processes", "1")

@@ -237,6 +237,16 @@ class Assembly:
         if self._comparable:
             pipeline.time_blocks()
 
+    def prepare_to_evaluate(self) -> None:
+        """Make the passes of a model that is not trained; LayoutError for pipeline stages, which need batches."""
+        if self.mesh.layout.pp > 1:
+            raise LayoutError(
+                f"{self.mesh.layout}: without training there are no pipeline stages; give dp, which shards the model, "
+                "or tp"
+            )
+        reduction = self._reduction(self.parts[0], self.units[0])
+        self.passes = Loop(self.model, reduction, self.randomness, self.mesh.progress)
+
     def unaudited(self) -> str:
         """Return why nobody can repeat what a rank computes and get the same bits, "" if another rank can."""
         if self.plan.reduction != "ordered":

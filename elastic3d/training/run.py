@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import torch
 from torch import nn
@@ -76,6 +76,9 @@ from elastic3d.training.step_record import StepTimer
 from elastic3d.training.step_vote import vote
 from elastic3d.values import Layout
 
+if TYPE_CHECKING:
+    from elastic3d.evaluation.weights import EvaluatedState
+
 
 class Run:
     """One generation of a training run, as its trainer on one rank sees it."""
@@ -86,8 +89,10 @@ class Run:
         *,
         tiers: restoring.Tiers | None = None,
         origin: ScriptOrigin | None = None,
+        evaluated: EvaluatedState | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
+        self._evaluated = evaluated
         self._port, self._clock, self._progress = port, clock, port.progress
         self._tiers = tiers or restoring.Nowhere()
         self._origin = origin
@@ -105,7 +110,7 @@ class Run:
         self._scale = LossScale.of(Precision.FP32)
         self._last_loss, self._changed = math.nan, ""
         self._scalars = Scalars()
-        self._passed = False
+        self._passed = self._restored = False
         self._extras = Extras(None)
         self._ending: Outcome | None = None
         self._step_timer = StepTimer(port.assignment, clock)
@@ -124,6 +129,8 @@ class Run:
     @property
     def steps(self) -> int:
         """Number of steps made so far in the run, skipped ones included."""
+        if self._evaluated is not None:
+            return self._evaluated.step
         return self._batches.step if self._batches else 0
 
     @property
@@ -318,8 +325,8 @@ class Run:
         self,
         *,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        batches: Batches,
+        optimizer: torch.optim.Optimizer | None = None,
+        batches: Batches | None = None,
         schedule: Any = None,
         extra: Mapping[str, Any] | None = None,
         accept: str | Iterable[str] = (),
@@ -341,7 +348,19 @@ class Run:
         it goes on. What is named and has not changed means nothing.
 
         Blocks until the generation may begin. While measuring, it reports the model's profile and does not return.
+
+        In the function of `elastic3d.run(evaluate=)` it takes the model alone, and gives it the weights of the
+        checkpoint that is evaluated.
         """
+        if self._evaluated is not None:
+            if model is not self._model:
+                raise UsageError("run.restore needs the model of run.shard")
+            with self._peers.followed():
+                self._evaluated.load(self._made())
+            self._restored = True
+            return
+        if optimizer is None or batches is None:
+            raise UsageError("run.restore needs optimizer= and batches=, except in elastic3d.run(evaluate=...)")
         if self._plan is None or model is not self._model or batches is not self._batches:
             raise UsageError("run.restore needs the model of run.shard and the batches of run.batches")
         accepted = identity.accepted(accept)
@@ -360,6 +379,7 @@ class Run:
         assembly.stop_watching()
         self._extras = Extras(extra, kept=kept, parameters=model.parameters())
         self._optimizer, self._schedule = optimizer, schedule
+        self._restored = True
         self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch, self._plan.leaf)
         if self._assignment.seed_digest:
             identity.check_planned(assembly.profile_digest(batches), self._assignment)
@@ -439,6 +459,8 @@ class Run:
         before, NaN in the first one, the same on every rank, and warns (`elastic3d.training.loss`).
         """
         assembly = self._made()
+        if self._evaluated is not None:
+            raise UsageError("run.backward: this run evaluates a checkpoint and trains nothing")
         if model is not self._model:
             raise UsageError("run.backward needs the model that run.shard returned")
         assert self._outside is not None
@@ -701,13 +723,16 @@ class Run:
             longest: Seconds, or as "30m", that it may take: silence up to then is no sign of a rank that stands still.
         """
         assembly, batches = self._made(), self._batches
-        if model is not self._model or batches is None or self._optimizer is None:
+        if model is not self._model or not self._restored:
             raise UsageError("run.evaluate needs the model that run.shard returned, and comes after run.restore")
         if self._passed:
             raise UsageError(
                 "run.evaluate was called between run.backward and run.step: call it before the one or after the other"
             )
-        size = batches.order.micro_batch if micro_batch is None else micro_batch
+        of_training = batches.order.micro_batch if batches is not None else None
+        if self._evaluated is not None:
+            of_training = self._evaluated.micro_batch
+        size = of_training if micro_batch is None else micro_batch
         if not isinstance(size, int) or size < 1:
             raise UsageError(f"run.evaluate: micro_batch is a number of samples, 1 or more; it is {size!r}")
         assert self._outside is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.parallel.conftest import server
 from tests.parallel.worlds import PRELOAD
 
-PRELOAD.append("tests.huggingface.trained")
+PRELOAD.append("tests.training.stored")
 PRELOAD.append("tests.parallel.architectures.families")
 
 __all__ = ["server"]

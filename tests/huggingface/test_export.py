@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,22 @@ from typer.testing import CliRunner
 
 from elastic3d.cli.ckpt import app
 from elastic3d.values import Layout
-from tests.huggingface.trained import Tensors, trained
-from tests.parallel.architectures.families import FAMILIES, SIZES
-from tests.parallel.models import Model, loss_fn
+from tests.parallel.architectures.families import FAMILIES, SIZES, logits_loss
+from tests.parallel.models import Model
+from tests.training import stored
+from tests.training.stored import Tensors
 
 run = CliRunner()
+trained = partial(stored.trained, loss=logits_loss)
 
 TIED = LlamaConfig(**{**SIZES, "tie_word_embeddings": True})
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Tensors]]:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensors]:
     """A store, and the tensors of the llama in it."""
     folder = tmp_path_factory.mktemp("llama")
-    yield folder / "store", trained(folder, FAMILIES["llama"][0])
+    return folder / "store", trained(folder, FAMILIES["llama"][0])
 
 
 def export(store: Path, out: Path, *options: str) -> Any:
@@ -198,7 +199,7 @@ def test_what_cannot_describe_a_model_is_refused(llama: tuple[Path, Tensors], tm
 
 def test_a_model_of_ones_own_is_not_guessed(tmp_path: Path) -> None:
     """The checkpoint does not say what it is, so a folder has to."""
-    trained(tmp_path, Model, loss=loss_fn)
+    stored.trained(tmp_path, Model)
     code, error = said(str(tmp_path / "store"), str(tmp_path / "out"), "--to", "hf")
     assert code == 2
     assert "--config FOLDER" in error

@@ -1,4 +1,4 @@
-"""Stores with a checkpoint of a model of transformers, as a run leaves it."""
+"""Stores with a checkpoint of a model, as a run leaves it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from checkpointing.interchange.tensors import DTYPES
 from elastic3d.provenance.record import ScriptOrigin, spelled_out
 from elastic3d.training import Run
 from elastic3d.values import Layout
-from tests.parallel.architectures.families import logits_loss
-from tests.parallel.models import Sentences
+from tests.parallel.models import Sentences, loss_fn
 from tests.parallel.worlds import Orders, run_world
 from tests.training.lives import live
 
@@ -26,9 +25,7 @@ Tensors = dict[str, torch.Tensor]
 STEPS = 2
 
 
-def train(
-    run: Run, *, build: Callable[[], nn.Module], blocks: str | None, loss: Any = logits_loss, **options: Any
-) -> None:
+def train(run: Run, *, build: Callable[[], nn.Module], blocks: str | None, loss: Any = loss_fn, **options: Any) -> None:
     """Train until the run is left. options: of `run.shard`."""
     model = run.shard(build, blocks=blocks, seed=3, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
