@@ -87,7 +87,7 @@ def _answer(
 ) -> EvaluationAnswer:
     from checkpointing import open_checkpoint, open_store
     from elastic3d import devices
-    from elastic3d.evaluation.weights import EvaluatedState
+    from elastic3d.training.evaluated import EvaluatedState
     from elastic3d.training.run import Run
     from elastic3d.training.standalone import StandalonePort
 

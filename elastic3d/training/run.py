@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import nn
@@ -62,6 +62,7 @@ from elastic3d.snapshots.interval import Interval
 from elastic3d.training import identity, loading, parts, restoring, state_facts
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.collecting import FewerCollections
+from elastic3d.training.evaluated import EvaluatedState
 from elastic3d.training.evaluating import Metric, evaluate
 from elastic3d.training.extras import Extras
 from elastic3d.training.going_back import GoingBack
@@ -75,9 +76,6 @@ from elastic3d.training.state_loading import StateLoader
 from elastic3d.training.step_record import StepTimer
 from elastic3d.training.step_vote import vote
 from elastic3d.values import Layout
-
-if TYPE_CHECKING:
-    from elastic3d.evaluation.weights import EvaluatedState
 
 
 class Run:

@@ -164,16 +164,18 @@ def test_what_is_verified_is_evaluated_as_it_comes(made: tuple[Path, Tensors], s
     assert not list(store.entries("announcements"))
 
 
-def test_what_goes_wrong_is_said(made: tuple[Path, Tensors], script: str) -> None:
-    """An error of the script's with its last lines; no function; no numbers; a step. Nothing is written for them."""
-    at = f"{made[0]}@latest"
-    for word, wanted in (
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
         ("fail", "ValueError: no such thing"),
-        ("none", "does not say how it is evaluated"),
-        ("odd", "returned eval/loss as str"),
-        ("step", "this run evaluates a checkpoint and trains nothing"),
-    ):
-        assert wanted in evaluated(script, "--store", at, "--", word, code=1)[1]
+        pytest.param("none", "does not say how it is evaluated", marks=pytest.mark.long),
+        pytest.param("odd", "returned eval/loss as str", marks=pytest.mark.long),
+        pytest.param("step", "this run evaluates a checkpoint and trains nothing", marks=pytest.mark.long),
+    ],
+)
+def test_what_goes_wrong_is_said(made: tuple[Path, Tensors], script: str, word: str, wanted: str) -> None:
+    """An error of the script's with its last lines; no function; no numbers; a step. Nothing is written for them."""
+    assert wanted in evaluated(script, "--store", f"{made[0]}@latest", "--", word, code=1)[1]
     assert Path("evaluations.jsonl").read_text() == ""
 
 
