@@ -19,7 +19,7 @@ from checkpointing.interchange.contents import Contents
 from checkpointing.reading.naming import read_ref
 from checkpointing.retention import protection
 from elastic3d.cli import application
-from elastic3d.errors import UsageError
+from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.evaluation.answering import checked
 from elastic3d.evaluation.results import Results
 from tests.parallel.evaluated_mains import HELD_OUT, losses
@@ -74,7 +74,8 @@ def evaluated(*arguments: str, code: int = 0) -> tuple[list[Any], str]:
     """Return the lines of the command, and what it said besides."""
     result = run.invoke(application(), ["eval", *arguments, "--json"])
     assert result.exit_code == code, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()], result.stderr
+    error = str(result.exception) if isinstance(result.exception, Elastic3dError) else ""
+    return [json.loads(line) for line in result.stdout.splitlines()], result.stderr + error
 
 
 def loss_of(tensors: Tensors) -> float:

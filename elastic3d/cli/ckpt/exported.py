@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from checkpointing.format.names import parse_checkpoint
-from checkpointing.interchange.appearing import left_behind, remove
 from elastic3d.errors import UsageError
 
 LIST = "exported.jsonl"
@@ -43,6 +42,8 @@ class ExportFolder:
             raise UsageError(
                 f"{self._folder}: another command exports into it; give each a folder of its own"
             ) from error
+        from checkpointing.interchange.appearing import left_behind, remove  # imports torch, which takes seconds
+
         for path in left_behind(self._folder, "step-.*"):
             remove(path)
         self._read()
