@@ -68,15 +68,15 @@ class Follower:
         """Return the next checkpoint, and wait for it; until `passed` is told of it, it is the next one."""
         while True:
             try:
-                found = self._due()
+                name = self._due()
             except (StoreError, OSError) as error:
                 if isinstance(error, StoreError) and not is_away(error):
                     raise
                 self.away(error)
                 continue
-            if found is not None:
+            if name is not None:
                 self._over()
-                return found
+                return name
             self._sleep(self._every)
 
     def passed(self, name: str) -> None:

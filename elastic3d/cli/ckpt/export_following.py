@@ -22,7 +22,7 @@ from elastic3d.cli.ckpt.telling import bar, document
 from elastic3d.clock import SYSTEM
 
 if TYPE_CHECKING:
-    from elastic3d.cli.ckpt.exporting import Wish
+    from elastic3d.cli.ckpt.exporting import ExportWish
 
 PATIENCE = 10.0
 """Seconds for which one operation is tried again, before it is said that the store is waited for."""
@@ -32,7 +32,7 @@ def follow(
     store: Store,
     wanted: str,
     target: Path,
-    wish: Wish,
+    wish: ExportWish,
     *,
     every: float,
     once_after: int | None,
@@ -90,7 +90,7 @@ def _over(done: set[str], once_after: int | None, until_step: int | None) -> boo
     return once_after is not None and any(step > once_after for step in steps)
 
 
-def _export(store: Store, name: str, folder: ExportFolder, wish: Wish) -> ExportDocument:
+def _export(store: Store, name: str, folder: ExportFolder, wish: ExportWish) -> ExportDocument:
     # Announced before it is read: however short the grace of a collection, it is not deleted meanwhile.
     with reading(store, name, after=0) as opened:
         target = folder.begin(name)

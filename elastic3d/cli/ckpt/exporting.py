@@ -42,7 +42,7 @@ class ExportFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ExportWish:
     """How checkpoints are to be written. prefix: None for what is usual. config: folder of a model's configuration."""
 
     kind: ExportFormat
@@ -206,7 +206,7 @@ def wished(
     shard_size: str,
     *,
     follow: bool = False,
-) -> Wish:
+) -> ExportWish:
     """Return how to write; UsageError for options that do not go together."""
     if kind is None and follow:
         raise UsageError("--follow writes many into one folder: give --to dcp, torch, safetensors or hf")
@@ -221,7 +221,7 @@ def wished(
         raise UsageError(f"{target}: --to hf writes a folder; give it a name without {target.suffix}")
     if config is not None and not config.is_dir():
         raise UsageError(f"--config {config} is no folder; give one with the config.json of the model")
-    return Wish(
+    return ExportWish(
         kind=kind,
         prefix=prefix,
         config=config,

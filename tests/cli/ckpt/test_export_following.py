@@ -28,7 +28,7 @@ from checkpointing.retention import collection, protection
 from checkpointing.retention.policy import Retention
 from elastic3d.cli.ckpt import app
 from elastic3d.cli.ckpt.export_following import follow
-from elastic3d.cli.ckpt.exporting import ExportFormat, Wish
+from elastic3d.cli.ckpt.exporting import ExportFormat, ExportWish
 from elastic3d.planner.shares import MeshSizes
 from tests.cli.ckpt import scenes
 from tests.training.damage import spoil_tiles
@@ -186,7 +186,7 @@ def test_a_damaged_checkpoint_is_passed_over(store: Store, tmp_path: Path) -> No
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collecting(Wish):
+class Collecting(ExportWish):
     """While a checkpoint is being written, the run makes two more, keeps the newest alone, and deletes the others."""
 
     store: Store
@@ -196,7 +196,7 @@ class Collecting(Wish):
             scenes.save(self.store, step, ONE)
         done = collection.collect(self.store, Retention(keep_last=1), grace=0.0, wait=True)
         assert done.objects, "the one between is deleted"
-        return Wish.write(self, opened, target, advance)
+        return ExportWish.write(self, opened, target, advance)
 
 
 def test_what_is_being_written_is_not_collected(store: Store, tmp_path: Path) -> None:
