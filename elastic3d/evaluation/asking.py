@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 from elastic3d import environment
 from elastic3d.errors import StateError, UsageError
@@ -60,7 +61,7 @@ def ask(script: str, arguments: Sequence[str], question: EvaluationQuestion) -> 
 
 
 def _start(
-    script: str, arguments: Sequence[str], question: EvaluationQuestion, output: object
+    script: str, arguments: Sequence[str], question: EvaluationQuestion, output: BinaryIO
 ) -> subprocess.Popen[bytes]:
     variables = {
         **os.environ,
@@ -72,7 +73,7 @@ def _start(
         [sys.executable, script, *arguments],
         env=variables,
         stdin=subprocess.DEVNULL,
-        stdout=output,  # type: ignore[arg-type]
+        stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
@@ -102,7 +103,7 @@ def _meeting(world: int) -> Iterator[int]:
     if world == 1:
         yield 0
         return
-    from torch.distributed import TCPStore  # takes seconds, which one process alone need not wait
+    from torch._C._distributed_c10d import TCPStore  # takes seconds, which one process alone need not wait
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield store.port
