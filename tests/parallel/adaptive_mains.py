@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastic3d.data import Adaptive, Mixture, Packed, check
+from elastic3d.data import Adaptive, check
 from elastic3d.data.collating import Collate
 from elastic3d.training import Run
 from tests.parallel.models import Model, Sentences, loss_fn
@@ -49,9 +49,7 @@ def train(
     workers: int = 0,
 ) -> Trained:
     """Train the small model with a schedule, and a batch that changes."""
-    model = run.shard(
-        build, blocks=blocks, seed=3, leaf=leaf, precision=precision, tensor=tensor, reduction=reduction
-    )
+    model = run.shard(build, blocks=blocks, seed=3, leaf=leaf, precision=precision, tensor=tensor, reduction=reduction)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
     batches = run.batches(
@@ -84,5 +82,7 @@ def summed(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, in
     """Return the sum of the losses of some tokens, and their number, which micro-batches differ in."""
     some = target % 3 > 0
     kept = torch.where(some, target, -100)
-    total = nn.functional.cross_entropy(output.flatten(0, 1).float(), kept.flatten(), ignore_index=-100, reduction="sum")
+    total = nn.functional.cross_entropy(
+        output.flatten(0, 1).float(), kept.flatten(), ignore_index=-100, reduction="sum"
+    )
     return total, int(some.sum())
