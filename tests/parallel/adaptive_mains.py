@@ -10,6 +10,7 @@ from torch import nn
 
 from elastic3d.data import Adaptive, check
 from elastic3d.data.collating import Collate
+from elastic3d.data.holes import Holes
 from elastic3d.training import Run
 from tests.parallel.models import Model, Sentences, loss_fn
 
@@ -19,7 +20,10 @@ POLICY = Adaptive(8, 28, multiple=4, every=2, memory=2, margin=0.05, learning_ra
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a run came to. sizes: the global batch of each step. ledger: its lines in words."""
+    """What a run came to. sizes: the global batch of each step. noise: its scale after each that this generation made.
+
+    changed: why lines of the ledger begin. rates: the learning rate of each update. holes: of its order.
+    """
 
     digest: str
     sizes: tuple[int, ...]
@@ -27,6 +31,7 @@ class Trained:
     whole: bool
     changed: tuple[str, ...]
     rates: tuple[float, ...]
+    holes: Holes
 
 
 def train(
@@ -75,6 +80,7 @@ def train(
         whole=check(run.ledger, order).whole,
         changed=tuple(line.changed for line in run.ledger),
         rates=tuple(rates),
+        holes=order.holes,
     )
 
 
