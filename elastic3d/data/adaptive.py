@@ -44,9 +44,9 @@ class Adaptive:
     every: int
     """Steps from one change to the next, at least; 100 by default."""
     measured_every: int
-    """Steps from one measurement to the next; 1 by default."""
+    """Steps from one measurement to the next; 5 by default."""
     memory: int
-    """Measurements that the noise scale is the average of, about; 50 by default. Nothing changes before them."""
+    """Measurements that the noise scale is the average of, about; 20 by default. Nothing changes before them."""
     margin: float
     """By which share the wanted size has to differ from the present one to be chosen; 0.25 by default."""
     most: float
@@ -62,8 +62,8 @@ class Adaptive:
         learning_rate: str | None = None,
         times: float = 1.0,
         every: int = 100,
-        measured_every: int = 1,
-        memory: int = 50,
+        measured_every: int = 5,
+        memory: int = 20,
         margin: float = 0.25,
         most: float = 2.0,
     ) -> None:

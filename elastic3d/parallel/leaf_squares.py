@@ -1,12 +1,12 @@
 """The squared norm of the gradient of each leaf of micro-batches, with bits that do not depend on the layout.
 
-They are taken from whole gradients, before these are sent: of a parameter the norms of its rows, each by itself, whose
-squares are folded in a fixed order. A block's parameters, which no layout parts, are added up in their order and have
+They are taken from whole gradients, before these are sent: of a parameter the norms of its rows, and of these their
+norm, which depend on its shape, the kind of device and the number of threads, and on nothing else. A block's parameters, which no layout parts, are added up in their order and have
 one place in the step vote for each leaf; a parameter that is in no block has its own. Where tensor parallelism cuts
 parameters, each of its ranks has places of its own, for its parts.
 
-Rows are summed in fp32: their squares are compared with each other, and a noise scale needs no more. They cost half of
-what copying the gradients costs, which the norm's own sums in float64 would exceed ten times.
+Rows are summed in fp32, which is enough for a noise scale, and costs half of what copying the gradients costs: the
+norm's own sums in float64 cost thirty times as much.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class LeafSquares:
         held = [(name, one) for name, one in zip(names, gradients, strict=True) if name not in self._copies]
         if held:
             self._leaves.append((leaf, [name for name, _ in held]))
-            self._sums.append(torch.stack([_squared(gradient.detach()) for _, gradient in held]))
+            rows = [_lengths(gradient.detach()) for _, gradient in held]
+            self._sums.append(torch.stack(torch._foreach_norm(rows)).double().square_())
 
     @property
     def sums(self) -> list[torch.Tensor]:
@@ -87,10 +88,10 @@ def _group(name: str, blocks: str | None) -> str:
     return name[: len(blocks) + 1] + name[len(blocks) + 1 :].partition(".")[0]
 
 
-def _squared(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the sum of squares of a tensor, in float64, where it is."""
-    rows = gradient.reshape(gradient.shape[0], -1) if gradient.dim() > 1 else gradient.reshape(1, -1)
-    if not rows.numel():
-        return rows.new_zeros((), dtype=torch.float64)
-    lengths = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32).double()
-    return norms.fold(lengths.square_().unsqueeze(0))[0]
+def _lengths(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the norms of the rows of dim 0, in fp32, where they are; of a vector, its numbers."""
+    if gradient.dim() < 2 or not gradient.numel():
+        return gradient.reshape(-1).float()
+    rows = gradient.reshape(gradient.shape[0], -1)
+    lengths: torch.Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32)
+    return lengths

@@ -16,7 +16,7 @@ from elastic3d.data.noise import NoiseScale, StepSquares, decided, rate_factor
 from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.values import from_json, to_json
 
-POLICY = Adaptive(64, 1024, every=10, memory=5)
+POLICY = Adaptive(64, 1024, every=10, measured_every=1, memory=5)
 
 
 def known(scale: float, *, changed: int = 0, measured: int = 99) -> NoiseScale:

@@ -15,7 +15,7 @@ from elastic3d.training import Run
 from tests.parallel.models import Model, Sentences, loss_fn
 
 STEPS = 8
-POLICY = Adaptive(8, 28, multiple=4, every=2, memory=2, margin=0.05, learning_rate="adascale")
+POLICY = Adaptive(8, 28, multiple=4, every=2, measured_every=1, memory=2, margin=0.05, learning_rate="adascale")
 
 
 @dataclass(frozen=True, kw_only=True)

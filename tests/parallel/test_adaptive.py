@@ -49,7 +49,7 @@ def test_every_layout_measures_and_decides_alike(alone: Trained, layout: Layout)
     assert made(adaptive_mains.train, layout) == alone
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "layout",
     [
@@ -67,7 +67,7 @@ def test_further_layouts_do_so_too(alone: Trained, layout: Layout) -> None:
     assert made(adaptive_mains.train, layout) == alone
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("choice", ["leaf", "tokens", "bf16", "fp16", "unclipped"])
 def test_every_choice_that_has_the_same_bits_has_them_here(choice: str) -> None:
     """Leaves, losses that are sums over tokens, 16 bits, and steps of which only the measuring wants a norm."""
@@ -84,7 +84,7 @@ def test_every_choice_that_has_the_same_bits_has_them_here(choice: str) -> None:
     assert made(main, Layout(pp=2, dp=2, zero=2)) == one
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_of_a_tensor_group_measure_their_parts() -> None:
     """For a fixed tp the same bits; and for another one the same noise, as near as its own sums are."""
     main = partial(
@@ -114,7 +114,7 @@ def test_a_run_goes_on_in_another_layout(alone: Trained, tmp_path: Path) -> None
     assert made(adaptive_mains.train, ALONE, take=tmp_path).noise == alone.noise[1:]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_not_finite_is_not_measured() -> None:
     """Samples that are left out as they come: the same sizes and bits as of a run that knew of them."""
     marks = ((5, unsound_mains.LOSS), (20, unsound_mains.GRADIENT), (30, unsound_mains.LOSS))
@@ -126,7 +126,7 @@ def test_what_is_not_finite_is_not_measured() -> None:
     assert made(partial(main, exclude=found.holes), ALONE, numerics="skip") == found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_audited_steps_measure_each_micro_batch_once(alone: Trained) -> None:
     """Those that ranks repeat for each other do not count a second time."""
     assert made(adaptive_mains.train, Layout(pp=1, dp=2, zero=2), audit=1.0, at_rest=1.0) == alone

@@ -60,7 +60,7 @@ def measured(run: Run, *, loss: Any, leaf: int = 1, precision: str = "fp32") -> 
     """Return the noise scale that 80 steps of 16 samples show, over a model that stays where it is."""
     model = run.shard(Middle, leaf=leaf, precision=precision)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    policy = Adaptive(16, 64, memory=10**6)
+    policy = Adaptive(16, 64, measured_every=1, memory=10**6)
     batches = run.batches(points(), global_batch=policy, micro_batch=2, seed=3)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     for batch in batches.until(step=80):
@@ -117,7 +117,7 @@ def test_a_run_that_begins_again_changes_at_the_same_steps(leaves_at: tuple[int,
 @pytest.mark.parametrize("rule", ["linear", "sqrt", "adascale", None])
 def test_learning_rates_are_on_top_of_the_schedule(rule: str | None) -> None:
     """Of every step's update, by the rule; the schedule's own state never shows it."""
-    policy = Adaptive(8, 28, multiple=4, every=2, memory=2, margin=0.05, learning_rate=rule)
+    policy = Adaptive(8, 28, multiple=4, every=2, measured_every=1, memory=2, margin=0.05, learning_rate=rule)
     plain = live(partial(adaptive_mains.train, policy=8)).rates
     made: Trained = live(partial(adaptive_mains.train, policy=policy))
     factors = [rate / own for rate, own in zip(made.rates, plain, strict=True)]
@@ -169,7 +169,7 @@ def test_packed_documents_go_along() -> None:
     """Packs are samples like any others."""
     tokens = [torch.arange(1 + number % 4) % VOCABULARY for number in range(90)]
     packed = Packed(tokens, length=LENGTH, positions=False)
-    policy = Adaptive(8, 28, multiple=4, start=16, every=2, memory=2)
+    policy = Adaptive(8, 28, multiple=4, start=16, every=2, measured_every=1, memory=2)
     made: Trained = live(partial(adaptive_mains.train, policy=policy, dataset=packed, loss=filled))
     assert made.whole
     # All documents are alike, and so are their gradients.
