@@ -6,7 +6,7 @@ being the covariance of the gradients of single samples (McCandlish et al. 2018,
 
     E[S] = |G|^2 + tr(C) / n        E[s] = |G|^2 + tr(C) * L / n
 
-so that both are found without bias from s and S; their averages over many steps give the noise scale tr(C) / |G|^2. All
+so that both come without bias from s and S; their averages over many steps give the noise scale tr(C) / |G|^2. All
 comes out of sums that have the same bits in every layout, and out of plain arithmetic, so that every rank of every
 generation decides alike, and a step that is made again after a death decides again what it had decided.
 
@@ -75,14 +75,14 @@ class NoiseScale:
 
     def after(self, step: StepSquares, memory: int) -> NoiseScale:
         """Return what is known after one more step: the mean of all at first, and of the last `memory` or so later."""
-        found = step.estimates()
-        if found is None:
+        estimate = step.estimates()
+        if estimate is None:
             return self
         share = 1.0 / min(self.measured + 1, memory)
         return replace(
             self,
-            variance=self.variance + (found[0] - self.variance) * share,
-            gradient=self.gradient + (found[1] - self.gradient) * share,
+            variance=self.variance + (estimate[0] - self.variance) * share,
+            gradient=self.gradient + (estimate[1] - self.gradient) * share,
             measured=self.measured + 1,
         )
 

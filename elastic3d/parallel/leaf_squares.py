@@ -1,9 +1,10 @@
 """The squared norm of the gradient of each leaf of micro-batches, with bits that do not depend on the layout.
 
 They are taken from whole gradients, before these are sent: of a parameter the norms of its rows, and of these their
-norm, which depend on its shape, the kind of device and the number of threads, and on nothing else. A block's parameters, which no layout parts, are added up in their order and have
-one place in the step vote for each leaf; a parameter that is in no block has its own. Where tensor parallelism cuts
-parameters, each of its ranks has places of its own, for its parts.
+norm, which depend on its shape, the kind of device and the number of threads, and on nothing else. A block's
+parameters, which no layout parts, are added up in their order and have one place in the step vote for each leaf; a
+parameter that is in no block has its own. Where tensor parallelism cuts parameters, each of its ranks has places of its
+own, for its parts.
 
 Rows are summed in fp32, which is enough for a noise scale, and costs half of what copying the gradients costs: the
 norm's own sums in float64 cost thirty times as much.
@@ -70,13 +71,13 @@ class LeafSquares:
     def placed(self, read: Sequence[torch.Tensor], leaves: int) -> torch.Tensor:
         """Return this rank's places of a step of so many leaves, zeros where others have theirs. read: of `sums`."""
         places, order = self._places, self._places.order
-        found: dict[int, list[tuple[int, float]]] = {}
+        squares_at: dict[int, list[tuple[int, float]]] = {}
         for (leaf, names), squares in zip(self._leaves, read, strict=True):
             for name, square in zip(names, squares.tolist(), strict=True):
                 at = (leaf * places.width) + places.groups[name] * places.tp + self._place
-                found.setdefault(at, []).append((order[name], square))
+                squares_at.setdefault(at, []).append((order[name], square))
         row = torch.zeros(leaves * places.width, dtype=torch.float64)
-        for at, several in found.items():
+        for at, several in squares_at.items():
             row[at] = sum(square for _, square in sorted(several))
         return row
 

@@ -111,12 +111,12 @@ class BatchControl:
         if outcome.leaf_squares and not change.skipped and change.norm is not None and math.isfinite(change.norm):
             self._noise = self._noise.after(self._shown(outcome, change.norm, scale), policy.memory)
         size = order.batch_at(made)
-        found = decided(policy, self._noise, size, batches.step)
-        if found is None:
+        chosen = decided(policy, self._noise, size, batches.step)
+        if chosen is None:
             return Resized(scale=self._noise.samples)
-        self._noise = replace(self._noise, changed=found.step, why=found.why)
-        batches.resize(found.step, found.size)
-        return Resized(why=found.why, scale=self._noise.samples)
+        self._noise = replace(self._noise, changed=chosen.step, why=chosen.why)
+        batches.resize(chosen.step, chosen.size)
+        return Resized(why=chosen.why, scale=self._noise.samples)
 
     def _shown(self, outcome: Outcome, norm: float, scale: float) -> StepSquares:
         """Return what counts of a step's leaves, without the scale of its losses."""

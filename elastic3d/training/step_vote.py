@@ -39,9 +39,8 @@ def vote(
     checks: those of the generation, whose results are said with it; Convicted, on a rank whose state has changed.
     scalars: what the script says of the step. extras: the number of what it keeps of its own. step: the one that is
     voted on. checkpoint: one is due here. clip: the norm is wanted. measured: and so are the squares of leaves, which
-    the passes have measured. skip: no update is to be made where the gradient is
-    not finite. Samples are counted by the first
-    rank of each replica alone, and losses by the first of each tensor group.
+    the passes have measured. skip: no update is to be made where the gradient is not finite. Samples are counted by the
+    first rank of each replica alone, and losses by the first of each tensor group.
     """
     flags = port.flags()
     device, reads_gradient = assembly.mesh.computes_on, clip or skip
