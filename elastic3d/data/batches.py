@@ -135,7 +135,7 @@ class Batches:
         if not numbered:
             check_stream(dataset)
         adaptive = global_batch if isinstance(global_batch, Adaptive) else None
-        given_size = adaptive.start if isinstance(global_batch, Adaptive) else global_batch
+        given_size = global_batch.start if isinstance(global_batch, Adaptive) else global_batch
         (_, first), *changes = given_size.parts if isinstance(given_size, Growing) else ((0, given_size),)
         self.order = Order(
             length=len(dataset) if numbered else None,  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import pytest
 from elastic3d.values import Layout, Schedule
 from tests.parallel import adaptive_mains, tensors, unsound_mains
 from tests.parallel.adaptive_mains import Trained
+from tests.parallel.models import Sentences
 from tests.parallel.worlds import Orders, run_world
 
 pytestmark = pytest.mark.gloo
@@ -38,7 +39,6 @@ def alone() -> Trained:
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(pp=1, dp=3, zero=3),
         Layout(pp=2, dp=2, zero=2),
         Layout(pp=1, dp=2, zero=2, shares=(1, 2)),
     ],
@@ -54,6 +54,7 @@ def test_every_layout_measures_and_decides_alike(alone: Trained, layout: Layout)
     "layout",
     [
         Layout(pp=4, dp=1),
+        Layout(pp=1, dp=3, zero=3),
         Layout(pp=1, dp=4, zero=1),
         Layout(pp=1, dp=4, zero=2, replicas=2),
         Layout(pp=2, dp=2, zero=3),
@@ -71,14 +72,14 @@ def test_further_layouts_do_so_too(alone: Trained, layout: Layout) -> None:
 @pytest.mark.parametrize("choice", ["leaf", "tokens", "bf16", "fp16", "unclipped"])
 def test_every_choice_that_has_the_same_bits_has_them_here(choice: str) -> None:
     """Leaves, losses that are sums over tokens, 16 bits, and steps of which only the measuring wants a norm."""
-    options: dict[str, Any] = {
+    choices: dict[str, dict[str, Any]] = {
         "leaf": {"leaf": 2},
         "tokens": {"tokens": True},
         "bf16": {"precision": "bf16"},
         "fp16": {"precision": "fp16"},
         "unclipped": {"clip": None},
-    }[choice]
-    main = partial(adaptive_mains.train, **options)
+    }
+    main = partial(adaptive_mains.train, **choices[choice])
     one = made(main, ALONE)
     assert len(set(one.sizes)) > 1
     assert made(main, Layout(pp=2, dp=2, zero=2)) == one
@@ -91,7 +92,7 @@ def test_ranks_of_a_tensor_group_measure_their_parts() -> None:
         adaptive_mains.train,
         build=partial(tensors.Decoder, 0.0),
         tensor=tensors.SEQUENCE,
-        dataset=tensors.Sentences(tensors.VOCABULARY, tensors.LENGTH),
+        dataset=Sentences(tensors.VOCABULARY, tensors.LENGTH),
     )
     whole = made(main, ALONE)
     cut = made(main, Layout(pp=1, dp=1, tp=2))
