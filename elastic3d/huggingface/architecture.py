@@ -117,7 +117,7 @@ def _parts(model: Any, name: str, value: torch.Tensor) -> tuple[FilePart, ...]:
 
 
 def _shares(part: torch.Tensor, whole: torch.Tensor) -> bool:
-    return part.untyped_storage()._cdata == whole.untyped_storage()._cdata
+    return bool(part.untyped_storage()._cdata == whole.untyped_storage()._cdata)
 
 
 def box_of(shape: tuple[int, ...], view: torch.Tensor) -> Box | None:

@@ -47,7 +47,8 @@ def said(*arguments: str) -> tuple[int, str]:
 
 def same(out: Path, tensors: Tensors) -> Any:
     """Load the folder and compare; return the model."""
-    model, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    model, info = loaded
     wrong = [name for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in info[kind]]
     assert not wrong
     state = model.state_dict()
@@ -114,9 +115,10 @@ def test_a_model_that_was_trained_in_stages_is_whole(tmp_path: Path) -> None:
 
 
 def _in_bf16(build: Any) -> nn.Module:
-    model: nn.Module = build().to(torch.bfloat16)
-    model.config.dtype = torch.bfloat16  # type: ignore[union-attr]
-    return model
+    model: Any = build().to(torch.bfloat16)
+    model.config.dtype = torch.bfloat16
+    whole: nn.Module = model
+    return whole
 
 
 def test_large_models_are_written_in_shards(llama: tuple[Path, Tensors], tmp_path: Path) -> None:

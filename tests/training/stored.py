@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from checkpointing import Piece, commit, fence, open_store, save_rank
-from checkpointing.format.tiles import copy_box
+from checkpointing.format.tiles import TensorSpec, copy_box
 from checkpointing.interchange.tensors import DTYPES
 from elastic3d.provenance.record import ScriptOrigin, spelled_out
 from elastic3d.training import Run
@@ -61,7 +61,8 @@ def trained(
 
 def stored(kept: Path, url: Path) -> Tensors:
     """Commit the snapshot of the last step; return the model's tensors."""
-    store, tensors = open_store(str(url)), {}
+    store = open_store(str(url))
+    tensors: dict[TensorSpec, bytearray] = {}
     files = sorted(kept.glob(f"{STEPS}.*"))
     fence(store, 1)
     for rank, file in enumerate(files):

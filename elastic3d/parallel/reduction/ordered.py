@@ -47,6 +47,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.owners import SenderTurn
+from elastic3d.parallel.leaf_squares import LeafSquares
 from elastic3d.parallel.reduction.flat import Flat
 from elastic3d.parallel.reduction.fold import Add, Fold
 from elastic3d.parallel.reduction.gathers import Gathers
@@ -110,6 +111,11 @@ class Ordered:
             # The root's gradients are complete last, those of blocks from the last one on.
             number = index if index == len(self._folds) - 1 else len(self._folds) - 2 - index
             fold.watch = functools.partial(_tell, witness, stage, number, fold.flat.name)
+
+    def measure(self, squares: LeafSquares | None) -> None:
+        """Have the gradients of every leaf measured, or no longer."""
+        for fold in self._folds:
+            fold.measure = None if squares is None else squares.add
 
     @property
     def folds(self) -> Sequence[Fold]:

@@ -233,6 +233,7 @@ def test_a_signal_ends_it(number: signal.Signals, store: Store, tmp_path: Path) 
     piped: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, preexec_fn=heard, **piped)
     try:
+        assert process.stdout is not None
         assert process.stdout.readline().startswith("step 100: ")
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
