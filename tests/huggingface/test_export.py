@@ -69,7 +69,7 @@ def test_a_trained_model_is_loaded_by_transformers(family: str, tmp_path: Path) 
     tensors = trained(tmp_path, build, blocks)
     done = export(tmp_path / "store", tmp_path / "out")
     model = same(tmp_path / "out", tensors)
-    assert type(model) is type(build())
+    assert type(model).__name__ == type(build()).__name__
     model.save_pretrained(tmp_path / "theirs")
     assert done["tensors"] == len(names(tmp_path / "theirs"))
     assert names(tmp_path / "out") == names(tmp_path / "theirs")
