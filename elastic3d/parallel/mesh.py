@@ -38,9 +38,9 @@ class Mesh:
     cut from one mesh, as FSDP over tensor-parallel parameters needs.
 
     groups: all of them by their axis. On a device those of pp, and of replicas where sums go from one to the next, get
-    their communicators one by one, where they are first used: of a group that is connected as a whole, torch queues what
-    goes from one rank to another behind everything else (https://github.com/pytorch/pytorch/issues/154132). The others
-    are connected at once, in one order on every rank, so that no step waits for it.
+    their communicators one by one, where they are first used: of a group that is connected as a whole, torch queues
+    what goes from one rank to another behind everything else (https://github.com/pytorch/pytorch/issues/154132). The
+    others are connected at once, in one order on every rank, so that no step waits for it.
 
     What ranks tell each other besides (votes, numbers, bytes) is on the CPU: it waits for no device, and none for it.
     """

@@ -168,8 +168,8 @@ def _reduction(own: float, load: Load, layout: Layout, profile: ModelProfile, co
     Pieces are sent as they were computed or, where the weights have a pass of their own or a leaf has several
     micro-batches, as they were added up. The backend's own: a reduce-scatter among the shards, once a step with ZeRO-1
     and else for each micro-batch, and between replicas an all-reduce of a shard once a step. In memory each piece is
-    read where it was computed, written flat and read again, and a sum is read and written where it is added to; one that
-    goes on is read and written once more.
+    read where it was computed, written flat and read again, and a sum is read and written where it is added to; one
+    that goes on is read and written once more.
     """
     if layout.dp == 1:
         return 0.0

@@ -69,8 +69,8 @@ def gradient_traffic(layout: Layout, profile: ModelProfile, slots: int) -> Gradi
 def _passed(nodes: Sequence[int], layout: Layout, piece: float, total: float) -> GradientTraffic:
     """Return what ranks of one place on pp and tp send where sums go from replica to replica.
 
-    nodes: of each row. piece, total: bytes of one rank's part of a piece and of a sum. The last replica sends a whole sum
-    to all others once a step, and in that turn none to the first.
+    nodes: of each row. piece, total: bytes of one rank's part of a piece and of a sum. The last replica sends a whole
+    sum to all others once a step, and in that turn none to the first.
     """
     shards, rows = layout.shards, len(nodes)
     within = on = wrapped = spread = 0.0

@@ -125,7 +125,7 @@ def test_a_sum_that_goes_from_node_to_node_takes_less() -> None:
     spread = seconds(Layout(pp=1, dp=56, zero=1), model, sheet, 8)["reduction"]
     passed = seconds(Layout(pp=1, dp=56, zero=1, replicas=7), model, sheet, 8)["reduction"]
     on = 4 * model.parameters / 8 / 50e9
-    assert passed == pytest.approx((10 + 6 / 33) * on, rel=0.15)
+    assert (10 + 6 / 33) * on < passed < 1.2 * (10 + 6 / 33) * on
     assert passed < spread / 2.5
 
 
