@@ -30,6 +30,9 @@ Add = Callable[[torch.Tensor, torch.Tensor, bool], None]
 Seen = Callable[[int, Sequence[torch.Tensor]], None]
 """Looks at (round, the unit's whole gradients) before they are sent."""
 
+Measured = Callable[[int, Sequence[str], Sequence[torch.Tensor]], None]
+"""Takes (number of a piece that counts, names, the unit's whole gradients) before they are sent."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Stretch:
@@ -53,7 +56,7 @@ class Fold:
     rounds: it need not hold them exactly. Pieces are numbered in the order of rounds, and in a round in that of its
     senders, which are mostly all ranks; those from `pieces` on only fill the last round, and are dropped: multiplied by
     zero, a NaN would stay. watch: looks at gradients before they are
-    sent, None in most steps.
+    sent, None in most steps. measure: takes the gradients of pieces that count, None where nobody measures them.
 
     FSDP ends a unit's backward pass once for each run of its module. Which run is the last it does not say, and ranks
     have to send in one order: gradients that come after a piece was sent are refused with ModelError.
@@ -76,6 +79,7 @@ class Fold:
         self.pieces: int | None = None
         self.holes: frozenset[int] = frozenset()
         self.watch: Seen | None = None
+        self.measure: Measured | None = None
         self.sample: FoldSample | None = None
         self._rank = group.rank() if group else 0
         self._ranks = group.size() if group else 1
@@ -171,6 +175,10 @@ class Fold:
         gradients = flat.take(wire, rounds=self._rounds)
         if self.watch is not None:
             self.watch(round_, gradients)
+        if self.measure is not None:
+            piece = turn.first + turn.senders.index(self._rank)
+            if self._counts(piece):
+                self.measure(piece, flat.names, gradients)
         for stretch in self._stretches:
             lane = self._lanes.next()
             out = lane.outgoing(flat.shards * (stretch.stop - stretch.start), wire, flat.device)

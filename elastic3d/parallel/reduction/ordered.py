@@ -53,6 +53,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.health.phases import Axis
 from elastic3d.owners import SenderTurn
+from elastic3d.parallel.leaf_squares import LeafSquares
 from elastic3d.parallel.reduction.flat import Flat
 from elastic3d.parallel.reduction.fold import Add, Fold
 from elastic3d.parallel.reduction.gathers import Gathers
@@ -134,6 +135,11 @@ class Ordered:
                 # The root's gradients are complete last, those of blocks from the last one on.
                 number = index if index == len(folds) - 1 else len(folds) - 2 - index
                 fold.watch = functools.partial(_tell, witness, stage, number, fold.flat.name)
+
+    def measure(self, squares: LeafSquares | None) -> None:
+        """Have the gradients of every leaf measured, or no longer."""
+        for fold in self._folds:
+            fold.measure = None if squares is None else squares.add
 
     @property
     def folds(self) -> Sequence[Fold]:
