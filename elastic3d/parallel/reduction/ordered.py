@@ -138,7 +138,7 @@ class Ordered:
 
     def measure(self, squares: LeafSquares | None) -> None:
         """Have the gradients of every leaf measured, or no longer."""
-        for fold in self._folds:
+        for fold in (*self._folds, *self._passed):
             fold.measure = None if squares is None else squares.add
 
     @property
