@@ -105,7 +105,7 @@ class StreamReader:
             self._dataset.set_epoch(self._epoch)
         if state is not None and self._exact:
             self._dataset.load_state_dict(copy.deepcopy(state))
-        samples = iter(self._dataset)
+        samples: Iterator[Any] = iter(self._dataset)
         if state is not None and not self._exact:
             keeper = self._keeper(samples)
             if keeper is None:
