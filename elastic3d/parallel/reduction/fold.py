@@ -35,7 +35,7 @@ Measured = Callable[[int, Sequence[str], Sequence[torch.Tensor]], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Stretch:
+class Stretch:
     """The numbers [start, stop) of every chunk. parts: how many each way has; mine, at: this rank's, in its sum."""
 
     start: int
@@ -84,7 +84,7 @@ class Fold:
         self._rank = group.rank() if group else 0
         self._ranks = group.size() if group else 1
         assert self._ranks == flat.shards * ways
-        self._stretches: list[_Stretch] = []
+        self._stretches: list[Stretch] = []
         self._sum = torch.empty(0)
         self._whole = torch.empty(0)
         self._turn = SenderTurn(first=0, senders=())
@@ -126,6 +126,11 @@ class Fold:
         """Forget the sum of the rounds so far; nothing may be under way."""
         for stretch in self._stretches:
             stretch.empty = True
+
+    def release(self) -> None:
+        """Let go of the sum's memory, which the next piece makes anew."""
+        self._stretches = []
+        self._sum = self._whole = torch.empty(0)
 
     @property
     def total(self) -> torch.Tensor:
@@ -184,7 +189,7 @@ class Fold:
                 self._exchange(stretch, turn, out, lane)
         return True
 
-    def _exchange(self, stretch: _Stretch, turn: SenderTurn, out: torch.Tensor, lane: Lane) -> None:
+    def _exchange(self, stretch: Stretch, turn: SenderTurn, out: torch.Tensor, lane: Lane) -> None:
         assert self._group is not None
         lane.exchange(
             out,
@@ -196,18 +201,22 @@ class Fold:
             self._lanes.transit,
         )
 
-    def _arrived(self, stretch: _Stretch, turn: SenderTurn, pieces: torch.Tensor) -> None:
-        """Add a turn's pieces in the order of their ranks; the sum begins with the first piece, not with zero."""
+    def _arrived(self, stretch: Stretch, turn: SenderTurn, pieces: torch.Tensor) -> None:
+        """Take those of a turn's pieces that count."""
         first = turn.first
         if self.pieces is not None:
             pieces = pieces[: max(0, self.pieces - first)]
         if any(first <= hole < first + len(pieces) for hole in self.holes):
             pieces = pieces[[row for row in range(len(pieces)) if first + row not in self.holes]]
-        if len(pieces):
+        self._take(stretch, turn, pieces)
+
+    def _take(self, stretch: Stretch, turn: SenderTurn, rows: torch.Tensor) -> None:
+        """Add a turn's pieces in the order of their ranks; the sum begins with the first piece, not with zero."""
+        if len(rows):
             if self.sample is not None:
                 parts = [(one.at, one.mine) for one in self._stretches]
-                self.sample.added(parts, stretch.at, pieces, self.counted)
-            self._add(self._sum[stretch.at : stretch.at + stretch.mine], pieces, stretch.empty)
+                self.sample.added(parts, stretch.at, rows, self.counted)
+            self._add(self._sum[stretch.at : stretch.at + stretch.mine], rows, stretch.empty)
             stretch.empty = False
 
     def _gather(self) -> torch.Tensor:
@@ -234,7 +243,7 @@ class Fold:
         return self._whole
 
 
-def stretches(chunk: int, *, width: int, ways: int, way: int) -> list[_Stretch]:
+def stretches(chunk: int, *, width: int, ways: int, way: int) -> list[Stretch]:
     """Return the fewest stretches of at most `width` numbers, at least one, that cover a chunk, alike in length."""
     number = -(-chunk // max(1, width))
     long = -(-chunk // number)
@@ -243,6 +252,6 @@ def stretches(chunk: int, *, width: int, ways: int, way: int) -> list[_Stretch]:
         stop = min(chunk, start + long)
         part = -(-(stop - start) // ways)
         parts = tuple(max(0, min(part, stop - start - part * one)) for one in range(ways))
-        made.append(_Stretch(start=start, stop=stop, parts=parts, mine=parts[way], at=at))
+        made.append(Stretch(start=start, stop=stop, parts=parts, mine=parts[way], at=at))
         at += parts[way]
     return made
