@@ -17,8 +17,8 @@ PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 # `rendezvous` is torchrun's side of a node, `worker` the job's. `calibration` asks scripts and measures,
 # `doctor` looks at one node, `evaluation` asks scripts for numbers of checkpoints, `huggingface` writes them as
 # folders. `etcd_server` runs the servers of those who have none. `scaffold` has the files that a job begins with.
-# `integrations` gives `entry` other projects' shapes. `dashboard` and `report` say what commands print, as pages made of
-# `pages`; one command serves the first, another writes the second.
+# `integrations` gives `entry` other projects' shapes. `dashboard` and `report` say what commands print, as pages made
+# of `pages`; one command serves the first, another writes the second.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "accounting",
