@@ -184,7 +184,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # seconds of processor time that rank 0 has used for the step. `data`, `copy`: of its `seconds`, those in which
         # rank 0 waited for its data loader, and for the copy of a snapshot. `excluded`, where there are any: positions
         # among `samples` that are no part of it, as [first, stop) each. `tokens`: of the others, where the data set
-        # says how many its samples have. `logged`: what scripts gave to `run.log` for it, by name.
+        # says how many its samples have. `logged`: what scripts gave to `run.log` for it, by name. `noise_scale`: of
+        # the gradient, in samples, where the global batch follows it.
         "step.committed": _debug(
             "step",
             "loss",
@@ -199,7 +200,11 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             "tokens",
             "excluded",
             "logged",
+            "noise_scale",
         ),
+        # From the node of rank 0: the global batch is another one from step `step` on, and `detail` says which and why.
+        # Once more where the step before it is made again.
+        "batch.resized": _info("step", "detail"),
         # From the node of rank 0: a script called `run.stop`, `detail` says why, and no step follows step `step`. Once
         # more where that step is made again.
         "run.stopped": _info("step", "detail"),
