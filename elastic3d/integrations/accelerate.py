@@ -1,10 +1,10 @@
 """Checkpoints of a script of Accelerate in a store of ours, by torch's own distributed checkpoints.
 
-    from elastic3d.integrations.accelerate import Checkpoints
+    from elastic3d.integrations.accelerate import AcceleratorCheckpoints
 
     accelerator = Accelerator()
     model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
-    checkpoints = Checkpoints(accelerator, "s3://bucket/run")
+    checkpoints = AcceleratorCheckpoints(accelerator, "s3://bucket/run")
     for step in range(checkpoints.restore(), 20_000):
         ...
         if step % 500 == 499:
@@ -36,7 +36,7 @@ from elastic3d.integrations.newest import newest_step
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
-class Checkpoints:
+class AcceleratorCheckpoints:
     """Saves and restores what an Accelerator has prepared: models, optimizers, schedules, and registered objects.
 
     Every rank makes one, after `accelerator.prepare`, and makes all its calls alike.
@@ -50,14 +50,12 @@ class Checkpoints:
     ) -> None:
         models, optimizers = list(accelerator._models), list(accelerator._optimizers)
         if not models:
-            raise UsageError("Checkpoints(accelerator, ...): call accelerator.prepare(model, optimizer, ...) first")
+            raise UsageError("AcceleratorCheckpoints: call accelerator.prepare(model, optimizer, ...) first")
         if str(accelerator.distributed_type).rpartition(".")[2] in ("DEEPSPEED", "MEGATRON_LM"):
-            raise UsageError(
-                f"Checkpoints: {accelerator.distributed_type} keeps its state by itself; DDP and FSDP2 are taken"
-            )
+            raise UsageError(f"{accelerator.distributed_type} keeps its state by itself; DDP and FSDP2 are taken")
         if optimizers and len(models) != len(optimizers):
             raise UsageError(
-                f"Checkpoints: {len(models)} models and {len(optimizers)} optimizers are prepared; give each model one"
+                f"accelerator.prepare: {len(models)} models and {len(optimizers)} optimizers; give each model one"
             )
         self._url, self._writer = os.fspath(store), Writer(store)
         self._pairs = [

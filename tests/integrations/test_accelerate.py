@@ -1,4 +1,4 @@
-"""Checkpoints of what an Accelerator has prepared; by torchrun with a kill in test_restart."""
+"""AcceleratorCheckpoints of what an Accelerator has prepared; by torchrun with a kill in test_restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from accelerate.state import AcceleratorState
 
 from elastic3d.errors import UsageError
-from elastic3d.integrations.accelerate import Checkpoints
+from elastic3d.integrations.accelerate import AcceleratorCheckpoints
 from elastic3d.integrations.newest import newest_step
 from tests.integrations.scripts import accelerate_ddp
 
@@ -58,4 +58,4 @@ def prepared(**more: Any) -> Any:
 def test_what_cannot_be_saved_is_refused_at_once(more: dict[str, Any], words: str, tmp_path: Path) -> None:
     """Before anything is trained."""
     with pytest.raises(UsageError, match=words):
-        Checkpoints(prepared(**more), tmp_path)
+        AcceleratorCheckpoints(prepared(**more), tmp_path)

@@ -9,7 +9,7 @@ import time
 import torch
 from accelerate import Accelerator
 
-from elastic3d.integrations.accelerate import Checkpoints
+from elastic3d.integrations.accelerate import AcceleratorCheckpoints
 
 
 class Curriculum:
@@ -37,7 +37,7 @@ def main(store: str, steps: int, pause: float) -> dict[str, torch.Tensor]:
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.9)
     model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
     accelerator.register_for_checkpointing(curriculum)
-    checkpoints = Checkpoints(accelerator, store)
+    checkpoints = AcceleratorCheckpoints(accelerator, store)
     first = checkpoints.restore()
     assert curriculum.seen == first
     rank, world = accelerator.process_index, accelerator.num_processes
