@@ -287,9 +287,9 @@ class _Soaked(Player):
 
     def _dismiss(self, running: Iterable[str], now: float) -> str:
         """Tell nodes that run to end, also one that has come since; return which are still there after their time."""
-        told = {node.name for node in self.cluster.nodes if node.dismissed}
+        dismissed = {node.name for node in self.cluster.nodes if node.dismissed}
         for name in running:
-            if name not in told:
+            if name not in dismissed:
                 self.cluster.terminate_node(name)
         if not running or now - self._asked <= self.plan.leave:
             return ""

@@ -35,7 +35,7 @@ Measured = Callable[[int, Sequence[str], Sequence[torch.Tensor]], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Stretch:
+class SumStretch:
     """The numbers [start, stop) of every chunk. parts: how many each way has; mine, at: this rank's, in its sum."""
 
     start: int
@@ -84,7 +84,7 @@ class Fold:
         self._rank = group.rank() if group else 0
         self._ranks = group.size() if group else 1
         assert self._ranks == flat.shards * ways
-        self._stretches: list[Stretch] = []
+        self._stretches: list[SumStretch] = []
         self._sum = torch.empty(0)
         self._whole = torch.empty(0)
         self._turn = SenderTurn(first=0, senders=())
@@ -189,7 +189,7 @@ class Fold:
                 self._exchange(stretch, turn, out, lane)
         return True
 
-    def _exchange(self, stretch: Stretch, turn: SenderTurn, out: torch.Tensor, lane: Lane) -> None:
+    def _exchange(self, stretch: SumStretch, turn: SenderTurn, out: torch.Tensor, lane: Lane) -> None:
         assert self._group is not None
         lane.exchange(
             out,
@@ -201,7 +201,7 @@ class Fold:
             self._lanes.transit,
         )
 
-    def _arrived(self, stretch: Stretch, turn: SenderTurn, pieces: torch.Tensor) -> None:
+    def _arrived(self, stretch: SumStretch, turn: SenderTurn, pieces: torch.Tensor) -> None:
         """Take those of a turn's pieces that count."""
         first = turn.first
         if self.pieces is not None:
@@ -210,7 +210,7 @@ class Fold:
             pieces = pieces[[row for row in range(len(pieces)) if first + row not in self.holes]]
         self._take(stretch, turn, pieces)
 
-    def _take(self, stretch: Stretch, turn: SenderTurn, rows: torch.Tensor) -> None:
+    def _take(self, stretch: SumStretch, turn: SenderTurn, rows: torch.Tensor) -> None:
         """Add a turn's pieces in the order of their ranks; the sum begins with the first piece, not with zero."""
         if len(rows):
             if self.sample is not None:
@@ -243,7 +243,7 @@ class Fold:
         return self._whole
 
 
-def stretches(chunk: int, *, width: int, ways: int, way: int) -> list[Stretch]:
+def stretches(chunk: int, *, width: int, ways: int, way: int) -> list[SumStretch]:
     """Return the fewest stretches of at most `width` numbers, at least one, that cover a chunk, alike in length."""
     number = -(-chunk // max(1, width))
     long = -(-chunk // number)
@@ -252,6 +252,6 @@ def stretches(chunk: int, *, width: int, ways: int, way: int) -> list[Stretch]:
         stop = min(chunk, start + long)
         part = -(-(stop - start) // ways)
         parts = tuple(max(0, min(part, stop - start - part * one)) for one in range(ways))
-        made.append(Stretch(start=start, stop=stop, parts=parts, mine=parts[way], at=at))
+        made.append(SumStretch(start=start, stop=stop, parts=parts, mine=parts[way], at=at))
         at += parts[way]
     return made

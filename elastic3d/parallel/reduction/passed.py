@@ -31,7 +31,7 @@ from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
 from elastic3d.owners import SenderTurn
 from elastic3d.parallel.reduction.flat import Flat
-from elastic3d.parallel.reduction.fold import Add, Fold, Stretch
+from elastic3d.parallel.reduction.fold import Add, Fold, SumStretch
 from elastic3d.parallel.reduction.lanes import DEPTH, Lanes
 from elastic3d.port import UNRECORDED, Progress
 
@@ -132,7 +132,7 @@ class PassedFold(Fold):
         self._passing = passing
         self._going: dict[int, Going] = {}
 
-    def _take(self, stretch: Stretch, turn: SenderTurn, rows: torch.Tensor) -> None:
+    def _take(self, stretch: SumStretch, turn: SenderTurn, rows: torch.Tensor) -> None:
         """Add this replica's rows of a turn to what those before it have added up, and send that on."""
         passing, shards, pieces = self._passing, self.flat.shards, self.pieces
         assert pieces is not None
