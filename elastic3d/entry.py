@@ -19,6 +19,7 @@ from elastic3d.calibration.script_question import answer_if_asked
 from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.health.evidence import EvidenceWriter
 from elastic3d.health.options import Health, watching
+from elastic3d.islands import Islands
 from elastic3d.log import bind_process, observe_process, process_log
 from elastic3d.metrics.address import metrics_address
 from elastic3d.metrics.exposition import require_client
@@ -74,6 +75,7 @@ def run(
     metrics: str | None = None,
     telemetry: str | None = None,
     config: object = None,
+    islands: Islands | None = None,
     **moved: Never,
 ) -> None:
     """Train `main` on whatever nodes are there, and return when the job is over.
@@ -123,6 +125,8 @@ def run(
             checkpoint has it, and going on from a state that was made with other values is refused, unless
             `run.restore(..., accept="config")` takes them. Nothing secret: all who can read the store can read it.
             None, the default, for none.
+        islands: An `elastic3d.Islands`: this job is one of several that train apart and merge what they learned every
+            so many steps (local SGD, DiLoCo). None, the default, for a job by itself.
         moved: Takes nothing; says where options of checkpoints that used to be here are now.
 
     Raises:
@@ -132,7 +136,7 @@ def run(
     """
 
     def enter(port: Port) -> None:
-        train(main, port, tiers=KeepersAndStore(port.assignment.credentials), origin=origin)
+        train(main, port, tiers=KeepersAndStore(port.assignment.credentials), origin=origin, islands=islands)
 
     refuse_moved(moved)
     if checkpointing is None:
@@ -141,6 +145,10 @@ def run(
         raise UsageError(
             f"elastic3d.run(checkpointing={checkpointing!r}): give an elastic3d.Checkpointing, such as "
             "Checkpointing(keep=3)"
+        )
+    if islands is not None and not isinstance(islands, Islands):
+        raise UsageError(
+            f"elastic3d.run(islands={islands!r}): give an elastic3d.Islands, such as Islands(every=500, ...)"
         )
     script_digest()  # of the running script: processes forked from here have it
     origin = begin(config)
@@ -186,7 +194,7 @@ def run(
         )
     else:
         output.say(_by_hand(options))
-        run_alone(main, device=device)
+        run_alone(main, device=device, islands=islands)
 
 
 def _by_hand(options: RunOptions) -> str:

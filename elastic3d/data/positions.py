@@ -35,7 +35,8 @@ class Order:
     holes: positions that are excluded, and never consumed. earlier: (position behind its last, length) of every data
     set that the run consumed before this one, in order; of a plain data set only. strata: of a stratified data set, the
     number of samples of each stratum, in whose order they are numbered. proportions: of a mixture, its sources and
-    their weights.
+    their weights. slices: of an island, from which position on it takes which of the positions that all islands share:
+    (position of its own, position that it takes), in order; () for a run that has all of them.
     """
 
     length: int | None
@@ -47,6 +48,7 @@ class Order:
     earlier: tuple[tuple[int, int], ...] = ()
     strata: Strata = ()
     proportions: Proportions | None = None
+    slices: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
@@ -161,6 +163,10 @@ class Order:
         """Return the sample ids at positions [first, stop) of the run; a stream's are the positions themselves."""
         if self.length is None:
             return np.arange(first, stop, dtype=np.uint64)
+        if self.slices:
+            every = replace(self, slices=())
+            shared = [every.samples(begin, end) for begin, end in self.shared(first, stop)]
+            return np.concatenate(shared) if shared else np.empty(0, dtype=np.uint64)
         if self.proportions is not None:
             return mixing.samples(self.proportions, self.parts, self.seed, first, stop)
         if self.strata:
@@ -174,6 +180,23 @@ class Order:
             epochs += -(-(end - begin) // length)
             begin = end
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
+
+    def shared(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the positions that all islands share which are at positions [first, stop) of this one, by slice."""
+        ends = [start for start, _ in self.slices[1:]]
+        for (start, taken), end in zip(self.slices, [*ends, stop], strict=True):
+            begin, until = max(first, start), min(stop, end)
+            if begin < until:
+                yield taken + begin - start, taken + until - start
+
+    def place_of(self, position: int) -> int:
+        """Return the position that all islands share which is at a position of this one; the same where it has all."""
+        return next((begin for begin, _ in self.shared(position, position + 1)), position)
+
+    def slicing(self, position: int, taken: int) -> Order:
+        """Return the same order, of an island that takes the shared positions from `taken` on at `position`."""
+        kept = tuple(one for one in self.slices or ((0, 0),) if one[0] < position)
+        return replace(self, slices=(*kept, (position, taken)))
 
     def _permuted(self, length: int, epochs: int, first: int, stop: int) -> Iterator[Indices]:
         """Yield the sample ids at positions [first, stop) of a data set, whose first epoch is number `epochs`."""
@@ -192,7 +215,7 @@ class Order:
         reached = earlier[-1][0] if earlier else 0
         if saved.length is not None and saved.length != self.length and here > reached and self.proportions is None:
             earlier = (*earlier, (here, saved.length))
-        return replace(self, earlier=earlier)
+        return replace(self, earlier=earlier, slices=saved.slices)
 
     def by_source(self, step: int) -> list[tuple[MixedSource, int]]:
         """Return how many positions each source of a mixture has before `step`; [] for another data set."""
