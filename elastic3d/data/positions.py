@@ -191,7 +191,7 @@ class Order:
 
     def place_of(self, position: int) -> int:
         """Return the position that all islands share which is at a position of this one; the same where it has all."""
-        return next((begin for begin, _ in self.shared(position, position + 1)), position)
+        return next(self.shared(position, position + 1))[0] if self.slices else position
 
     def slicing(self, position: int, taken: int) -> Order:
         """Return the same order, of an island that takes the shared positions from `taken` on at `position`."""
