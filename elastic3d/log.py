@@ -384,6 +384,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "island.merged": _info("island", "outer", "step", "islands", "lost", "sent", "read", "seconds"),
         # Its own work since its last outer step is merged nowhere: it joins anew.
         "island.behind": _warning("island", "outer", "detail"),
+        # A replay came to all bits of an island that were merged, up to outer step `outer`.
+        "island.replayed": _info("island", "outer", "detail"),
         # It waits, for `why`: "others", "admission" or "store"; once for each `detail`.
         "island.waiting": _info("why", "detail"),
         # `cache=` cannot be used: tiles are read from the store each time.

@@ -102,9 +102,7 @@ def add(
     )
 
 
-def left_out(
-    ledger: Ledger, order: Order, *, generation: int, layout: str, first_step: int, stop_step: int, why: str
-) -> Ledger:
+def left_out(ledger: Ledger, order: Order, *, generation: int, layout: str, first_step: int, stop_step: int) -> Ledger:
     """Return the ledger with steps added that this run does not make, all whose positions are excluded."""
     first, stop = order.positions(first_step, stop_step)
     line = Line(
@@ -116,7 +114,6 @@ def left_out(
         sample_sum=0,
         excluded=stop - first,
         excluded_sum=order.sum_of_positions(first, stop),
-        changed=why,
     )
     return (*ledger, line)
 

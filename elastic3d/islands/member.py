@@ -43,7 +43,6 @@ class Moved:
 
     left_at: int
     step: int
-    why: str
 
 
 class IslandMember:
@@ -167,7 +166,7 @@ class IslandMember:
         detail = f"it was behind: {why}" if why else "it is new"
         if not mesh.rank:
             process_log().emit("island.joined", island=self.state.island, outer=record.outer, step=step, detail=detail)
-        return Moved(left_at=left_at, step=step, why=f"joined as {self.state.island} after outer step {record.outer}")
+        return Moved(left_at=left_at, step=step)
 
     def _begin_anew(self, step: int) -> None:
         """Have the inner optimizer begin anew, and the schedule be where it is after so many steps."""

@@ -17,6 +17,7 @@ LR, MOMENTUM = 0.7, 0.9
 """Of DiLoCo's outer optimizer (Douillard et al., arXiv:2311.08105)."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,60}")
+_ISLAND = re.compile(rf"{_NAME.pattern}\.[0-9]+")
 _OF = "elastic3d.Islands"
 
 
@@ -64,6 +65,10 @@ class Islands:
     fragments` apart (streaming DiLoCo, arXiv:2501.18512): as many bytes, a part at a time. 1, the default, for all at
     once."""
 
+    replay: str = ""
+    """An island of a run that is over, or goes on, such as "east.1", to be trained once more: each of its deltas has to
+    have the bits that were merged. Nothing is written. "", the default, for an island that trains."""
+
     def __post_init__(self) -> None:
         if not isinstance(self.store, str | os.PathLike) or not os.fspath(self.store):
             raise UsageError(f"{_OF}(store={self.store!r}): give a URL such as s3://bucket/islands, or a path")
@@ -77,6 +82,8 @@ class Islands:
             _whole(self.keep, "keep", 1)
         if not isinstance(self.name, str) or (self.name and not _NAME.fullmatch(self.name)):
             raise UsageError(f"{_OF}(name={self.name!r}): take letters, digits, _ and -, at most 60")
+        if not isinstance(self.replay, str) or (self.replay and not _ISLAND.fullmatch(self.replay)):
+            raise UsageError(f"{_OF}(replay={self.replay!r}): give an island as the records name it, such as 'east.1'")
         if self.outer not in (AVERAGE, NESTEROV):
             raise UsageError(f"{_OF}(outer={self.outer!r}): give {NESTEROV!r} or {AVERAGE!r}")
         for name, value, below in (("lr", self.lr, math.inf), ("momentum", self.momentum, 1.0)):

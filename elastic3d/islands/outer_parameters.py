@@ -88,7 +88,7 @@ class OuterParameters:
             deltas = own
             if own is None or sent.island != self.state.island:
                 deltas = tensors.rooms_like((name, self.state.anchors[name]) for name in names)
-                nbytes += self._read(record.outer, sent, deltas)
+                nbytes += self.read(record.outer, sent, deltas)
             assert deltas is not None
             for name in names:
                 totals[name] = add_up(totals.get(name), local(deltas[name]))
@@ -106,7 +106,8 @@ class OuterParameters:
         self.state.outer = record.outer
         return nbytes
 
-    def _read(self, outer: int, sent: Sent, into: dict[str, torch.Tensor]) -> int:
+    def read(self, outer: int, sent: Sent, into: dict[str, torch.Tensor]) -> int:
+        """Read this rank's part of a delta; return its bytes. Deleted and StateError as `take`."""
         store, device = self.exchange.folder(sent.folder), self.parts.mesh.computes_on
         try:
             return int(

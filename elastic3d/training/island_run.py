@@ -12,6 +12,7 @@ from elastic3d.errors import UsageError
 from elastic3d.islands import Islands
 from elastic3d.islands.member import IslandMember, Moved
 from elastic3d.islands.parts import IslandParts
+from elastic3d.islands.replay import ReplayedIsland
 from elastic3d.islands.state import NAME
 
 
@@ -27,7 +28,7 @@ class IslandRun:
         around: Callable[[float], AbstractContextManager[None]],
     ) -> None:
         self._parts, self._around = parts, around
-        self._member = IslandMember(islands, parts, clock)
+        self._member = (ReplayedIsland if islands.replay else IslandMember)(islands, parts, clock)
 
     def kept_with(self, extra: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return what the script has kept, with the island's state; UsageError where its name is taken."""
@@ -66,6 +67,5 @@ class IslandRun:
                 layout=str(assignment.layout),
                 first_step=moved.left_at,
                 stop_step=moved.step,
-                why=moved.why,
             )
         return ledger, True

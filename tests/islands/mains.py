@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -30,17 +31,25 @@ def tools(model: torch.nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.lr
 
 
 def train(
-    run: Run, *, steps: int = EVERY * ROUNDS, die_at: int = 0, wait_at: tuple[int, str] = (0, ""), depth: int = 2
+    run: Run,
+    *,
+    steps: int = EVERY * ROUNDS,
+    die_at: int = 0,
+    wait_at: tuple[int, str] = (0, ""),
+    depth: int = 2,
+    pause: float = 0.0,
 ) -> tuple[str, str, bool]:
     """Train; return the digest of the weights, that of weights and inner optimizer, and whether the ledger is whole.
 
     die_at: a step after which the process is gone, without a word. wait_at: a step before which it waits for a file.
+    pause: seconds before each step.
     """
     model = run.shard(lambda: Model(depth=depth, dropout=0.0), blocks="blocks", seed=SEED)
     optimizer, schedule = tools(model)
     batches = run.batches(Sentences(), global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH, seed=DATA_SEED)
     run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
     for batch in batches.until(step=steps):
+        time.sleep(pause)
         if run.steps == wait_at[0] and wait_at[1]:
             while not Path(wait_at[1]).exists():
                 os.sched_yield()

@@ -12,14 +12,17 @@ import torch
 from checkpointing.format.tiles import digest
 from checkpointing.interchange.tensors import buffer_of
 from elastic3d.data import Order
+from elastic3d.islands.fragments import fragments_of
 from elastic3d.islands.record import Sealed
 from elastic3d.parallel.digest import combine
-from elastic3d.parallel.state import held_by_model, held_by_optimizer
+from elastic3d.parallel.state import held_by_model, held_by_optimizer, specification
 from tests.islands import mains
 from tests.parallel.models import Sentences, loss_fn
 
 
-def replayed(records: Iterable[Sealed], *, lr: float = 0.7, mu: float = 0.9) -> dict[str, tuple[str, str]]:
+def replayed(
+    records: Iterable[Sealed], *, lr: float = 0.7, mu: float = 0.9, fragments: int = 1
+) -> dict[str, tuple[str, str]]:
     """Return (digest of weights, of weights and inner optimizer) of each member of the last record but one.
 
     Those of which the last record merged the work, as after it.
@@ -27,22 +30,24 @@ def replayed(records: Iterable[Sealed], *, lr: float = 0.7, mu: float = 0.9) -> 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _replayed(list(records), lr, mu)
+        return _replayed(list(records), lr, mu, fragments)
     finally:
         torch.set_num_threads(threads)
 
 
-def _replayed(records: list[Sealed], lr: float, mu: float) -> dict[str, tuple[str, str]]:
+def _replayed(records: list[Sealed], lr: float, mu: float, fragments: int) -> dict[str, tuple[str, str]]:
     torch.manual_seed(mains.SEED)
     first = mains.build()
     anchors = {name: one.detach().clone() for name, one in first.named_parameters()}
     momenta = {name: torch.zeros_like(one) for name, one in anchors.items()}
     islands: dict[str, Any] = {}
+    specs = [specification(name, one) for name, one in anchors.items()]
+    homes, period = fragments_of(specs, fragments), mains.EVERY // fragments
     for before, record in itertools.pairwise(records):
         for island in before.admitted:
             model = copy.deepcopy(first)
             optimizer, schedule = mains.tools(model)
-            for _ in range(before.outer * mains.EVERY):
+            for _ in range(before.outer * period):
                 schedule.step()
             with torch.no_grad():
                 for name, one in model.named_parameters():
@@ -51,10 +56,10 @@ def _replayed(records: list[Sealed], lr: float, mu: float) -> dict[str, tuple[st
         deltas = []
         for sent in record.merged:
             model, optimizer, schedule = islands[sent.island]
-            _round(model, optimizer, schedule, before.members[sent.island])
+            _round(model, optimizer, schedule, before.members[sent.island], period)
             deltas.append({name: anchors[name] - one.detach() for name, one in model.named_parameters()})
         for name, anchor in anchors.items():
-            if not deltas:
+            if not deltas or homes[name] != (record.outer - 1) % fragments:
                 continue
             gradient = deltas[0][name].clone()
             for delta in deltas[1:]:
@@ -67,11 +72,12 @@ def _replayed(records: list[Sealed], lr: float, mu: float) -> dict[str, tuple[st
         with torch.no_grad():
             for sent in record.merged:
                 for name, one in islands[sent.island][0].named_parameters():
-                    one.copy_(anchors[name])
+                    if homes[name] == (record.outer - 1) % fragments:
+                        one.copy_(anchors[name])
     return {one.island: _digests(*islands[one.island][:2]) for one in records[-1].merged}
 
 
-def _round(model: Any, optimizer: Any, schedule: Any, chunk: int) -> None:
+def _round(model: Any, optimizer: Any, schedule: Any, chunk: int, period: int) -> None:
     order = Order(
         length=len(Sentences()),
         global_batch=mains.GLOBAL_BATCH,
@@ -79,8 +85,8 @@ def _round(model: Any, optimizer: Any, schedule: Any, chunk: int) -> None:
         seed=mains.DATA_SEED,
     )
     data, count = Sentences(), mains.GLOBAL_BATCH // mains.MICRO_BATCH
-    for step in range(mains.EVERY):
-        start = (chunk * mains.EVERY + step) * mains.GLOBAL_BATCH
+    for step in range(period):
+        start = (chunk * period + step) * mains.GLOBAL_BATCH
         for index in range(count):
             at = start + index * mains.MICRO_BATCH
             pairs = [data[int(sample)] for sample in order.samples(at, at + mains.MICRO_BATCH)]

@@ -15,7 +15,7 @@ from checkpointing import open_store
 from elastic3d.islands import Islands
 from elastic3d.islands.exchange import Exchange
 from elastic3d.islands.record import Sealed, account
-from elastic3d.training import Run
+from elastic3d.training import Run, run_alone
 from elastic3d.values import Layout
 from tests.islands import mains
 from tests.islands.plain import replayed
@@ -72,8 +72,12 @@ def results(reports: list[Report]) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     ("options", "rates"),
-    [({"outer": "average"}, {"lr": 1.0, "mu": 0.0}), ({"outer": "nesterov"}, {})],
-    ids=["local SGD", "DiLoCo"],
+    [
+        ({"outer": "average"}, {"lr": 1.0, "mu": 0.0}),
+        ({"outer": "nesterov"}, {}),
+        ({"fragments": 3}, {"fragments": 3}),
+    ],
+    ids=["local SGD", "DiLoCo", "streaming"],
 )
 def test_islands_of_other_layouts_come_to_the_bits_of_a_plain_loop(
     tmp_path: Path, options: Mapping[str, Any], rates: Mapping[str, Any]
@@ -83,13 +87,18 @@ def test_islands_of_other_layouts_come_to_the_bits_of_a_plain_loop(
     both.start("east", Layout(pp=2, dp=1))
     both.start("west", Layout(pp=1, dp=2, zero=3))
     east, west = results(both.end("east")), results(both.end("west"))
-    assert east[0] == west[0], "after an outer step all have the same weights"
-    assert east[1] != west[1], "and each its own inner optimizer, of its own samples"
+    fragments = rates.get("fragments", 1)
+    assert (east[0] == west[0]) == (fragments == 1), "after an outer step of all parameters they are the same"
+    assert east[1] != west[1], "and each has its own inner optimizer, of its own samples"
     assert replayed(both.records, **rates) == {"east.1": east, "west.1": west}
-    assert len(both.records) == mains.ROUNDS + 1
+    assert len(both.records) == fragments * mains.ROUNDS + 1
     chunks = account(both.records)
     assert chunks.whole
-    assert chunks.consumed == 2 * mains.ROUNDS
+    replay = Islands(store=both.store, every=mains.EVERY, keep=None, replay="west.1", **options)
+    again: list[Any] = []
+    run_alone(lambda run: again.append(mains.train(run, steps=99 * mains.EVERY)), islands=replay, threads=1)
+    assert again == [(*west, True)], "one process trains what two ranks did once more"
+    assert chunks.consumed == 2 * fragments * mains.ROUNDS
 
 
 def test_a_node_lost_within_an_island_changes_nothing(tmp_path: Path) -> None:
@@ -121,6 +130,24 @@ def test_an_island_that_dies_is_left_out_of_the_next_outer_step(tmp_path: Path) 
     assert [record.lost for record in lost] == [("west.1",)]
     chunk = records[lost[0].outer - 1].members["west.1"]
     assert lost[0].members == {"east.1": chunk}, "its samples are handed out again"
+    assert account(records).whole
+
+
+def test_an_island_that_comes_too_late_begins_anew(tmp_path: Path) -> None:
+    """An outer step was sealed without it: it is behind, joins again, and its samples are trained once more."""
+    both, go, stop = Together(tmp_path, minimum=1, patience=8), tmp_path / "go", tmp_path / "stop"
+    late = partial(mains.train, wait_at=(1, str(go)))
+    both.start("west", Layout(pp=1, dp=2, zero=3), main=late, options={"minimum": 2})
+    both.await_that(lambda exchange: exchange.joined())
+    both.start("east", main=partial(mains.train, wait_at=(mains.EVERY + 1, str(stop))))
+    both.await_that(lambda exchange: exchange.sealed(1))
+    go.touch()
+    both.await_that(lambda exchange: "west.2" in exchange.joined())
+    stop.touch()
+    east, west = results(both.end("east")), results(both.end("west"))
+    records = both.records
+    assert [record.lost for record in records if record.lost] == [("west.1",)]
+    assert replayed(records) == {"east.1": east, "west.2": west}
     assert account(records).whole
 
 
