@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from elastic3d.errors import StateError, UsageError
 from elastic3d.islands.exchange import Exchange
 from elastic3d.islands.options import Islands
-from elastic3d.islands.record import Sealed, first, following, label, newest, parts
+from elastic3d.islands.record import Sealed, first, following, label, name_and_number, newest
 from elastic3d.log import process_log
 from elastic3d.quantities import seconds
 
@@ -25,15 +25,15 @@ class Admission:
     island: str = ""
     told: bool = False
 
-    def ask(self) -> str:
-        """Ask under the next number, or go on with what this job had asked for before it died; return the island."""
-        numbers = newest(self.exchange.joined())
-        number = numbers.get(self.name, 0)
-        if number and self.exchange.token_of(label(self.name, number)) == self.token:
-            record = self.exchange.newest()
-            known = {} if record is None else record.known
-            if number > known.get(self.name, 0) or (record is not None and label(self.name, number) in record.members):
-                self.island = label(self.name, number)
+    def ask(self, after: int = 0) -> str:
+        """Ask under a new number, or go on with what this job had asked for before it died; return the island.
+
+        after: the number under which it was a member before, 0 for none.
+        """
+        number = newest(self.exchange.joined()).get(self.name, 0)
+        if number > after and self.exchange.token_of(label(self.name, number)) == self.token:
+            record, self.island = self.exchange.newest(), label(self.name, number)
+            if record is None or number > record.known.get(self.name, 0) or self.island in record.admitted:
                 return self.island
         while True:
             number += 1
@@ -78,14 +78,15 @@ class Admission:
 
     def _check_name(self, record: Sealed | None, joined: Iterable[str]) -> None:
         """Raise UsageError where another job has the name."""
-        number = newest(joined)[self.name]
-        if number > parts(self.island)[1] and self.exchange.token_of(label(self.name, number)) != self.token:
+        number, mine = newest(joined)[self.name], name_and_number(self.island)[1]
+        if number > mine and self.exchange.token_of(label(self.name, number)) != self.token:
             self._refuse(f"another job has joined as {label(self.name, number)}")
-        if record is None or record.known.get(self.name, 0) < parts(self.island)[1] or self.island in record.members:
+        if record is None or record.known.get(self.name, 0) < mine or self.island in record.members:
             return
         if self.island in record.refused:
             self._refuse(f"an island of that name is alive: it was merged at outer step {record.outer}")
-        self.ask()  # it was admitted, and an outer step was sealed without it before it looked
+        # It was admitted, and an outer step was sealed without it before it looked.
+        self.ask(after=mine)
 
     def _refuse(self, why: str) -> None:
         raise UsageError(

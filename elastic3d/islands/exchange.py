@@ -1,4 +1,4 @@
-"""The objects of the store between islands; each is written once, and never changed.
+"""The objects of the store between islands; none is ever changed.
 
     setup.json                        what all islands have in common
     joins/<island>.json               an island asks to be admitted
@@ -21,11 +21,13 @@ from typing import Any, TypeVar
 from checkpointing import Key, Store, open_store
 from checkpointing.errors import StoreUnfit
 from checkpointing.stores.address import redacted
+from checkpointing.stores.limited import Bandwidth, LimitedStore
 from checkpointing.stores.protocol import create, decides_creations
 from elastic3d.errors import ConfigurationError
 from elastic3d.islands.folder import Folder
 from elastic3d.islands.options import Islands
 from elastic3d.islands.record import SCHEMA, Sealed, Sent, Setup
+from elastic3d.quantities import rate
 from elastic3d.values import from_json, to_json
 
 T = TypeVar("T", Setup, Sealed, Sent)
@@ -33,8 +35,11 @@ T = TypeVar("T", Setup, Sealed, Sent)
 _DIGITS = 8
 
 
-def open_exchange(islands: Islands) -> Exchange:
-    """Return what is between the islands; ConfigurationError, without secrets, where the store cannot be used."""
+def open_exchange(islands: Islands, *, ranks: int = 1) -> Exchange:
+    """Return what is between the islands; ConfigurationError, without secrets, where the store cannot be used.
+
+    ranks: of the island, which share its bandwidth.
+    """
     where = redacted(islands.url)
     try:
         store = open_store(islands.url, key=Key.from_file(islands.key) if islands.key is not None else None)
@@ -45,6 +50,8 @@ def open_exchange(islands: Islands) -> Exchange:
             f"elastic3d.Islands(store={where!r}) cannot be used: it does not let one of several writers create an "
             "object, by which outer steps are sealed. Take a store with conditional writes"
         )
+    if islands.max_bandwidth is not None:
+        store = LimitedStore(store, Bandwidth(rate(islands.max_bandwidth, "max_bandwidth") / ranks))
     return Exchange(store)
 
 
@@ -90,6 +97,10 @@ class Exchange:
     def leave(self, island: str, why: str) -> None:
         """Say that an island is over, so that nobody waits for it."""
         create(self.store, f"left/{island}.json", json.dumps({"schema": SCHEMA, "why": why}).encode())
+
+    def come_back(self, island: str) -> None:
+        """Say that an island goes on after all, such as with more steps than before."""
+        self.store.delete(f"left/{island}.json")
 
     def sent(self, outer: int) -> dict[str, Sent]:
         """Return the deltas of an outer step that are there, by island."""

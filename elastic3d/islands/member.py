@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from checkpointing.stores.address import redacted
 from elastic3d.clock import Clock
 from elastic3d.errors import NotFinite, StateError, StateUnfit
 from elastic3d.islands.admission import Admission, new_token
@@ -23,7 +24,7 @@ from elastic3d.islands.meeting import Deleted, Meeting
 from elastic3d.islands.options import Islands
 from elastic3d.islands.outer_parameters import OuterParameters
 from elastic3d.islands.parts import IslandParts
-from elastic3d.islands.record import Sealed, Sent, awaited, following
+from elastic3d.islands.record import Sealed, Sent, awaited, following, name_and_number
 from elastic3d.islands.setup import check_same, check_script, setup_of, trained_specs
 from elastic3d.islands.state import IslandState
 from elastic3d.log import process_log
@@ -70,8 +71,8 @@ class IslandMember:
         To be called when the state was loaded, or the model has its initial values where there is none. UsageError
         where the islands train something else, or one of this name is alive.
         """
-        parts, mesh = self._parts, self._parts.mesh
-        meeting = Meeting(mesh, self._clock, longest=self.longest, place=str(self._islands.url))
+        parts = self._parts
+        meeting = Meeting(parts.mesh, self._clock, longest=self.longest, place=redacted(self._islands.url))
         specs = trained_specs(parts)
         homes = fragments_of(specs, self._islands.fragments)
         exchange = self._open(meeting)
@@ -83,7 +84,6 @@ class IslandMember:
                 "store (`elastic3d ckpt export`, `elastic3d ckpt import`)"
             )
         mine = setup_of(parts, self._islands, specs, initial=fresh)
-
         meeting.lead(lambda: check_same(mine, exchange.setup(mine), exchange.place))
         self._outer = OuterParameters(
             parts=parts, islands=self._islands, state=self.state, homes=homes, exchange=exchange, meeting=meeting
@@ -95,6 +95,7 @@ class IslandMember:
         behind = meeting.lead(lambda: self._behind(exchange))
         if behind:
             return self._join(behind)
+        meeting.lead(lambda: exchange.come_back(self.state.island))
         if parts.batches.step == (self.state.outer + 1) * self._islands.period:
             return self._outer_step()
         parts.batches.reach = (self.state.outer + 1) * self._islands.period
@@ -113,9 +114,10 @@ class IslandMember:
     def _open(self, meeting: Meeting) -> Exchange:
         """Return the exchange; rank 0 tries the store out, and makes it, before the others come."""
         opened: list[Exchange] = []
+        ranks = self._parts.mesh.layout.world
         for turn in (True, False):
             if turn == (self._parts.mesh.rank == 0):
-                meeting.all(lambda: opened.append(open_exchange(self._islands)))
+                meeting.all(lambda: opened.append(open_exchange(self._islands, ranks=ranks)))
             else:
                 meeting.all(lambda: None)
         return opened[0]
@@ -149,7 +151,7 @@ class IslandMember:
         if why and not mesh.rank:
             process_log().emit("island.behind", island=self.state.island, outer=self.state.outer, detail=why)
         asking = Admission(exchange=outer.exchange, islands=self._islands, name=self._name, token=self.state.token)
-        outer.meeting.lead(asking.ask)
+        outer.meeting.lead(lambda: self._ask(asking, why))
 
         def look(waited: float) -> Any | None:
             record = asking.look(waited)
@@ -167,6 +169,12 @@ class IslandMember:
         if not mesh.rank:
             process_log().emit("island.joined", island=self.state.island, outer=record.outer, step=step, detail=detail)
         return Moved(left_at=left_at, step=step)
+
+    def _ask(self, asking: Admission, why: str) -> None:
+        """Ask to be admitted; nobody waits any more for the island that this one was before."""
+        if self.state.island:
+            asking.exchange.leave(self.state.island, why)
+        asking.ask(after=name_and_number(self.state.island)[1] if self.state.island else 0)
 
     def _begin_anew(self, step: int) -> None:
         """Have the inner optimizer begin anew, and the schedule be where it is after so many steps."""

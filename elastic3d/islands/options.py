@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from checkpointing.errors import StoreUnfit
 from checkpointing.stores.address import parse, redacted
 from elastic3d.errors import UsageError
-from elastic3d.quantities import some_seconds
+from elastic3d.quantities import rate, some_seconds
 
 AVERAGE, NESTEROV = "average", "nesterov"
 LR, MOMENTUM = 0.7, 0.9
@@ -65,6 +65,9 @@ class Islands:
     fragments` apart (streaming DiLoCo, arXiv:2501.18512): as many bytes, a part at a time. 1, the default, for all at
     once."""
 
+    max_bandwidth: int | str | None = None
+    """What an island may upload to the store, all its ranks together, in bytes a second or as "20MB/s"; None, the
+    default, for no limit."""
     replay: str = ""
     """An island of a run that is over, or goes on, such as "east.1", to be trained once more: each of its deltas has to
     have the bits that were merged. Nothing is written. "", the default, for an island that trains."""
@@ -99,6 +102,8 @@ class Islands:
                 f"{_OF}(every={self.every}, fragments={self.fragments}): fragments divide every, so that the outer "
                 "steps are equally far apart"
             )
+        if self.max_bandwidth is not None:
+            rate(self.max_bandwidth, f"{_OF}: max_bandwidth")
         some_seconds(self.patience, f"{_OF}: patience")
         some_seconds(self.longest, f"{_OF}: longest")
         if self.key is not None and not isinstance(self.key, str | os.PathLike):

@@ -113,7 +113,7 @@ def label(name: str, number: int) -> str:
     return f"{name}.{number}"
 
 
-def parts(island: str) -> tuple[str, int]:
+def name_and_number(island: str) -> tuple[str, int]:
     """Return the name and the number of an island."""
     name, _, number = island.rpartition(".")
     return name, int(number)
@@ -122,7 +122,7 @@ def parts(island: str) -> tuple[str, int]:
 def newest(islands: Iterable[str]) -> dict[str, int]:
     """Return the newest number of each name."""
     numbers: dict[str, int] = {}
-    for name, number in map(parts, islands):
+    for name, number in map(name_and_number, islands):
         numbers[name] = max(number, numbers.get(name, 0))
     return numbers
 
@@ -148,13 +148,13 @@ def following(
     asked to be admitted. left: islands that are over.
     """
     merged = sorted(island for island in sent if island in before.members)
-    alive = {parts(one)[0] for one in merged}
+    alive = {name_and_number(one)[0] for one in merged}
     asked = _pending(joined, before.known, left)
     sealed = Sealed(
         outer=before.outer + 1,
         merged=tuple(sent[one] for one in merged),
-        admitted=tuple(one for one in asked if parts(one)[0] not in alive),
-        refused=tuple(one for one in asked if parts(one)[0] in alive),
+        admitted=tuple(one for one in asked if name_and_number(one)[0] not in alive),
+        refused=tuple(one for one in asked if name_and_number(one)[0] in alive),
         lost=tuple(one for one in sorted(before.members) if one not in merged and one not in left),
         fresh=before.fresh,
         by=by,

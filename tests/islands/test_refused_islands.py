@@ -38,6 +38,7 @@ from tests.parallel.models import Model, Sentences, loss_fn
         ({"patience": "soon"}, r"patience='soon'"),
         ({"replay": "east"}, r"replay='east'\): give an island as the records name it"),
         ({"keep": 0}, r"keep=0\): give a whole number, 1 or more"),
+        ({"max_bandwidth": "fast"}, r"max_bandwidth='fast': give bytes per second"),
         ({"key": 3}, r"key=3\): give a path"),
     ],
 )
