@@ -36,7 +36,7 @@ class ReplayedIsland(IslandMember):
         self.state.give(parts.model)
         left_at, step = parts.batches.step, record.outer * self._islands.period
         self._begin_anew(step)
-        self._hand_out(record)
+        self._go_on(record)
         return Moved(left_at=left_at, step=step)
 
     def _admission(self, exchange: Exchange) -> Sealed:
@@ -62,11 +62,7 @@ class ReplayedIsland(IslandMember):
         assert self._outer is not None
         parameters, parts, outer = self._outer, self._parts, self.state.outer + 1
         reshard(parts.model)
-        data = parameters.meeting.lead(lambda: to_json(parameters.exchange.sealed(outer)))
-        record = None if data is None else from_json(Sealed, data)
-        if record is None or not record.merges(self.state.island):
-            self._end("it is the last one" if record is None else f"outer step {outer} was sealed without it")
-            return None
+        record = parameters.record(outer)
         own = parameters.deltas(outer)
         merged = tensors.rooms_like(own.items())
         sent = next(one for one in record.merged if one.island == self.state.island)
@@ -81,14 +77,18 @@ class ReplayedIsland(IslandMember):
             )
         parameters.take(record, own)
         self.state.give(parts.model, set(parameters.names(outer)))
-        if self.state.island in record.members:
-            self._hand_out(record)
-        else:
-            self._end("it left then")
+        self._go_on(record)
         return None
 
-    def _end(self, why: str) -> None:
-        parts = self._parts
+    def _go_on(self, record: Sealed) -> None:
+        """Take the chunk of the next round, or end where that was not merged."""
+        assert self._outer is not None
+        parameters, parts = self._outer, self._parts
+        data = parameters.meeting.lead(lambda: to_json(parameters.exchange.sealed(record.outer + 1)))
+        if data is not None and from_json(Sealed, data).merges(self.state.island):
+            self._hand_out(record)
+            return
+        why = "it is the last one" if data is None else f"outer step {record.outer + 1} was sealed without it"
         parts.batches.stop(parts.batches.step)
         if not parts.mesh.rank:
             process_log().emit("island.replayed", island=self.state.island, outer=self.state.outer, detail=why)
