@@ -23,7 +23,7 @@ class Admission:
     name: str
     token: str
     island: str = ""
-    told: bool = False
+    announced: bool = False
 
     def ask(self, after: int = 0) -> str:
         """Ask under a new number, or go on with what this job had asked for before it died; return the island.
@@ -68,8 +68,8 @@ class Admission:
                 "helps where the others come; `elastic3d islands show` says who is there, and `elastic3d islands "
                 "leave` has those given up that will not come back"
             )
-        if not self.told and waited > 1.0:
-            self.told = True
+        if not self.announced and waited > 1.0:
+            self.announced = True
             process_log().emit("island.waiting", why="admission", detail=why)
         return None
 

@@ -15,6 +15,7 @@ What must be decided once is an object that only one can create: the store decid
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -26,11 +27,11 @@ from checkpointing.stores.protocol import create, decides_creations
 from elastic3d.errors import ConfigurationError
 from elastic3d.islands.folder import Folder
 from elastic3d.islands.options import Islands
-from elastic3d.islands.record import SCHEMA, Sealed, Sent, Setup
+from elastic3d.islands.record import SCHEMA, Sealed, SentDelta, Setup
 from elastic3d.quantities import rate
 from elastic3d.values import from_json, to_json
 
-T = TypeVar("T", Setup, Sealed, Sent)
+T = TypeVar("T", Setup, Sealed, SentDelta)
 
 _DIGITS = 8
 
@@ -42,7 +43,7 @@ def open_exchange(islands: Islands, *, ranks: int = 1) -> Exchange:
     """
     where = redacted(islands.url)
     try:
-        store = open_store(islands.url, key=Key.from_file(islands.key) if islands.key is not None else None)
+        store = open_store(islands.url, key=Key.from_file(os.fspath(islands.key)) if islands.key is not None else None)
     except (StoreUnfit, OSError, ValueError) as error:
         raise ConfigurationError(f"elastic3d.Islands(store={where!r}) cannot be used: {error}") from error
     if not decides_creations(store):
@@ -102,19 +103,19 @@ class Exchange:
         """Say that an island goes on after all, such as with more steps than before."""
         self.store.delete(f"left/{island}.json")
 
-    def sent(self, outer: int) -> dict[str, Sent]:
+    def sent(self, outer: int) -> dict[str, SentDelta]:
         """Return the deltas of an outer step that are there, by island."""
         names = list(self.store.list(f"sent/{_number(outer)}/"))
-        return {_stem(name): self._decoded(Sent, self.store.get(name), name) for name in names}
+        return {_stem(name): self._decoded(SentDelta, self.store.get(name), name) for name in names}
 
-    def sent_by(self, outer: int, island: str) -> Sent | None:
+    def sent_by(self, outer: int, island: str) -> SentDelta | None:
         """Return the delta of one island, None if it is not there."""
-        return self._read(Sent, f"sent/{_number(outer)}/{island}.json")
+        return self._read(SentDelta, f"sent/{_number(outer)}/{island}.json")
 
-    def send(self, outer: int, mine: Sent) -> Sent:
+    def send(self, outer: int, mine: SentDelta) -> SentDelta:
         """Say that a delta is there; return what was said of it first."""
         name = f"sent/{_number(outer)}/{mine.island}.json"
-        return self._decoded(Sent, create(self.store, name, _encoded(mine)), name)
+        return self._decoded(SentDelta, create(self.store, name, _encoded(mine)), name)
 
     def sealed(self, outer: int) -> Sealed | None:
         """Return an outer step, None if it is not sealed."""
@@ -135,14 +136,14 @@ class Exchange:
         name = f"outer/{_number(mine.outer)}.json"
         return self._decoded(Sealed, create(self.store, name, _encoded(mine)), name)
 
-    def base(self, most: int) -> tuple[int, Sent] | None:
+    def base(self, most: int) -> tuple[int, SentDelta] | None:
         """Return the newest outer parameters that are there, of at most so many outer steps, and of how many."""
         names = [name for name in self.store.list("base/") if int(_stem(name)) <= most]
         if not names:
             return None
-        return int(_stem(names[-1])), self._decoded(Sent, self.store.get(names[-1]), names[-1])
+        return int(_stem(names[-1])), self._decoded(SentDelta, self.store.get(names[-1]), names[-1])
 
-    def give_base(self, outer: int, mine: Sent) -> None:
+    def give_base(self, outer: int, mine: SentDelta) -> None:
         """Say that the outer parameters after an outer step are there."""
         create(self.store, f"base/{_number(outer)}.json", _encoded(mine))
 
@@ -198,7 +199,7 @@ class Exchange:
             ) from error
 
 
-def _encoded(value: Setup | Sealed | Sent) -> bytes:
+def _encoded(value: Setup | Sealed | SentDelta) -> bytes:
     return json.dumps(to_json(value), separators=(",", ":"), sort_keys=True).encode()
 
 

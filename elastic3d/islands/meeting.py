@@ -35,7 +35,7 @@ class Deleted(Exception):
     """What a record names is not in the store any more, as seen by any rank."""
 
 
-class Meeting:
+class IslandMeeting:
     """See the module. longest: seconds after which waiting for the store ends in StateError."""
 
     def __init__(self, mesh: Mesh, clock: Clock, *, longest: float, place: str) -> None:
@@ -46,7 +46,7 @@ class Meeting:
 
         Where the store does not answer to one of them, all do it again. Deleted where one found nothing there.
         """
-        pause, since, told = 0.5, self._clock.monotonic(), False
+        pause, since, announced = 0.5, self._clock.monotonic(), False
         while True:
             said: dict[str, Any]
             try:
@@ -77,9 +77,9 @@ class Meeting:
                     f"the islands' store {self._place} did not answer for {rows[0]['waited']:.0f} s: {failed}. Trying "
                     "again helps once it does; Islands(longest=) says how long to wait"
                 )
-            if not told and self._mesh.rank == 0:
+            if not announced and self._mesh.rank == 0:
                 process_log().emit("island.waiting", why="store", detail=failed)
-            told = True
+            announced = True
             self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -20,11 +20,11 @@ from elastic3d.errors import NotFinite, StateError, StateUnfit
 from elastic3d.islands.admission import Admission, new_token
 from elastic3d.islands.exchange import Exchange, open_exchange
 from elastic3d.islands.fragments import fragments_of
-from elastic3d.islands.meeting import Deleted, Meeting
+from elastic3d.islands.meeting import Deleted, IslandMeeting
 from elastic3d.islands.options import Islands
 from elastic3d.islands.outer_parameters import OuterParameters
 from elastic3d.islands.parts import IslandParts
-from elastic3d.islands.record import Sealed, Sent, awaited, following, name_and_number
+from elastic3d.islands.record import Sealed, SentDelta, awaited, following, name_and_number
 from elastic3d.islands.setup import check_same, check_script, setup_of, trained_specs
 from elastic3d.islands.state import IslandState
 from elastic3d.log import process_log
@@ -72,7 +72,7 @@ class IslandMember:
         where the islands train something else, or one of this name is alive.
         """
         parts = self._parts
-        meeting = Meeting(parts.mesh, self._clock, longest=self.longest, place=redacted(self._islands.url))
+        meeting = IslandMeeting(parts.mesh, self._clock, longest=self.longest, place=redacted(self._islands.url))
         specs = trained_specs(parts)
         homes = fragments_of(specs, self._islands.fragments)
         exchange = self._open(meeting)
@@ -111,7 +111,7 @@ class IslandMember:
             exchange, island = self._outer.exchange, self.state.island
             self._outer.meeting.lead(lambda: exchange.leave(island, why))
 
-    def _open(self, meeting: Meeting) -> Exchange:
+    def _open(self, meeting: IslandMeeting) -> Exchange:
         """Return the exchange; rank 0 tries the store out, and makes it, before the others come."""
         opened: list[Exchange] = []
         ranks = self._parts.mesh.layout.world
@@ -278,7 +278,7 @@ class _Waiting:
                 f"outer step {self._outer - 1} has no record in {exchange.place} any more: objects were removed there. "
                 "Trying again does not help: restore them, or give the islands another store"
             )
-        sent: dict[str, Sent] = exchange.sent(self._outer)
+        sent: dict[str, SentDelta] = exchange.sent(self._outer)
         left = exchange.left()
         missing, there = awaited(before, sent, left), [one for one in sent if one in before.members]
         late = waited > seconds(self._islands.patience, "patience")

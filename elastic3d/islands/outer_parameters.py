@@ -11,11 +11,11 @@ from elastic3d.errors import StateError
 from elastic3d.islands import tensors
 from elastic3d.islands.exchange import Exchange
 from elastic3d.islands.fragments import turn_of
-from elastic3d.islands.meeting import Deleted, Meeting
+from elastic3d.islands.meeting import Deleted, IslandMeeting
 from elastic3d.islands.options import Islands
 from elastic3d.islands.outer import add_up, outer_step
 from elastic3d.islands.parts import IslandParts
-from elastic3d.islands.record import Sealed, Sent
+from elastic3d.islands.record import Sealed, SentDelta
 from elastic3d.islands.state import IslandState
 from elastic3d.parallel.state import local
 from elastic3d.values import from_json, to_json
@@ -35,7 +35,7 @@ class OuterParameters:
     state: IslandState
     homes: dict[str, int]
     exchange: Exchange
-    meeting: Meeting
+    meeting: IslandMeeting
 
     def names(self, outer: int) -> list[str]:
         """Return the parameters of this rank that an outer step merges, in order."""
@@ -51,7 +51,7 @@ class OuterParameters:
             torch.sub(local(anchors[name]), local(parameters[name]), out=local(room))
         return moved
 
-    def send(self, outer: int, deltas: dict[str, torch.Tensor]) -> tuple[Sent, bool]:
+    def send(self, outer: int, deltas: dict[str, torch.Tensor]) -> tuple[SentDelta, bool]:
         """Write a delta, unless it is there; return what is there of it, and whether it is this one."""
         island, mesh = self.state.island, self.parts.mesh
 
@@ -69,10 +69,10 @@ class OuterParameters:
             if not folder:
                 return to_json(self.exchange.sent_by(outer, island))
             checkpoint, root = tensors.complete(self.exchange.folder(folder), mesh, outer=outer)
-            sent = Sent(island=island, folder=folder, checkpoint=checkpoint, root=root, bytes=written)
+            sent = SentDelta(island=island, folder=folder, checkpoint=checkpoint, root=root, bytes=written)
             return to_json(self.exchange.send(outer, sent))
 
-        sent = from_json(Sent, self.meeting.lead(say))
+        sent = from_json(SentDelta, self.meeting.lead(say))
         return sent, sent.folder == folder
 
     def take(self, record: Sealed, own: dict[str, torch.Tensor] | None = None) -> int:
@@ -106,7 +106,7 @@ class OuterParameters:
         self.state.outer = record.outer
         return nbytes
 
-    def read(self, outer: int, sent: Sent, into: dict[str, torch.Tensor]) -> int:
+    def read(self, outer: int, sent: SentDelta, into: dict[str, torch.Tensor]) -> int:
         """Read this rank's part of a delta; return its bytes. Deleted and StateError as `take`."""
         store, device = self.exchange.folder(sent.folder), self.parts.mesh.computes_on
         try:
@@ -127,7 +127,7 @@ class OuterParameters:
 
         def say() -> None:
             checkpoint, root = tensors.complete(store, mesh, outer=outer)
-            base = Sent(island=self.state.island, folder=folder, checkpoint=checkpoint, root=root)
+            base = SentDelta(island=self.state.island, folder=folder, checkpoint=checkpoint, root=root)
             self.exchange.give_base(outer, base)
             if self.islands.keep is not None:
                 self.exchange.forget(outer, self.islands.keep)
@@ -141,11 +141,11 @@ class OuterParameters:
         """
         gone = -1
         while self.state.outer < outer:
-            found = self.meeting.lead(lambda: to_json(self.exchange.base(outer)))
-            at = -1 if found is None else int(found[0])
+            newest = self.meeting.lead(lambda: to_json(self.exchange.base(outer)))
+            at = -1 if newest is None else int(newest[0])
             try:
                 if at > self.state.outer:
-                    self._take_base(at, from_json(Sent, found[1]))
+                    self._take_base(at, from_json(SentDelta, newest[1]))
                 while self.state.outer < outer:
                     self.take(self.record(self.state.outer + 1))
             except Deleted:
@@ -158,7 +158,7 @@ class OuterParameters:
                     ) from None
                 gone = at
 
-    def _take_base(self, outer: int, base: Sent) -> None:
+    def _take_base(self, outer: int, base: SentDelta) -> None:
         store, kept, device = self.exchange.folder(base.folder), self._kept(), self.parts.mesh.computes_on
         self.meeting.all(lambda: tensors.read(store, base.checkpoint, kept, device))
         self.state.outer = outer

@@ -70,7 +70,7 @@ _SPELLED = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class SentDelta:
     """A delta that is in the store, whole. island: whose. folder: where. checkpoint, root: its name and its digest."""
 
     island: str
@@ -93,7 +93,7 @@ class Sealed:
 
     schema: int = SCHEMA
     outer: int
-    merged: tuple[Sent, ...] = ()
+    merged: tuple[SentDelta, ...] = ()
     members: dict[str, int] = field(default_factory=dict)
     admitted: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ def first(joined: Iterable[str], left: Collection[str], *, by: str) -> Sealed:
 
 
 def following(
-    before: Sealed, sent: Mapping[str, Sent], *, joined: Collection[str], left: Collection[str], by: str
+    before: Sealed, sent: Mapping[str, SentDelta], *, joined: Collection[str], left: Collection[str], by: str
 ) -> Sealed:
     """Return the record of the outer step after `before`, in which all deltas that are there are merged.
 

@@ -41,7 +41,7 @@ class ReplayedIsland(IslandMember):
 
     def _admission(self, exchange: Exchange) -> Sealed:
         """Return the record that admitted the island; UsageError where none did."""
-        admitted = []
+        admitted: list[str] = []
         for record in exchange.records():
             if self._islands.replay in record.admitted:
                 return record

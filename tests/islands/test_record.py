@@ -7,12 +7,12 @@ from collections.abc import Collection
 
 import pytest
 
-from elastic3d.islands.record import Sealed, Sent, Setup, account, awaited, first, following, label, newest
+from elastic3d.islands.record import Sealed, SentDelta, Setup, account, awaited, first, following, label, newest
 from elastic3d.values import from_json, to_json
 
 
-def sent(*islands: str) -> dict[str, Sent]:
-    return {one: Sent(island=one, folder=f"deltas/{one}", checkpoint="c", root="r") for one in islands}
+def sent(*islands: str) -> dict[str, SentDelta]:
+    return {one: SentDelta(island=one, folder=f"deltas/{one}", checkpoint="c", root="r") for one in islands}
 
 
 def after(before: Sealed, *islands: str, joined: Collection[str] = (), left: Collection[str] = ()) -> Sealed:
