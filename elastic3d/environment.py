@@ -125,6 +125,14 @@ OTEL_INTERVAL = _variable(
 )
 VISIBLE_CUDA = _variable("CUDA_VISIBLE_DEVICES", SetBy.USER, "which NVIDIA devices a process sees")
 VISIBLE_ROCM = _variable("HIP_VISIBLE_DEVICES", SetBy.USER, "which AMD devices a process sees")
+ACCELERATE_CPU = _variable(
+    "ACCELERATE_USE_CPU",
+    SetBy.ELASTIC3D,
+    "that Accelerate opens no device, while TrainingArguments are made in a trainer",
+)
+PMI_SIZE = _variable("PMI_SIZE", SetBy.MACHINE, "number of MPI processes, hidden from Accelerate in a trainer")
+OPEN_MPI_SIZE = _variable("OMPI_COMM_WORLD_SIZE", SetBy.MACHINE, "the same of Open MPI")
+MVAPICH_SIZE = _variable("MV2_COMM_WORLD_SIZE", SetBy.MACHINE, "the same of MVAPICH2")
 TEMPORARY = _variable("TMPDIR", SetBy.MACHINE, "folder for temporary files")
 SLURM_NODE = _variable("SLURMD_NODENAME", SetBy.MACHINE, "name of this node in Slurm: its label host")
 SLURM_LEVELS = _variable("SLURM_TOPOLOGY_ADDR_PATTERN", SetBy.MACHINE, "kinds of the parts of SLURM_TOPOLOGY_ADDR")

@@ -55,6 +55,7 @@ BARE = {
     "elastic3d/data/tokens.py": "IndexError is how a data set ends",
     "elastic3d/health/evidence.py": "caught there, as a disk that is full is, and said",
     "elastic3d/health/past_verdicts.py": "caught there: the file is left out, and said",
+    "elastic3d/integrations/transformers/trainer.py": "AttributeError is how an object says that it has no such name",
     "elastic3d/log.py": "an invariant: the event is not in the list",
     "elastic3d/membership/changes.py": "a record that cannot be read; its reader says which key and why",
     "elastic3d/membership/encoding.py": "a record that cannot be read; its reader says which key and why",

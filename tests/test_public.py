@@ -20,6 +20,7 @@ def test_elastic3d_exports_exactly_the_listed_names() -> None:
         "Islands",
         "Layout",
         "Growing",
+        "Adaptive",
         "TokenFile",
         "Packed",
         "Stratified",

@@ -321,7 +321,10 @@ class Speeds:
             before = self.slow.get(id)
             if now is not None:
                 since = before.since if before is not None else now.since
-                self.slow[id] = replace(now, since=since, cost=self._cost(now), detail=self._detail(now))
+                lasted = sum(window.seconds for window in self._windows if window.first >= since)
+                self.slow[id] = replace(
+                    now, since=since, cost=self._cost(now), seconds=lasted, detail=self._detail(now)
+                )
                 if before is None:
                     entered.append(self.slow[id])
             elif before is not None and self._is_well(id, before.kind, many):
