@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from elastic3d.entry import run
     from elastic3d.errors import Elastic3dError
     from elastic3d.health.options import Health
+    from elastic3d.islands import Islands
     from elastic3d.trackers import Tracker
     from elastic3d.training import Run
     from elastic3d.values import Layout
@@ -30,6 +31,7 @@ __all__ = [
     "Run",
     "Checkpointing",
     "Health",
+    "Islands",
     "Layout",
     "Growing",
     "Adaptive",
@@ -48,6 +50,7 @@ _HOMES = {
     "Run": "elastic3d.training",
     "Checkpointing": "elastic3d.worker.options",
     "Health": "elastic3d.health.options",
+    "Islands": "elastic3d.islands",
     "Layout": "elastic3d.values",
     "Growing": "elastic3d.data",
     "Adaptive": "elastic3d.data",

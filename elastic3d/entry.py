@@ -21,6 +21,7 @@ from elastic3d.evaluation import answering
 from elastic3d.evaluation.answering import Evaluation
 from elastic3d.health.evidence import EvidenceWriter
 from elastic3d.health.options import Health, watching
+from elastic3d.islands import Islands
 from elastic3d.log import bind_process, observe_process, process_log
 from elastic3d.metrics.address import metrics_address
 from elastic3d.metrics.exposition import require_client
@@ -77,6 +78,7 @@ def run(
     telemetry: str | None = None,
     config: object = None,
     evaluate: Evaluation | None = None,
+    islands: Islands | None = None,
     **moved: Never,
 ) -> None:
     """Train `main` on whatever nodes are there, and return when the job is over.
@@ -130,6 +132,8 @@ def run(
             `run.shard`, calls `run.restore(model=model)`, and returns numbers by name, such as
             `{"eval/loss": run.evaluate(model, held_out, losses)}`. None, the default, for a script that is not
             evaluated so.
+        islands: An `elastic3d.Islands`: this job is one of several that train apart and merge what they learned every
+            so many steps (local SGD, DiLoCo). None, the default, for a job by itself.
         moved: Takes nothing; says where options of checkpoints that used to be here are now.
 
     Raises:
@@ -139,7 +143,7 @@ def run(
     """
 
     def enter(port: Port) -> None:
-        train(main, port, tiers=KeepersAndStore(port.assignment.credentials), origin=origin)
+        train(main, port, tiers=KeepersAndStore(port.assignment.credentials), origin=origin, islands=islands)
 
     refuse_moved(moved)
     if checkpointing is None:
@@ -148,6 +152,10 @@ def run(
         raise UsageError(
             f"elastic3d.run(checkpointing={checkpointing!r}): give an elastic3d.Checkpointing, such as "
             "Checkpointing(keep=3)"
+        )
+    if islands is not None and not isinstance(islands, Islands):
+        raise UsageError(
+            f"elastic3d.run(islands={islands!r}): give an elastic3d.Islands, such as Islands(every=500, ...)"
         )
     script_digest()  # of the running script: processes forked from here have it
     origin = begin(config)
@@ -194,7 +202,7 @@ def run(
         )
     else:
         output.say(_by_hand(options))
-        run_alone(main, device=device)
+        run_alone(main, device=device, islands=islands)
 
 
 def _by_hand(options: RunOptions) -> str:

@@ -394,6 +394,18 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "exclude.late": _warning("detail"),
         # The run goes on from `step` with weights, or sources, of a mixture that its state did not have; see `detail`.
         "mixture.changed": _info("step", "detail"),
+        # This job is an island among others: it begins a round at inner step `step` from the outer parameters after
+        # outer step `outer` alone.
+        "island.joined": _info("island", "outer", "step", "detail"),
+        # It took outer step `outer` with the deltas of `islands`; the work of `lost` since the last one is not part of
+        # it. Bytes of deltas: `sent` by all ranks, `read` by rank 0.
+        "island.merged": _info("island", "outer", "step", "islands", "lost", "sent", "read", "seconds"),
+        # Its own work since its last outer step is merged nowhere: it joins anew.
+        "island.behind": _warning("island", "outer", "detail"),
+        # A replay came to all bits of an island that were merged, up to outer step `outer`.
+        "island.replayed": _info("island", "outer", "detail"),
+        # It waits, for `why`: "others", "admission" or "store"; once for each `detail`.
+        "island.waiting": _info("why", "detail"),
         # `cache=` cannot be used: tiles are read from the store each time.
         "cache.unfit": _warning("error"),
         # A snapshot that a node offers for the start of a generation is ignored: it belongs to another history.

@@ -17,6 +17,7 @@ CAUGHT_INSIDE = {
     "_ProfileMade": "calibration.script_question, out of the user's main",
     "Drawn": "data.batches, where a stream has ended",
     "CannotRepeat": "training.updates, which says what is not checked",
+    "Deleted": "islands.member and islands.outer_parameters, which begin anew from newer outer parameters",
     "Stopped": "doctor.running, which says at what the check was",
     "RpcFailure": "etcd.session, which makes it an EtcdError",
     "ListAgain": "etcd.watch",

@@ -17,6 +17,7 @@ def test_elastic3d_exports_exactly_the_listed_names() -> None:
         "Run",
         "Checkpointing",
         "Health",
+        "Islands",
         "Layout",
         "Growing",
         "Adaptive",

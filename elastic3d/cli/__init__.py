@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from elastic3d.cli import agent, ckpt, etcd, node_commands, samples, status
+from elastic3d.cli import agent, ckpt, etcd, islands, node_commands, samples, status
 from elastic3d.cli.calibrate import calibrate
 from elastic3d.cli.dashboard import dashboard
 from elastic3d.cli.doctor import doctor
@@ -88,7 +88,8 @@ def application() -> typer.Typer:
     app.add_typer(ckpt.app, name="ckpt", rich_help_panel="Look at checkpoints")
     app.command("eval", rich_help_panel="Look at checkpoints")(evaluate)
     app.add_typer(samples.app, name="samples", rich_help_panel="Look at checkpoints")
-    own = {"ckpt", "etcd", "samples", *(command.name for command in app.registered_commands)}
+    app.add_typer(islands.app, name="islands", rich_help_panel="Look at checkpoints")
+    own = {"islands", "ckpt", "etcd", "samples", *(command.name for command in app.registered_commands)}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if point.name in own:
             continue

@@ -107,7 +107,9 @@ class Batches:
     """Iterate the steps of a run over a data set, map-style or a stream. `step` is the number of steps made, `goal` the
     one up to which to iterate, 0 before that is known. `untried` are holes that were known before their steps. `varies`
     is whether micro-batches may be of several shapes, `sample_tokens` the number of tokens of each sample, 0 where the
-    data set does not say. `stepped` is called when the script asks for the next batch, or that there is none.
+    data set does not say. `stepped` is called when the script asks for the next batch, or that there is none. In an
+    island, `reach` is the step up to which it is known which samples there are, which `stepped` moves on, and `rounds`
+    the steps of a round.
 
     The next step is loaded while the present one trains: in a thread, or by `workers` DataLoader processes (one, for a
     stream). They are forked from the trainer when the iteration starts and belong to its process group, so whatever
@@ -165,6 +167,8 @@ class Batches:
         self._resized = False
         self._stopped: int | None = None
         self.stepped: Callable[[], None] = lambda: None
+        self.reach: int | None = None
+        self.rounds = 0
         # What nodes, and runs over one state, must have in common besides the length, if the data set has it.
         self.fingerprint = fingerprint_of(dataset)
         self.sample_tokens = _sample_tokens(dataset)
@@ -262,12 +266,25 @@ class Batches:
         return self._accounted(replace(batch, micro_batches=parts, excluded=excluded))
 
     def until(self, step: int) -> Iterator[Batch]:
-        """Yield this rank's part of each step from the present one up to, but not including, `step`."""
+        """Yield this rank's part of each step from the present one up to, but not including, `step`.
+
+        UsageError where islands would end within a round, with what they learned since then merged nowhere.
+        """
+        if self.rounds and step % self.rounds:
+            raise UsageError(
+                f"batches.until(step={step}) ends within a round: islands merge every {self.rounds} steps, and what "
+                f"came after would be merged nowhere; take {step - step % self.rounds or self.rounds}"
+            )
         self.goal = step if self._stopped is None else min(step, self._stopped)
         self._resized = False
-        loaded = self._loaded(self.step, self.goal)
+        while self.step < self.goal:
+            yield from self._up_to(self.goal if self.reach is None else min(self.goal, self.reach))
+
+    def _up_to(self, stop: int) -> Iterator[Batch]:
+        """Yield each step from the present one up to `stop`, or until `goal` or `step` are somewhere else."""
+        loaded = self._loaded(self.step, stop)
         try:
-            while self.step < self.goal:
+            while self.step < min(stop, self.goal):
                 before = self.step
                 self.progress.loading()
                 part = next(loaded)
@@ -286,7 +303,7 @@ class Batches:
                 if self._resized:
                     loaded.close()
                     self._resized = False
-                    loaded = self._loaded(self.step, self.goal)
+                    loaded = self._loaded(self.step, stop)
         finally:
             loaded.close()
 

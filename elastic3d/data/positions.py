@@ -37,6 +37,8 @@ class Order:
     set that the run consumed before this one, in order; of a plain data set only. strata: of a stratified data set, the
     number of samples of each stratum, in whose order they are numbered. proportions: of a mixture, its sources and
     their weights. adaptive: how later sizes are chosen as the run goes, which become `changes`; None if they are not.
+    slices: of an island, from which position on it takes which of the positions that all islands share: (position of
+    its own, position that it takes), in order; () for a run that has all of them.
     """
 
     length: int | None
@@ -49,6 +51,7 @@ class Order:
     strata: Strata = ()
     proportions: Proportions | None = None
     adaptive: Adaptive | None = None
+    slices: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
@@ -168,6 +171,10 @@ class Order:
         """Return the sample ids at positions [first, stop) of the run; a stream's are the positions themselves."""
         if self.length is None:
             return np.arange(first, stop, dtype=np.uint64)
+        if self.slices:
+            every = replace(self, slices=())
+            shared = [every.samples(begin, end) for begin, end in self.shared(first, stop)]
+            return np.concatenate(shared) if shared else np.empty(0, dtype=np.uint64)
         if self.proportions is not None:
             return mixing.samples(self.proportions, self.parts, self.seed, first, stop)
         if self.strata:
@@ -181,6 +188,23 @@ class Order:
             epochs += -(-(end - begin) // length)
             begin = end
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
+
+    def shared(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the positions that all islands share which are at positions [first, stop) of this one, by slice."""
+        ends = [start for start, _ in self.slices[1:]]
+        for (start, taken), end in zip(self.slices, [*ends, stop], strict=True):
+            begin, until = max(first, start), min(stop, end)
+            if begin < until:
+                yield taken + begin - start, taken + until - start
+
+    def place_of(self, position: int) -> int:
+        """Return the position that all islands share which is at a position of this one; the same where it has all."""
+        return next(self.shared(position, position + 1))[0] if self.slices else position
+
+    def slicing(self, position: int, taken: int) -> Order:
+        """Return the same order, of an island that takes the shared positions from `taken` on at `position`."""
+        kept = tuple(one for one in self.slices or ((0, 0),) if one[0] < position)
+        return replace(self, slices=(*kept, (position, taken)))
 
     def _permuted(self, length: int, epochs: int, first: int, stop: int) -> Iterator[Indices]:
         """Yield the sample ids at positions [first, stop) of a data set, whose first epoch is number `epochs`."""
@@ -199,7 +223,7 @@ class Order:
         reached = earlier[-1][0] if earlier else 0
         if saved.length is not None and saved.length != self.length and here > reached and self.proportions is None:
             earlier = (*earlier, (here, saved.length))
-        return replace(self.sized_as(saved, step), earlier=earlier)
+        return replace(self.sized_as(saved, step), earlier=earlier, slices=saved.slices)
 
     def sized_as(self, saved: Order, step: int) -> Order:
         """Return this order with the sizes that a state of `step` steps says were chosen, if it has them chosen."""

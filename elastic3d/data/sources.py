@@ -257,7 +257,7 @@ class _Sampled(torch.utils.data.Dataset[Any]):
         position, number = place
         name = name_of(self._dataset, number)
         with naming(lambda: f"{name}, at position {position} of the run, in step {self._order.step_at(position)}"):
-            draws.before(position)
+            draws.before(self._order.place_of(position))
             return name, self._dataset[number]
 
 

@@ -34,6 +34,8 @@ from elastic3d.devices.contract import deterministic
 from elastic3d.errors import UsageError
 from elastic3d.health.phases import Phase
 from elastic3d.health.record import fingerprint
+from elastic3d.islands import Islands
+from elastic3d.islands.parts import IslandParts
 from elastic3d.parallel.all_reduce import all_reduce
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.averaging import let_copy
@@ -67,6 +69,7 @@ from elastic3d.training.evaluated import EvaluatedState
 from elastic3d.training.evaluating import Metric, evaluate
 from elastic3d.training.extras import Extras
 from elastic3d.training.going_back import GoingBack
+from elastic3d.training.island_run import IslandRun
 from elastic3d.training.loss import Loss
 from elastic3d.training.parts import Parts
 from elastic3d.training.peers import Peers
@@ -89,12 +92,14 @@ class Run:
         tiers: restoring.Tiers | None = None,
         origin: ScriptOrigin | None = None,
         evaluated: EvaluatedState | None = None,
+        islands: Islands | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._evaluated = evaluated
         self._port, self._clock, self._progress = port, clock, port.progress
         self._tiers = tiers or restoring.Nowhere()
-        self._origin = origin
+        self._origin, self._islands = origin, islands
+        self._island: IslandRun | None = None
         self._provenance = ""
         self._assignment = port.assignment
         self._layout = port.assignment.layout or Layout(pp=1, dp=1)
@@ -380,9 +385,12 @@ class Run:
         assembly = self._made()
         self._parts.end(parts.SCRIPT)
         assembly.stop_watching()
-        self._extras = Extras(extra, kept=kept, parameters=model.parameters())
         self._optimizer, self._schedule = optimizer, schedule
         self._restored = True
+        if self._islands is not None:
+            self._island = self._as_island(self._islands, batches)
+            extra = self._island.kept_with(extra)
+        self._extras = Extras(extra, kept=kept, parameters=model.parameters())
         self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch, self._plan.leaf)
         if self._assignment.seed_digest:
             identity.check_planned(assembly.profile_digest(batches), self._assignment)
@@ -414,6 +422,10 @@ class Run:
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
         self._provenance = loaded.provenance
+        anew = False
+        if self._island is not None:
+            self._ledger, anew = self._island.begin(self._ledger)
+            self._scale = LossScale.of(self._plan.numerics.precision) if anew else self._scale
         halted, resuming = self._halted(batches, resume="stop" in accepted and decision.source == restoring.STORE)
         said = [*loaded.accepted, *resuming, self._control.resume(loaded.noise)]
         self._last_loss, self._changed = loaded.loss, "; ".join(filter(None, said))
@@ -432,7 +444,7 @@ class Run:
         self._port.restored(
             StateRestored(
                 source=decision.source,
-                step=decision.step,
+                step=batches.step if anew else decision.step,
                 generation=decision.generation,
                 detail="; ".join(
                     filter(None, [decision.detail, *loaded.accepted, *resuming, *loaded.changes, *halted])
@@ -447,8 +459,8 @@ class Run:
         self._interval.taken(batches.step)
         if decision.source == restoring.STORE:
             self._stored_step = batches.step
-        if decision.source != restoring.NONE:
-            self._snapshot(checkpoint=False, wait=False)
+        if anew or decision.source != restoring.NONE:
+            self._snapshot(checkpoint=False, wait=anew)
         self._collections.end()
         self._step_timer.begin()
 
@@ -611,9 +623,42 @@ class Run:
     def _end_step(self) -> None:
         """Keep the step that was made last, with what the script has done since to objects of its own."""
         if self._ending is not None:
+            self._merge(self._ending)
             if self._keep_step():
                 self._leave()
             self._progress.in_script()
+
+    def _merge(self, outcome: Outcome) -> None:
+        """Take the outer step that follows the step that was made last; the next generation does if this one leaves."""
+        if self._island is not None and not outcome.leave:
+            self._ledger, anew = self._island.made(self.steps, self._ledger)
+            if anew:
+                assert self._plan is not None
+                self._scale = LossScale.of(self._plan.numerics.precision)
+                self._snapshot(checkpoint=False, wait=True)
+
+    def _as_island(self, islands: Islands, batches: Batches) -> IslandRun:
+        """Return this run as one of several islands, before its state is loaded."""
+        assembly = self._made()
+        assert self._plan is not None
+        assert self._optimizer is not None
+
+        @contextmanager
+        def around(longest: float) -> Iterator[None]:
+            with self._peers.followed(), self.pause("islands", longest):
+                yield
+
+        parts = IslandParts(
+            assignment=self._assignment,
+            mesh=assembly.mesh,
+            plan=self._plan,
+            model=assembly.model,
+            specs=assembly.specs,
+            optimizer=self._optimizer,
+            schedule=self._schedule,
+            batches=batches,
+        )
+        return IslandRun(islands, parts, clock=self._clock, around=around)
 
     def _leave(self) -> NoReturn:
         self._peers.stop_looking()
@@ -790,6 +835,8 @@ class Run:
         Called when `main` has returned: the end of a run is always a checkpoint, whether one was due or not.
         """
         self._end_step()
+        if self._island is not None:
+            self._island.end("its script has returned")
         self._peers.stop_looking()
         self._progress.phase(Phase.LEAVE)
         self._peers.say_returned()
