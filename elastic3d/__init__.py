@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from elastic3d.torch_support import check_version
 
 if TYPE_CHECKING:
-    from elastic3d.data import Growing, Mixture, Packed, Stratified, TokenFile
+    from elastic3d.data import Adaptive, Growing, Mixture, Packed, Stratified, TokenFile
     from elastic3d.entry import run
     from elastic3d.errors import Elastic3dError
     from elastic3d.health.options import Health
+    from elastic3d.islands import Islands
     from elastic3d.trackers import Tracker
     from elastic3d.training import Run
     from elastic3d.values import Layout
@@ -30,8 +31,10 @@ __all__ = [
     "Run",
     "Checkpointing",
     "Health",
+    "Islands",
     "Layout",
     "Growing",
+    "Adaptive",
     "TokenFile",
     "Packed",
     "Stratified",
@@ -47,8 +50,10 @@ _HOMES = {
     "Run": "elastic3d.training",
     "Checkpointing": "elastic3d.worker.options",
     "Health": "elastic3d.health.options",
+    "Islands": "elastic3d.islands",
     "Layout": "elastic3d.values",
     "Growing": "elastic3d.data",
+    "Adaptive": "elastic3d.data",
     "TokenFile": "elastic3d.data",
     "Packed": "elastic3d.data",
     "Stratified": "elastic3d.data",

@@ -17,8 +17,11 @@ from elastic3d.admission.host import available_memory
 from elastic3d.calibration.record import load
 from elastic3d.calibration.script_question import answer_if_asked
 from elastic3d.errors import ConfigurationError, UsageError
+from elastic3d.evaluation import answering
+from elastic3d.evaluation.answering import Evaluation
 from elastic3d.health.evidence import EvidenceWriter
 from elastic3d.health.options import Health, watching
+from elastic3d.islands import Islands
 from elastic3d.log import bind_process, observe_process, process_log
 from elastic3d.metrics.address import metrics_address
 from elastic3d.metrics.exposition import require_client
@@ -74,6 +77,8 @@ def run(
     metrics: str | None = None,
     telemetry: str | None = None,
     config: object = None,
+    evaluate: Evaluation | None = None,
+    islands: Islands | None = None,
     **moved: Never,
 ) -> None:
     """Train `main` on whatever nodes are there, and return when the job is over.
@@ -123,6 +128,12 @@ def run(
             checkpoint has it, and going on from a state that was made with other values is refused, unless
             `run.restore(..., accept="config")` takes them. Nothing secret: all who can read the store can read it.
             None, the default, for none.
+        evaluate: What `elastic3d eval` calls instead of `main`, for one checkpoint: it makes the model with
+            `run.shard`, calls `run.restore(model=model)`, and returns numbers by name, such as
+            `{"eval/loss": run.evaluate(model, held_out, losses)}`. None, the default, for a script that is not
+            evaluated so.
+        islands: An `elastic3d.Islands`: this job is one of several that train apart and merge what they learned every
+            so many steps (local SGD, DiLoCo). None, the default, for a job by itself.
         moved: Takes nothing; says where options of checkpoints that used to be here are now.
 
     Raises:
@@ -132,7 +143,7 @@ def run(
     """
 
     def enter(port: Port) -> None:
-        train(main, port, tiers=KeepersAndStore(port.assignment.credentials), origin=origin)
+        train(main, port, tiers=KeepersAndStore(port.assignment.credentials), origin=origin, islands=islands)
 
     refuse_moved(moved)
     if checkpointing is None:
@@ -142,11 +153,16 @@ def run(
             f"elastic3d.run(checkpointing={checkpointing!r}): give an elastic3d.Checkpointing, such as "
             "Checkpointing(keep=3)"
         )
+    if islands is not None and not isinstance(islands, Islands):
+        raise UsageError(
+            f"elastic3d.run(islands={islands!r}): give an elastic3d.Islands, such as Islands(every=500, ...)"
+        )
     script_digest()  # of the running script: processes forked from here have it
     origin = begin(config)
     output.checked_verbosity()
     serve_role(enter)
     answer_if_asked(main)
+    answering.answer_if_asked(evaluate, device=device, threads=threads)
     served = metrics_address(metrics)
     if served is not None:
         require_client()
@@ -186,7 +202,7 @@ def run(
         )
     else:
         output.say(_by_hand(options))
-        run_alone(main, device=device)
+        run_alone(main, device=device, islands=islands)
 
 
 def _by_hand(options: RunOptions) -> str:

@@ -83,6 +83,7 @@ ROLE = _variable("ELASTIC3D_ROLE", SetBy.ELASTIC3D, "that a script runs as a tem
 ROLE_PARENT = _variable("ELASTIC3D_ROLE_PARENT", SetBy.ELASTIC3D, "the pid that process ends with")
 ROLE_DESCRIPTORS = _variable("ELASTIC3D_ROLE_DESCRIPTORS", SetBy.ELASTIC3D, "the descriptors it inherits")
 ASKED = _variable("ELASTIC3D_ASKED", SetBy.ELASTIC3D, "what `elastic3d plan` or `calibrate` asks a script, as JSON")
+EVALUATED = _variable("ELASTIC3D_EVALUATED", SetBy.ELASTIC3D, "which checkpoint `elastic3d eval` asks a script about")
 
 RANK = _variable("RANK", SetBy.TORCHRUN, "rank of this process", "0")
 WORLD_SIZE = _variable("WORLD_SIZE", SetBy.TORCHRUN, "number of processes", "1")
@@ -125,6 +126,14 @@ OTEL_INTERVAL = _variable(
 )
 VISIBLE_CUDA = _variable("CUDA_VISIBLE_DEVICES", SetBy.USER, "which NVIDIA devices a process sees")
 VISIBLE_ROCM = _variable("HIP_VISIBLE_DEVICES", SetBy.USER, "which AMD devices a process sees")
+ACCELERATE_CPU = _variable(
+    "ACCELERATE_USE_CPU",
+    SetBy.ELASTIC3D,
+    "that Accelerate opens no device, while TrainingArguments are made in a trainer",
+)
+PMI_SIZE = _variable("PMI_SIZE", SetBy.MACHINE, "number of MPI processes, hidden from Accelerate in a trainer")
+OPEN_MPI_SIZE = _variable("OMPI_COMM_WORLD_SIZE", SetBy.MACHINE, "the same of Open MPI")
+MVAPICH_SIZE = _variable("MV2_COMM_WORLD_SIZE", SetBy.MACHINE, "the same of MVAPICH2")
 TEMPORARY = _variable("TMPDIR", SetBy.MACHINE, "folder for temporary files")
 SLURM_NODE = _variable("SLURMD_NODENAME", SetBy.MACHINE, "name of this node in Slurm: its label host")
 SLURM_LEVELS = _variable("SLURM_TOPOLOGY_ADDR_PATTERN", SetBy.MACHINE, "kinds of the parts of SLURM_TOPOLOGY_ADDR")

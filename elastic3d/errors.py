@@ -28,6 +28,7 @@ Every error says what happened, whether trying again helps, and what the person 
       NotFinite             loss or gradient is not finite, and the run was to stop for it; the message says what of
       StateError            state that was asked for is nowhere, or does not fit the model
         StateUnfit          it does not fit the script; trying again does not help
+        StoreAway           the store did not answer while a checkpoint was evaluated; it is tried again
       UnmatchedCollective   some ranks made a collective call, and others had ended
       CollectiveFailed      a collective of a script that was started by hand failed
       CalibrationFailed     something could not be measured; trying again helps where the machine was only busy

@@ -184,7 +184,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # seconds of processor time that rank 0 has used for the step. `data`, `copy`: of its `seconds`, those in which
         # rank 0 waited for its data loader, and for the copy of a snapshot. `excluded`, where there are any: positions
         # among `samples` that are no part of it, as [first, stop) each. `tokens`: of the others, where the data set
-        # says how many its samples have. `logged`: what scripts gave to `run.log` for it, by name.
+        # says how many its samples have. `logged`: what scripts gave to `run.log` for it, by name. `noise_scale`: of
+        # the gradient, in samples, where the global batch follows it.
         "step.committed": _debug(
             "step",
             "loss",
@@ -199,7 +200,11 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             "tokens",
             "excluded",
             "logged",
+            "noise_scale",
         ),
+        # From the node of rank 0: the global batch is another one from step `step` on, and `detail` says which and why.
+        # Once more where the step before it is made again.
+        "batch.resized": _info("step", "detail"),
         # From the node of rank 0: a script called `run.stop`, `detail` says why, and no step follows step `step`. Once
         # more where that step is made again.
         "run.stopped": _info("step", "detail"),
@@ -389,6 +394,18 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "exclude.late": _warning("detail"),
         # The run goes on from `step` with weights, or sources, of a mixture that its state did not have; see `detail`.
         "mixture.changed": _info("step", "detail"),
+        # This job is an island among others: it begins a round at inner step `step` from the outer parameters after
+        # outer step `outer` alone.
+        "island.joined": _info("island", "outer", "step", "detail"),
+        # It took outer step `outer` with the deltas of `islands`; the work of `lost` since the last one is not part of
+        # it. Bytes of deltas: `sent` by all ranks, `read` by rank 0.
+        "island.merged": _info("island", "outer", "step", "islands", "lost", "sent", "read", "seconds"),
+        # Its own work since its last outer step is merged nowhere: it joins anew.
+        "island.behind": _warning("island", "outer", "detail"),
+        # A replay came to all bits of an island that were merged, up to outer step `outer`.
+        "island.replayed": _info("island", "outer", "detail"),
+        # It waits, for `why`: "others", "admission" or "store"; once for each `detail`.
+        "island.waiting": _info("why", "detail"),
         # `cache=` cannot be used: tiles are read from the store each time.
         "cache.unfit": _warning("error"),
         # A snapshot that a node offers for the start of a generation is ignored: it belongs to another history.

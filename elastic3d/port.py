@@ -161,7 +161,9 @@ class StepRecord:
     clean: the newest step that audits vouch for, -1 where nothing is audited. data, copy: of `seconds`, those in which
     this rank waited for its data loader, and for the copy of a snapshot. tokens: of the samples that were not left out,
     0 where the data set does not say how many its samples have. logged: what scripts logged of it, by name; only on the
-    first slot of a node. stopped: why the script ended the run after it, "" where it did not.
+    first slot of a node. stopped: why the script ended the run after it, "" where it did not. resized: why the next
+    step has another global batch, "" where it has not. noise_scale: of the gradient, in samples; None where it is not
+    measured, or lost.
     """
 
     generation: int
@@ -191,6 +193,8 @@ class StepRecord:
     tokens: int = 0
     logged: dict[str, float] = field(default_factory=dict)
     stopped: str = ""
+    resized: str = ""
+    noise_scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,11 @@ PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 # Inside elastic3d each line may import itself and what stands above it. `training` is the Run that a user's main sees,
 # `entry` the elastic3d.run that a script calls; `storage` is the run's store, `etcd_refs` its refs in etcd;
 # `rendezvous` is torchrun's side of a node, `worker` the job's. `calibration` asks scripts and measures,
-# `doctor` looks at one node. `etcd_server` runs the servers of those who have none. `scaffold` has the files that a job
-# begins with. `dashboard` and `report` say what commands print, as pages made of `pages`; one command serves the first,
-# another writes the second.
+# `doctor` looks at one node, `evaluation` asks scripts for numbers of checkpoints, `huggingface` writes them as
+# folders. `etcd_server` runs the servers of those who have none. `scaffold` has the files that a job begins with;
+# `islands` is what a run has of the others that it merges with. `integrations` gives `entry` other projects' shapes.
+# `dashboard` and `report` say what commands print, as pages made of `pages`; one command serves the first, another
+# writes the second.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "accounting",
@@ -48,9 +50,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("telemetry",),
     ("rendezvous", "admission"),
     ("worker",),
+    ("islands",),
     ("training",),
-    ("calibration", "doctor"),
+    ("calibration", "doctor", "evaluation", "huggingface"),
     ("entry",),
+    ("integrations",),
     ("cli", "dashboard", "pages", "report", "scaffold"),
 )
 

@@ -32,6 +32,7 @@ from elastic3d.cli.ckpt.documents import CheckpointDocument
 from elastic3d.cli.etcd.copies import EtcdRestored, EtcdSnapshot
 from elastic3d.cli.etcd.up import EtcdUp
 from elastic3d.cli.init import InitDocument
+from elastic3d.cli.islands_documents import IslandsDocument
 from elastic3d.cli.plan.documents import PlanDocument
 from elastic3d.cli.samples_documents import (
     CheckpointSamplesDocument,
@@ -206,6 +207,7 @@ def documents() -> str:
         "`elastic3d samples check --json` prints the `schema`, a [`SamplesDocument`](#samplesdocument) and",
         "of a store a [`CheckpointSamplesDocument`](#checkpointsamplesdocument), of event files an",
         "[`EventSamplesDocument`](#eventsamplesdocument), all in one object.",
+        "`elastic3d islands show --json` prints the `schema` and an [`IslandsDocument`](#islandsdocument).",
         "",
         "`elastic3d chaos random --json` prints the `schema` and a [`RandomDocument`](#randomdocument),",
         "`elastic3d chaos shrink --json` the `schema` and a [`ShrunkDocument`](#shrunkdocument).",
@@ -231,6 +233,7 @@ def documents() -> str:
             CheckpointSamplesDocument,
             SourceSamplesDocument,
             EventSamplesDocument,
+            IslandsDocument,
             RandomDocument,
             ShrunkDocument,
         )

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from chaos.bench import checkpoints, cost, forming, health, plans, recovery, reductions, restores, seeing
+from chaos.bench import checkpoints, cost, forming, health, islands, plans, recovery, reductions, restores, seeing
 from chaos.bench.spread import spread
 from elastic3d.values import Layout
 
@@ -21,7 +21,7 @@ def main(
     only: Annotated[
         str,
         typer.Option(
-            help="recovery, cost, reductions, forming, restores, checkpoints, plans, seeing or health; all by default"
+            help="recovery, islands, cost, reductions, forming, restores, checkpoints, plans, seeing, health; or all"
         ),
     ] = "",
     agents: Annotated[str, typer.Option(help="sizes of the worlds to form")] = ",".join(map(str, forming.AGENTS)),
@@ -33,7 +33,7 @@ def main(
     seed: Annotated[int, typer.Option(help="seed of the score card")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
 ) -> None:
-    """Measure recovery beside its peers, the cost of snapshots and ordered reduction, forming, saving, health.
+    """Measure recovery beside its peers, islands, the cost of snapshots and ordered reduction, forming, saving, health.
 
     The exit code is 1 where seeing costs too much, or the score card of health or its controls do not pass. Ctrl-C ends
     the card with what has been played.
@@ -45,6 +45,10 @@ def main(
         for table in recovered.tables():
             console.print(table)
         measured["recovery"] = recovered.as_json()
+    if only in ("", "islands"):
+        apart = islands.measure(repeats, say=console.print)
+        console.print(apart.table())
+        measured["islands"] = apart.as_json()
     if only in ("", "cost"):
         table = Table("layout", "variant", "seconds per step", "cost", title="cost per step, against the fast variant")
         costs: dict[str, list[dict[str, float]]] = {}

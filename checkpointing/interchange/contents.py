@@ -102,12 +102,16 @@ class Contents:
 
     def slabs(self, specs: Iterable[TensorSpec]) -> Iterator[tuple[TensorSpec, Box, memoryview]]:
         """Yield tensors slab by slab, in the order of their bytes; at most two batches are in memory."""
+        return self.slabs_of((spec, spec.box) for spec in specs)
+
+    def slabs_of(self, regions: Iterable[tuple[TensorSpec, Box]]) -> Iterator[tuple[TensorSpec, Box, memoryview]]:
+        """Yield parts of tensors slab by slab, in the order of their bytes; at most two batches are in memory."""
         batch: list[Wanted] = []
         held = 0
-        for spec in specs:
+        for spec, region in regions:
             # As it was cut: a slab across the edges of tiles would read those at both of its ends in vain.
             cut = max((offer.nbytes for offer in self._offers.get(spec.key, ())), default=grid.TILE_BYTES)
-            for box in slab_boxes(spec, spec.box, max(1, cut)):
+            for box in slab_boxes(spec, region, max(1, cut)):
                 nbytes = box.numel * spec.itemsize
                 if batch and held + nbytes > BATCH_BYTES:
                     yield from self._flush(batch)
@@ -138,9 +142,12 @@ class Contents:
         ties: dict[str, str] = {}
         for group in objects.read_ties(bytes(self.read([objects.TIES])[objects.TIES])):
             there = [key for key in group if key in self.checkpoint.specs]
-            looks = {key: self._look(key) for key in there}
-            ties |= {key: there[0] for key in there[1:] if looks[key] == looks[there[0]]}
+            ties |= {key: there[0] for key in there[1:] if self.same(key, there[0])}
         return ties
+
+    def same(self, one: str, other: str) -> bool:
+        """Return whether two tensors, by key, are cut alike and equal to the last bit."""
+        return self._look(one) == self._look(other)
 
     def _look(self, key: str) -> tuple[str, tuple[int, ...], frozenset[tuple[Box, str]]]:
         spec = self.checkpoint.specs[key]

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,31 +78,65 @@ def read(source: Path) -> Foreign:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileTensor:
+    """A tensor as a file is to have it: a box of one of the checkpoint's, in the shape that it has there."""
+
+    spec: TensorSpec
+    box: Box
+    shape: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, spec: TensorSpec) -> FileTensor:
+        """Return one of the checkpoint's tensors as it is."""
+        return cls(spec=spec, box=spec.box, shape=spec.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return self.box.numel * self.spec.itemsize
+
+
 def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, progress: Progress) -> None:
     """Write tensors, by the name they are to have, to the file or folder `target`."""
     check(specs)
+    if target.suffix != ".safetensors":
+        # A folder is a Hugging Face model, whose readers know only tensors.
+        target.mkdir()
+        write_shards(contents, {name: FileTensor.whole(spec) for name, spec in specs.items()}, target, progress)
+        return
     facts = {}
-    # A folder is a Hugging Face model, whose readers know only tensors.
-    if target.suffix == ".safetensors" and all(name == contents.name(spec.key) for name, spec in specs.items()):
+    if all(name == contents.name(spec.key) for name, spec in specs.items()):
         specs = {**specs, **{key: contents.checkpoint.specs[key] for key in _object_keys(contents)}}
         facts = {_FACTS: objects.to_json(contents.checkpoint.facts).decode()}
-    sizes = {name: spec.box.numel * spec.itemsize for name, spec in specs.items()}
-    total = sum(sizes.values())
-    shards = [list(specs)] if target.suffix == ".safetensors" else _shards(sizes)
-    if target.suffix != ".safetensors":
-        target.mkdir()
-    done = 0
+    tensors = {name: FileTensor.whole(spec) for name, spec in specs.items()}
+    _write_file(contents, tensors, target, facts, 0, sum(one.nbytes for one in tensors.values()), progress)
+
+
+def write_shards(
+    contents: Contents,
+    tensors: Mapping[str, FileTensor],
+    folder: Path,
+    progress: Progress,
+    *,
+    shard_bytes: int | None = None,
+) -> None:
+    """Write tensors into a folder as Hugging Face has them: one `model.safetensors`, or shards and their index.
+
+    shard_bytes: most of a shard, unless one tensor alone is larger; None for 5 GB.
+    """
+    sizes = {name: one.nbytes for name, one in tensors.items()}
+    total, done = sum(sizes.values()), 0
+    shards = _shards(sizes, SHARD_BYTES if shard_bytes is None else shard_bytes)
     where: dict[str, str] = {}
     for number, names in enumerate(shards, start=1):
-        file = target
-        if target.suffix != ".safetensors":
-            name = "model" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}"
-            file = target / f"{name}.safetensors"
+        name = "model" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}"
+        file = folder / f"{name}.safetensors"
         where |= dict.fromkeys(names, file.name)
-        done = _write_file(contents, {name: specs[name] for name in names}, file, facts, done, total, progress)
+        done = _write_file(contents, {name: tensors[name] for name in names}, file, {}, done, total, progress)
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
-        (target / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def check(specs: Mapping[str, TensorSpec]) -> None:
@@ -124,11 +159,11 @@ def _object_keys(contents: Contents) -> list[str]:
     return [key for key in sorted(contents.checkpoint.specs) if objects.is_object(key)]
 
 
-def _shards(sizes: Mapping[str, int]) -> list[list[str]]:
+def _shards(sizes: Mapping[str, int], most: int) -> list[list[str]]:
     shards: list[list[str]] = [[]]
     held = 0
     for name, size in sizes.items():
-        if shards[-1] and held + size > SHARD_BYTES:
+        if shards[-1] and held + size > most:
             shards.append([])
             held = 0
         shards[-1].append(name)
@@ -138,7 +173,7 @@ def _shards(sizes: Mapping[str, int]) -> list[list[str]]:
 
 def _write_file(
     contents: Contents,
-    specs: Mapping[str, TensorSpec],
+    tensors: Mapping[str, FileTensor],
     file: Path,
     metadata: Mapping[str, str],
     done: int,
@@ -147,19 +182,20 @@ def _write_file(
 ) -> int:
     """Write one file; return the bytes written so far in all files."""
     # The widest elements come first, so that every tensor lies at a multiple of its own element.
-    ordered = dict(sorted(specs.items(), key=lambda item: (-item[1].itemsize, item[0])))
+    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].spec.itemsize, item[0])))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     end = 0
-    for name, spec in ordered.items():
-        begin, end = end, end + spec.box.numel * spec.itemsize
-        header[name] = {"dtype": _NAMES[spec.dtype], "shape": _counted(spec), "data_offsets": [begin, end]}
+    for name, one in ordered.items():
+        begin, end = end, end + one.nbytes
+        shape = _counted(one.spec.dtype, one.shape)
+        header[name] = {"dtype": _NAMES[one.spec.dtype], "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > _LARGEST_HEADER:
         raise NotExportable(f"safetensors limits its header to {_LARGEST_HEADER} bytes; this one takes {len(text)}")
     with file.open("wb") as opened:
         opened.write(len(text).to_bytes(8, "little") + text)
-        for _, _, data in contents.slabs(ordered.values()):
+        for _, _, data in contents.slabs_of((one.spec, one.box) for one in ordered.values()):
             opened.write(data)
             done += data.nbytes
             progress(done, total)
@@ -287,9 +323,9 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _counted(spec: TensorSpec) -> list[int]:
+def _counted(dtype: str, shape: tuple[int, ...]) -> list[int]:
     """Return a shape as safetensors counts it."""
-    return [*spec.shape[:-1], 2 * spec.shape[-1]] if spec.dtype == _PAIRS else list(spec.shape)
+    return [*shape[:-1], 2 * shape[-1]] if dtype == _PAIRS else list(shape)
 
 
 def _stored(name: str, entry: Any, file: Path, base: int) -> Stored:

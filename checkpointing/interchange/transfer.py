@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +13,7 @@ from checkpointing.errors import ForeignFormat, Inconsistent, NotExportable, Sup
 from checkpointing.format.grid import TILE_BYTES
 from checkpointing.format.tiles import Piece, TensorSpec
 from checkpointing.interchange import dcp_files, safetensors_files, torch_files
+from checkpointing.interchange.appearing import appearing
 from checkpointing.interchange.contents import Contents
 from checkpointing.interchange.foreign import Foreign, Progress, Slab, slabs
 from checkpointing.interchange.tensors import DTYPES, object_piece, shortened
@@ -138,8 +137,6 @@ def export_checkpoint(
     plain data (only an export to `torch` loads them).
     """
     known, path = _kind(kind), Path(target)
-    if path.exists() or path.is_symlink():
-        raise NotExportable(f"{path}: is there already; nothing is overwritten")
     contents = Contents(checkpoint)
     specs = {
         name.removeprefix(prefix): spec
@@ -151,18 +148,8 @@ def export_checkpoint(
     strange = [f"{spec.key}: {spec.dtype}" for spec in specs.values() if spec.dtype not in DTYPES]
     if strange:
         raise NotExportable(f"this torch does not have the dtype of {shortened(strange)}; upgrade it")
-    partial = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
-    try:
+    with appearing(path) as partial:
         _WRITE[known](contents, specs, partial, progress or _silent)
-        partial.rename(path)
-    except BaseException as error:
-        if partial.is_dir():
-            shutil.rmtree(partial, ignore_errors=True)
-        else:
-            partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise NotExportable(f"{path}: cannot be written: {error}; nothing is left of it") from error
-        raise
     tensors_alone = bool(prefix) or (known is Kind.SAFETENSORS and path.suffix != ".safetensors")
     return Exported(
         target=path,

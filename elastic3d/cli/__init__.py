@@ -12,10 +12,11 @@ from typing import Annotated
 
 import typer
 
-from elastic3d.cli import agent, ckpt, etcd, node_commands, samples, status
+from elastic3d.cli import agent, ckpt, etcd, islands, node_commands, samples, status
 from elastic3d.cli.calibrate import calibrate
 from elastic3d.cli.dashboard import dashboard
 from elastic3d.cli.doctor import doctor
+from elastic3d.cli.evaluate import evaluate
 from elastic3d.cli.explain import explain_job
 from elastic3d.cli.goodput import show_goodput
 from elastic3d.cli.init import init
@@ -85,8 +86,10 @@ def application() -> typer.Typer:
     app.command("calibrate", rich_help_panel=AHEAD)(calibrate)
     app.add_typer(etcd.app, name="etcd", rich_help_panel=AHEAD)
     app.add_typer(ckpt.app, name="ckpt", rich_help_panel="Look at checkpoints")
+    app.command("eval", rich_help_panel="Look at checkpoints")(evaluate)
     app.add_typer(samples.app, name="samples", rich_help_panel="Look at checkpoints")
-    own = {"ckpt", "etcd", "samples", *(command.name for command in app.registered_commands)}
+    app.add_typer(islands.app, name="islands", rich_help_panel="Look at checkpoints")
+    own = {"islands", "ckpt", "etcd", "samples", *(command.name for command in app.registered_commands)}
     for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
         if point.name in own:
             continue

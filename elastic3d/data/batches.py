@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from elastic3d.data.adaptive import Adaptive
 from elastic3d.data.ahead import Ahead
 from elastic3d.data.collating import Collate, Collating, Pair
 from elastic3d.data.dataset_facts import fingerprint_of, is_numbered, name_of
@@ -106,7 +107,9 @@ class Batches:
     """Iterate the steps of a run over a data set, map-style or a stream. `step` is the number of steps made, `goal` the
     one up to which to iterate, 0 before that is known. `untried` are holes that were known before their steps. `varies`
     is whether micro-batches may be of several shapes, `sample_tokens` the number of tokens of each sample, 0 where the
-    data set does not say. `stepped` is called when the script asks for the next batch, or that there is none.
+    data set does not say. `stepped` is called when the script asks for the next batch, or that there is none. In an
+    island, `reach` is the step up to which it is known which samples there are, which `stepped` moves on, and `rounds`
+    the steps of a round.
 
     The next step is loaded while the present one trains: in a thread, or by `workers` DataLoader processes (one, for a
     stream). They are forked from the trainer when the iteration starts and belong to its process group, so whatever
@@ -117,7 +120,7 @@ class Batches:
         self,
         dataset: Dataset | Iterable[Any],
         *,
-        global_batch: int | Growing,
+        global_batch: int | Growing | Adaptive,
         micro_batch: int,
         seed: int,
         exclude: Iterable[tuple[int, int]] = (),
@@ -133,7 +136,9 @@ class Batches:
         numbered = is_numbered(dataset)
         if not numbered:
             check_stream(dataset)
-        (_, first), *changes = global_batch.parts if isinstance(global_batch, Growing) else ((0, global_batch),)
+        adaptive = global_batch if isinstance(global_batch, Adaptive) else None
+        given_size = global_batch.start if isinstance(global_batch, Adaptive) else global_batch
+        (_, first), *changes = given_size.parts if isinstance(given_size, Growing) else ((0, given_size),)
         self.order = Order(
             length=len(dataset) if numbered else None,  # type: ignore[arg-type]
             global_batch=first,
@@ -143,6 +148,7 @@ class Batches:
             holes=given(exclude),
             strata=dataset.strata if isinstance(dataset, Stratified) else (),
             proportions=dataset.proportions if isinstance(dataset, Mixture) else None,
+            adaptive=adaptive,
         )
         self.untried = self.order.holes
         self._numbered = numbered
@@ -158,8 +164,11 @@ class Batches:
         self.step = 0
         self.goal = 0
         self._yielded = -1
+        self._resized = False
         self._stopped: int | None = None
         self.stepped: Callable[[], None] = lambda: None
+        self.reach: int | None = None
+        self.rounds = 0
         # What nodes, and runs over one state, must have in common besides the length, if the data set has it.
         self.fingerprint = fingerprint_of(dataset)
         self.sample_tokens = _sample_tokens(dataset)
@@ -188,6 +197,20 @@ class Batches:
     def stop(self, step: int) -> None:
         """Yield no step from `step` on, whatever `until` says: the run is over then. Alike on every rank."""
         self._stopped = self.goal = step
+
+    @property
+    def global_batch(self) -> int:
+        """The number of samples of the present step."""
+        return self.order.batch_at(self.step)
+
+    def resize(self, step: int, size: int) -> None:
+        """Have `size` samples in each step from `step` on, the next one. Alike on every rank.
+
+        What is loaded of it already is loaded anew; a stream is read again up to there where it cannot skip.
+        """
+        self.order = self.order.resized(step, size)
+        self.take(self.share)
+        self._resized = True
 
     @property
     def cursor(self) -> Cursor | None:
@@ -243,11 +266,25 @@ class Batches:
         return self._accounted(replace(batch, micro_batches=parts, excluded=excluded))
 
     def until(self, step: int) -> Iterator[Batch]:
-        """Yield this rank's part of each step from the present one up to, but not including, `step`."""
+        """Yield this rank's part of each step from the present one up to, but not including, `step`.
+
+        UsageError where islands would end within a round, with what they learned since then merged nowhere.
+        """
+        if self.rounds and step % self.rounds:
+            raise UsageError(
+                f"batches.until(step={step}) ends within a round: islands merge every {self.rounds} steps, and what "
+                f"came after would be merged nowhere; take {step - step % self.rounds or self.rounds}"
+            )
         self.goal = step if self._stopped is None else min(step, self._stopped)
-        loaded = self._loaded(self.step, self.goal)
+        self._resized = False
+        while self.step < self.goal:
+            yield from self._up_to(self.goal if self.reach is None else min(self.goal, self.reach))
+
+    def _up_to(self, stop: int) -> Iterator[Batch]:
+        """Yield each step from the present one up to `stop`, or until `goal` or `step` are somewhere else."""
+        loaded = self._loaded(self.step, stop)
         try:
-            while self.step < self.goal:
+            while self.step < min(stop, self.goal):
                 before = self.step
                 self.progress.loading()
                 part = next(loaded)
@@ -263,6 +300,10 @@ class Batches:
                         f"run.step was not called once for the batch of step {before}: each batch is one optimizer step"
                     )
                 self.stepped()
+                if self._resized:
+                    loaded.close()
+                    self._resized = False
+                    loaded = self._loaded(self.step, stop)
         finally:
             loaded.close()
 

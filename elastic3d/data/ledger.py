@@ -102,6 +102,22 @@ def add(
     )
 
 
+def left_out(ledger: Ledger, order: Order, *, generation: int, layout: str, first_step: int, stop_step: int) -> Ledger:
+    """Return the ledger with steps added that this run does not make, all whose positions are excluded."""
+    first, stop = order.positions(first_step, stop_step)
+    line = Line(
+        generation=generation,
+        first_step=first_step,
+        stop_step=stop_step,
+        layout=layout,
+        samples=0,
+        sample_sum=0,
+        excluded=stop - first,
+        excluded_sum=order.sum_of_positions(first, stop),
+    )
+    return (*ledger, line)
+
+
 def stopped(ledger: Ledger, step: int) -> str:
     """Return why the script ended the run after `step` steps, "" where it did not."""
     return ledger[-1].stopped if ledger and ledger[-1].stop_step == step else ""

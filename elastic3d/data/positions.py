@@ -17,6 +17,7 @@ import numpy as np
 
 from elastic3d.data import holes as ranges
 from elastic3d.data import mixing, sizes, strata
+from elastic3d.data.adaptive import Adaptive
 from elastic3d.data.holes import Holes
 from elastic3d.data.permutation import Indices, KeyedPermutation, key, mix
 from elastic3d.data.proportions import MixedSource, Proportions
@@ -35,7 +36,9 @@ class Order:
     holes: positions that are excluded, and never consumed. earlier: (position behind its last, length) of every data
     set that the run consumed before this one, in order; of a plain data set only. strata: of a stratified data set, the
     number of samples of each stratum, in whose order they are numbered. proportions: of a mixture, its sources and
-    their weights.
+    their weights. adaptive: how later sizes are chosen as the run goes, which become `changes`; None if they are not.
+    slices: of an island, from which position on it takes which of the positions that all islands share: (position of
+    its own, position that it takes), in order; () for a run that has all of them.
     """
 
     length: int | None
@@ -47,6 +50,8 @@ class Order:
     earlier: tuple[tuple[int, int], ...] = ()
     strata: Strata = ()
     proportions: Proportions | None = None
+    adaptive: Adaptive | None = None
+    slices: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
@@ -73,6 +78,8 @@ class Order:
                     f"micro_batch={self.micro_batch} does not divide global_batch={batch}{since}; "
                     f"micro_batch={below} or global_batch={above} would"
                 )
+        if self.adaptive is not None:
+            self.adaptive.check_leaf(self.micro_batch, 1)
 
     @property
     def parts(self) -> sizes.Parts:
@@ -86,11 +93,14 @@ class Order:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Every number M of micro-batches that some step has, smallest first."""
-        return tuple(sorted({batch // self.micro_batch for _, batch in self.parts}))
+        """Every number M of micro-batches that some step has, or may have, smallest first."""
+        chosen = () if self.adaptive is None else self.adaptive.sizes
+        return tuple(sorted({batch // self.micro_batch for batch in (*chosen, *(size for _, size in self.parts))}))
 
     def check_leaf(self, leaf: int) -> None:
         """Raise ConfigurationError unless every step has a whole number of leaves of this many micro-batches."""
+        if self.adaptive is not None:
+            self.adaptive.check_leaf(self.micro_batch, leaf)
         for step, batch in self.parts:
             count = batch // self.micro_batch
             if count % leaf:
@@ -161,6 +171,10 @@ class Order:
         """Return the sample ids at positions [first, stop) of the run; a stream's are the positions themselves."""
         if self.length is None:
             return np.arange(first, stop, dtype=np.uint64)
+        if self.slices:
+            every = replace(self, slices=())
+            shared = [every.samples(begin, end) for begin, end in self.shared(first, stop)]
+            return np.concatenate(shared) if shared else np.empty(0, dtype=np.uint64)
         if self.proportions is not None:
             return mixing.samples(self.proportions, self.parts, self.seed, first, stop)
         if self.strata:
@@ -174,6 +188,23 @@ class Order:
             epochs += -(-(end - begin) // length)
             begin = end
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
+
+    def shared(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the positions that all islands share which are at positions [first, stop) of this one, by slice."""
+        ends = [start for start, _ in self.slices[1:]]
+        for (start, taken), end in zip(self.slices, [*ends, stop], strict=True):
+            begin, until = max(first, start), min(stop, end)
+            if begin < until:
+                yield taken + begin - start, taken + until - start
+
+    def place_of(self, position: int) -> int:
+        """Return the position that all islands share which is at a position of this one; the same where it has all."""
+        return next(self.shared(position, position + 1))[0] if self.slices else position
+
+    def slicing(self, position: int, taken: int) -> Order:
+        """Return the same order, of an island that takes the shared positions from `taken` on at `position`."""
+        kept = tuple(one for one in self.slices or ((0, 0),) if one[0] < position)
+        return replace(self, slices=(*kept, (position, taken)))
 
     def _permuted(self, length: int, epochs: int, first: int, stop: int) -> Iterator[Indices]:
         """Yield the sample ids at positions [first, stop) of a data set, whose first epoch is number `epochs`."""
@@ -192,7 +223,23 @@ class Order:
         reached = earlier[-1][0] if earlier else 0
         if saved.length is not None and saved.length != self.length and here > reached and self.proportions is None:
             earlier = (*earlier, (here, saved.length))
-        return replace(self, earlier=earlier)
+        return replace(self.sized_as(saved, step), earlier=earlier, slices=saved.slices)
+
+    def sized_as(self, saved: Order, step: int) -> Order:
+        """Return this order with the sizes that a state of `step` steps says were chosen, if it has them chosen."""
+        if self.adaptive is None:
+            return self
+        # The next step's size is the state's, too, if that was chosen.
+        until = step if saved.adaptive is not None else step - 1
+        order = replace(self, changes=tuple(part for part in saved.changes if part[0] <= until))
+        size = self.adaptive.nearest(order.batch_at(step))
+        if size == order.batch_at(step) or not step:
+            return order
+        return replace(order, changes=tuple(part for part in order.changes if part[0] < step)).resized(step, size)
+
+    def resized(self, step: int, size: int) -> Order:
+        """Return this order with another global batch from a step on that is later than all changes before."""
+        return replace(self, changes=(*self.changes, (step, size)))
 
     def by_source(self, step: int) -> list[tuple[MixedSource, int]]:
         """Return how many positions each source of a mixture has before `step`; [] for another data set."""

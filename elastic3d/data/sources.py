@@ -10,9 +10,11 @@ from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data._utils import worker
 
 from elastic3d.data.collating import Collating, Pair
 from elastic3d.data.dataset_facts import name_of
+from elastic3d.data.foreign_streams import own_state_is_exact
 from elastic3d.data.making import Draws, Keyed, naming
 from elastic3d.data.positions import Order
 from elastic3d.data.streams import Cursor, StreamReader
@@ -228,7 +230,7 @@ class Streamed:
 
     def example(self, draws: Draws) -> Pair:
         """Return the stream's first micro-batch; the data set's own state stays as it is."""
-        state = self._dataset.state_dict() if hasattr(self._dataset, "state_dict") else None
+        state = self._dataset.state_dict() if own_state_is_exact(self._dataset) else None
         reader = StreamReader(self._dataset, None, position=0, draws=draws)
         size = self._order.micro_batch
         with draws.around():
@@ -255,7 +257,7 @@ class _Sampled(torch.utils.data.Dataset[Any]):
         position, number = place
         name = name_of(self._dataset, number)
         with naming(lambda: f"{name}, at position {position} of the run, in step {self._order.step_at(position)}"):
-            draws.before(position)
+            draws.before(self._order.place_of(position))
             return name, self._dataset[number]
 
 
@@ -286,6 +288,8 @@ class _Steps(IterableDataset[Any]):
         self._given = source, first, stop, cursor, draws
 
     def __iter__(self) -> Iterator[tuple[list[Pair], Cursor | None, dict[int, Pair]]]:
+        # One process reads all of the stream; a library that sees a worker, though the only one, may draw otherwise.
+        worker._worker_info = None
         source, *rest = self._given
         for loaded in source.steps(*rest):  # type: ignore[arg-type]
             yield loaded.pairs, loaded.cursor, loaded.kept

@@ -2,7 +2,8 @@
 
 Sample k of the run is the k-th that the stream gives; a stream that ends is begun again. The cursor after a step is the
 position of all ranks in the stream, whichever samples each of them has kept, so any world can go on from it. If the
-data set has `state_dict` and `load_state_dict`, the cursor holds its state too, and no samples have to be passed over.
+data set has `state_dict` and `load_state_dict`, or its iterator has, the cursor holds that state too, and no samples
+have to be passed over.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from elastic3d.data.foreign_streams import check_same_everywhere, own_state_is_exact
 from elastic3d.data.making import Draws, naming
 from elastic3d.errors import StateError, UsageError
 
@@ -32,6 +34,7 @@ def check_stream(dataset: Any) -> None:
         raise UsageError(
             f"run.batches needs a map-style data set, with len() and [index], or an iterable one; {kind} is neither"
         )
+    check_same_everywhere(dataset)
     if hasattr(dataset, "__next__"):
         raise UsageError(
             f"run.batches was given an iterator ({kind}), which can be read only once; give an object whose "
@@ -44,18 +47,14 @@ class StreamReader:
 
     def __init__(self, dataset: Any, cursor: Cursor | None, *, position: int, draws: Draws) -> None:
         self._dataset, self._draws = dataset, draws
+        self._exact = own_state_is_exact(dataset)
         self.position = position
         cursor = cursor or Cursor()
         self._epoch, self._within = cursor.epoch, 0
-        if cursor.state is not None:
-            if not hasattr(dataset, "load_state_dict"):
-                raise StateError(
-                    f"the saved state includes one of the data set itself, but {type(dataset).__name__} has no "
-                    "load_state_dict; give run.batches the data set that was saved"
-                )
-            self._within = cursor.within
         with draws.around():
             self._samples = self._begin(cursor.state)
+            if cursor.state is not None:
+                self._within = cursor.within
             # Without a cursor, as with an older state that had none, all samples before have to be passed over.
             behind = cursor.within - self._within if (cursor.epoch or cursor.within) else position
             self.position -= behind
@@ -63,7 +62,8 @@ class StreamReader:
 
     def cursor(self) -> Cursor:
         """Return the stream's present position."""
-        state = copy.deepcopy(self._dataset.state_dict()) if hasattr(self._dataset, "state_dict") else None
+        keeper = self._keeper(self._samples)
+        state = copy.deepcopy(keeper.state_dict()) if keeper is not None else None
         return Cursor(epoch=self._epoch, within=self._within, state=state)
 
     def take(self, count: int) -> list[Any]:
@@ -103,9 +103,25 @@ class StreamReader:
     def _begin(self, state: Any) -> Iterator[Any]:
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(self._epoch)
-        if state is not None:
+        if state is not None and self._exact:
             self._dataset.load_state_dict(copy.deepcopy(state))
-        return iter(self._dataset)
+        samples: Iterator[Any] = iter(self._dataset)
+        if state is not None and not self._exact:
+            keeper = self._keeper(samples)
+            if keeper is None:
+                raise StateError(
+                    f"the saved state includes one of the data set itself, but {type(self._dataset).__name__} has no "
+                    "load_state_dict; give run.batches the data set that was saved"
+                )
+            keeper.load_state_dict(copy.deepcopy(state))
+        return samples
+
+    def _keeper(self, samples: Iterator[Any]) -> Any:
+        """Return what keeps the stream's own state: the data set, or else its iterator; None where neither does."""
+        if self._exact:
+            return self._dataset
+        kept = hasattr(samples, "state_dict") and hasattr(samples, "load_state_dict")
+        return samples if kept and not hasattr(self._dataset, "state_dict") else None
 
     def _turn(self) -> None:
         if not self._within:

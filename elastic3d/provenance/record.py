@@ -18,6 +18,7 @@ from elastic3d import environment
 from elastic3d.provenance import code, packages
 from elastic3d.provenance.code import CodeState
 from elastic3d.provenance.config import canonical, digest, plain
+from elastic3d.provenance.model import ModelRecord
 from elastic3d.values import from_json, to_json
 
 FACT = "provenance"
@@ -61,6 +62,8 @@ class Provenance:
     """How many were imported besides."""
     model_seed: int = 0
     """Of initial weights and dropout."""
+    model: ModelRecord | None = None
+    """What the model says of itself; None for one that is not of transformers, or has more than is kept."""
     earlier: tuple[EarlierCode, ...] = ()
     """What made the steps before, oldest first; the newest are kept."""
 
@@ -77,8 +80,11 @@ class ScriptOrigin:
         """The configuration's digest, "" for none."""
         return "" if self.config is None else digest(self.config)
 
-    def provenance(self, model_seed: int) -> Provenance:
-        """Return the provenance of states that this process makes; what it imported since it began is looked up."""
+    def provenance(self, model_seed: int, model: ModelRecord | None = None) -> Provenance:
+        """Return the provenance of states that this process makes; what it imported since it began is looked up.
+
+        model: what the model says of itself.
+        """
         root, begun, seen = _code()
         named = packages.distributions(_distributions())
         by_name, left_out = packages.versions(named.values())
@@ -89,6 +95,7 @@ class ScriptOrigin:
             packages=by_name,
             packages_left_out=left_out,
             model_seed=model_seed,
+            model=model,
         )
 
 

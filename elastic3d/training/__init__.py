@@ -2,6 +2,7 @@
 
 run          the Run: shard, batches, restore, backward, step
 scalars      what scripts log of a step, and their wish to end the run
+evaluated    a checkpoint's model in a run that only evaluates
 evaluating   a metric of a data set, by forward passes alone
 peers        its device and process groups, and what follows when a peer is lost
 auditing     steps whose micro-batches other ranks repeat

@@ -8,6 +8,7 @@ from typing import NoReturn
 import torch
 
 from elastic3d.errors import UnmatchedCollective
+from elastic3d.islands import Islands
 from elastic3d.parallel.peer_errors import is_lost_peer
 from elastic3d.port import Port
 from elastic3d.provenance.record import ScriptOrigin
@@ -19,16 +20,21 @@ Main = Callable[[Run], None]
 
 
 def train(
-    main: Main, port: Port, *, tiers: restoring.Tiers | None = None, origin: ScriptOrigin | None = None
+    main: Main,
+    port: Port,
+    *,
+    tiers: restoring.Tiers | None = None,
+    origin: ScriptOrigin | None = None,
+    islands: Islands | None = None,
 ) -> NoReturn:
     """Run `main` as the trainer that `port` hosts, which ends the process.
 
-    origin: what is known of where its states come from, None for nothing.
+    origin: what is known of where its states come from, None for nothing. islands: what it merges with, None for none.
     """
     unsaved = -1
     run: Run | None = None
     try:
-        run = Run(port, tiers=tiers, origin=origin)
+        run = Run(port, tiers=tiers, origin=origin, islands=islands)
         try:
             main(run)
         except SystemExit as error:
@@ -50,12 +56,16 @@ def _cause(run: Run | None, error: Exception) -> Exception:
     return error
 
 
-def run_alone(main: Main, *, threads: int | None = None, device: str = "cpu") -> Run:
+def run_alone(
+    main: Main, *, threads: int | None = None, device: str = "cpu", islands: Islands | None = None, name: str = "alone"
+) -> Run:
     """Run `main` in this process, as the only rank; return the run as `main` left it.
 
     There are no snapshots and no checkpoints. threads: for tensor operations; torch's own choice by default. device:
-    its kind.
+    its kind. islands: what it merges with, None for none; name: of the run, and so of its island.
     """
-    run = Run(StandalonePort(threads=threads or torch.get_num_threads(), device=device))
+    run = Run(StandalonePort(run_id=name, threads=threads or torch.get_num_threads(), device=device), islands=islands)
     main(run)
+    if islands is not None:
+        run.finish()
     return run

@@ -251,7 +251,7 @@ class Extras:
         if isinstance(tensor, DTensor) or self._mesh is None or self._mesh.layout.world == 1:
             return False
         if key in self._of_stage:
-            return self._mesh.layout.dp * self._mesh.layout.tp > 1
+            return self._mesh.layout.stage_ranks > 1
         return key in self._everywhere or key not in self._before
 
     def _parted(self) -> tuple[dict[str, str], dict[str, str]]:

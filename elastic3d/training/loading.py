@@ -14,6 +14,7 @@ from checkpointing.reading.resolver import Resolved, resolve
 from checkpointing.reading.sources import TileSource
 from elastic3d.data import Batches, Cursor
 from elastic3d.data.ledger import Ledger
+from elastic3d.data.noise import NoiseScale
 from elastic3d.devices import ComputeDevice
 from elastic3d.errors import StateUnfit
 from elastic3d.log import process_log
@@ -133,6 +134,7 @@ def facts(
     loss: float,
     extra: dict[str, KeptExtra],
     provenance: str,
+    noise: NoiseScale | None,
 ) -> StateFacts:
     """Return the state that is not tensors, equal on all ranks. loss: of the last step, NaN for none."""
     cursor = batches.cursor
@@ -150,5 +152,6 @@ def facts(
         loss=loss.hex(),
         extra=extra,
         provenance=provenance,
+        noise=noise,
         **state_facts.fields_of(health),
     )

@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.data import Batch, Batches, Growing, Share
+from elastic3d.data import Adaptive, Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
 from elastic3d.data.collating import Collate
 from elastic3d.data.ledger import Ledger, add, resumed, stopped
@@ -34,6 +34,8 @@ from elastic3d.devices.contract import deterministic
 from elastic3d.errors import UsageError
 from elastic3d.health.phases import Phase
 from elastic3d.health.record import fingerprint
+from elastic3d.islands import Islands
+from elastic3d.islands.parts import IslandParts
 from elastic3d.parallel.all_reduce import all_reduce
 from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
 from elastic3d.parallel.averaging import let_copy
@@ -55,15 +57,19 @@ from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import LocalState, Port, StateRestored
+from elastic3d.provenance.model import record_of
 from elastic3d.provenance.record import ScriptOrigin
 from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
 from elastic3d.training import identity, loading, parts, restoring, state_facts
+from elastic3d.training.batch_control import BatchControl
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.collecting import FewerCollections
+from elastic3d.training.evaluated import EvaluatedState
 from elastic3d.training.evaluating import Metric, evaluate
 from elastic3d.training.extras import Extras
 from elastic3d.training.going_back import GoingBack
+from elastic3d.training.island_run import IslandRun
 from elastic3d.training.loss import Loss
 from elastic3d.training.parts import Parts
 from elastic3d.training.peers import Peers
@@ -85,11 +91,15 @@ class Run:
         *,
         tiers: restoring.Tiers | None = None,
         origin: ScriptOrigin | None = None,
+        evaluated: EvaluatedState | None = None,
+        islands: Islands | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
+        self._evaluated = evaluated
         self._port, self._clock, self._progress = port, clock, port.progress
         self._tiers = tiers or restoring.Nowhere()
-        self._origin = origin
+        self._origin, self._islands = origin, islands
+        self._island: IslandRun | None = None
         self._provenance = ""
         self._assignment = port.assignment
         self._layout = port.assignment.layout or Layout(pp=1, dp=1)
@@ -100,11 +110,12 @@ class Run:
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: Any = None
         self._batches: Batches | None = None
+        self._control = BatchControl()
         self._ledger: Ledger = ()
         self._scale = LossScale.of(Precision.FP32)
         self._last_loss, self._changed = math.nan, ""
         self._scalars = Scalars()
-        self._passed = False
+        self._passed = self._restored = False
         self._extras = Extras(None)
         self._ending: Outcome | None = None
         self._step_timer = StepTimer(port.assignment, clock)
@@ -123,6 +134,8 @@ class Run:
     @property
     def steps(self) -> int:
         """Number of steps made so far in the run, skipped ones included."""
+        if self._evaluated is not None:
+            return self._evaluated.step
         return self._batches.step if self._batches else 0
 
     @property
@@ -270,7 +283,7 @@ class Run:
         self,
         dataset: Dataset | Iterable[Any],
         *,
-        global_batch: int | Growing,
+        global_batch: int | Growing | Adaptive,
         micro_batch: int,
         seed: int = 0,
         workers: int = 0,
@@ -288,12 +301,13 @@ class Run:
         `skip(n)`, which passes over n samples and returns how many there were; the data set may have `state_dict` and
         `load_state_dict`, of values that JSON can hold, and `set_epoch`.
         global_batch, micro_batch: in samples; the second divides the first and stays the same for the whole run. The
-        first may be a function of the step, such as `Growing((0, 256), (1000, 512))`. workers: processes that load
-        ahead, 0 for a thread. exclude: pairs (first, stop) of positions that are left out of training, whole
-        micro-batches: nothing else takes their place, so that all others keep theirs. collate: makes the list of the
-        samples of one micro-batch into a pair (input, target), or a dictionary with `labels`, such as by padding them
-        to the longest; what it draws from the global random numbers is keyed like what samples draw. one_shape: what it
-        makes is of one shape for all micro-batches, which pipeline stages need.
+        first may be a function of the step, such as `Growing((0, 256), (1000, 512))`, or follow the gradient's noise:
+        `Adaptive(256, 4096)`. workers: processes that load ahead, 0 for a thread. exclude: pairs (first, stop) of
+        positions that are left out of training, whole micro-batches: nothing else takes their place, so that all others
+        keep theirs. collate: makes the list of the samples of one micro-batch into a pair (input, target), or a
+        dictionary with `labels`, such as by padding them to the longest; what it draws from the global random numbers
+        is keyed like what samples draw. one_shape: what it makes is of one shape for all micro-batches, which pipeline
+        stages need.
         """
         if self._plan is None:
             raise UsageError("call run.shard before run.batches")
@@ -316,14 +330,15 @@ class Run:
             device=self._port.device.torch_device,
             progress=self._progress,
         )
+        self._control = BatchControl(self._batches, self._plan.leaf)
         return self._batches
 
     def restore(
         self,
         *,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        batches: Batches,
+        optimizer: torch.optim.Optimizer | None = None,
+        batches: Batches | None = None,
         schedule: Any = None,
         extra: Mapping[str, Any] | None = None,
         accept: str | Iterable[str] = (),
@@ -345,12 +360,25 @@ class Run:
         it goes on. What is named and has not changed means nothing.
 
         Blocks until the generation may begin. While measuring, it reports the model's profile and does not return.
+
+        In the function of `elastic3d.run(evaluate=)` it takes the model alone, and gives it the weights of the
+        checkpoint that is evaluated.
         """
+        if self._evaluated is not None:
+            if model is not self._model:
+                raise UsageError("run.restore needs the model of run.shard")
+            with self._peers.followed():
+                self._evaluated.load(self._made())
+            self._restored = True
+            return
+        if optimizer is None or batches is None:
+            raise UsageError("run.restore needs optimizer= and batches=, except in elastic3d.run(evaluate=...)")
         if self._plan is None or model is not self._model or batches is not self._batches:
             raise UsageError("run.restore needs the model of run.shard and the batches of run.batches")
         accepted = identity.accepted(accept)
         look_at_parameters(model, optimizer)
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
+        self._control.check(optimizer)
         with self._peers.followed():
             check_carried(optimizer)
         kept = (model, optimizer, batches, schedule, self)
@@ -362,8 +390,12 @@ class Run:
         assembly = self._made()
         self._parts.end(parts.SCRIPT)
         assembly.stop_watching()
-        self._extras = Extras(extra, kept=kept, parameters=model.parameters())
         self._optimizer, self._schedule = optimizer, schedule
+        self._restored = True
+        if self._islands is not None:
+            self._island = self._as_island(self._islands, batches)
+            extra = self._island.kept_with(extra)
+        self._extras = Extras(extra, kept=kept, parameters=model.parameters())
         self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch, self._plan.leaf, self._plan.chunks)
         if self._assignment.seed_digest:
             identity.check_planned(assembly.profile_digest(batches), self._assignment)
@@ -371,7 +403,9 @@ class Run:
             assembly.prepare(batches)
             self._health.begin(assembly, batches)
             # Only rank 0's counts, and it is at hand before the keeper says go.
-            provenance = self._origin.provenance(self._plan.seed) if self._origin and self.rank == 0 else None
+            provenance = None
+            if self._origin and self.rank == 0:
+                provenance = self._origin.provenance(self._plan.seed, record_of(model))
             self._parts.end(parts.PREPARING)
             go = self._peers.go or self._port.await_go()
             self._parts.end(parts.AWAITING)
@@ -393,8 +427,13 @@ class Run:
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
         self._provenance = loaded.provenance
+        anew = False
+        if self._island is not None:
+            self._ledger, anew = self._island.begin(self._ledger)
+            self._scale = LossScale.of(self._plan.numerics.precision) if anew else self._scale
         halted, resuming = self._halted(batches, resume="stop" in accepted and decision.source == restoring.STORE)
-        self._last_loss, self._changed = loaded.loss, "; ".join([*loaded.accepted, *resuming])
+        said = [*loaded.accepted, *resuming, self._control.resume(loaded.noise)]
+        self._last_loss, self._changed = loaded.loss, "; ".join(filter(None, said))
         assembly.experts.settle(optimizer)
         with self._peers.followed():
             going_back = GoingBack(
@@ -410,7 +449,7 @@ class Run:
         self._port.restored(
             StateRestored(
                 source=decision.source,
-                step=decision.step,
+                step=batches.step if anew else decision.step,
                 generation=decision.generation,
                 detail="; ".join(
                     filter(None, [decision.detail, *loaded.accepted, *resuming, *loaded.changes, *halted])
@@ -425,8 +464,8 @@ class Run:
         self._interval.taken(batches.step)
         if decision.source == restoring.STORE:
             self._stored_step = batches.step
-        if decision.source != restoring.NONE:
-            self._snapshot(checkpoint=False, wait=False)
+        if anew or decision.source != restoring.NONE:
+            self._snapshot(checkpoint=False, wait=anew)
         self._collections.end()
         self._step_timer.begin()
 
@@ -441,6 +480,8 @@ class Run:
         before, NaN in the first one, the same on every rank, and warns (`elastic3d.training.loss`).
         """
         assembly = self._made()
+        if self._evaluated is not None:
+            raise UsageError("run.backward: this run evaluates a checkpoint and trains nothing")
         if model is not self._model:
             raise UsageError("run.backward needs the model that run.shard returned")
         assert self._outside is not None
@@ -448,6 +489,7 @@ class Run:
         self._passed = True
         self._health.passes_begin()
         objected = objective(loss_fn, self._scale.scale)
+        assembly.measure(self._control.measures(batch.step))
         self._progress.phase(Phase.FORWARD)
         self._progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
         with self._peers.followed(), self._outside.inside(), self._health.convicting():
@@ -481,6 +523,7 @@ class Run:
         done = batches.step + 1
         due = self._timer.due(done)
         skip = skip_nonfinite or not self._scale.fixed or self._health.skips
+        measured = self._control.measures(batches.step)
         self._progress.phase(Phase.REDUCE)
         with self._peers.followed():
 
@@ -493,9 +536,10 @@ class Run:
                     scalars=self._scalars,
                     step=done,
                     checkpoint=due,
-                    clip=clip is not None,
+                    clip=clip is not None or measured,
                     skip=skip,
                     extras=self._extras.number,
+                    measured=measured,
                 )
 
             with self._health.convicting():
@@ -507,15 +551,14 @@ class Run:
             agreed = self._scalars.settle(outcome, assembly.mesh)
         if agreed.stop:
             batches.stop(done)
-        change = update(outcome, clip=clip, scale=self._scale.scale, skip=skip)
+        change, scale = update(outcome, clip=clip, scale=self._scale.scale, skip=skip), self._scale.scale
         self._scale = self._scale.after(finite=change.finite)
         scale_gradients(assembly.model, outcome, change)
         self._progress.phase(Phase.COPY)
         self._port.finish_copy()
-        with self._peers.followed(), self._health.convicting():
+        with self._control.rates(optimizer), self._peers.followed(), self._health.convicting():
             self._health.before_update(outcome, batches.step, skipped=change.skipped)
-        self._progress.phase(Phase.UPDATE)
-        with self._peers.followed(), self._health.convicting():
+            self._progress.phase(Phase.UPDATE)
             if not change.skipped:
                 local_step.step(optimizer)
             self._health.updated(outcome, change)
@@ -540,8 +583,9 @@ class Run:
             changed=self._changed,
             stopped=agreed.stop,
         )
-        self._changed = ""
         batches.step = done
+        resized = self._control.settle(outcome, change, scale)
+        self._changed = resized.why
         self._interval.voted(outcome.snapshot_needs)
         if outcome.checkpoint:
             self._timer.begun(done)
@@ -563,6 +607,7 @@ class Run:
                 data=self._progress.spent(Phase.DATA),
                 copy=self._progress.spent(Phase.COPY),
                 agreed=agreed,
+                resized=resized,
             )
         )
         if outcome.leave and not self._extras:
@@ -583,9 +628,42 @@ class Run:
     def _end_step(self) -> None:
         """Keep the step that was made last, with what the script has done since to objects of its own."""
         if self._ending is not None:
+            self._merge(self._ending)
             if self._keep_step():
                 self._leave()
             self._progress.in_script()
+
+    def _merge(self, outcome: Outcome) -> None:
+        """Take the outer step that follows the step that was made last; the next generation does if this one leaves."""
+        if self._island is not None and not outcome.leave:
+            self._ledger, anew = self._island.made(self.steps, self._ledger)
+            if anew:
+                assert self._plan is not None
+                self._scale = LossScale.of(self._plan.numerics.precision)
+                self._snapshot(checkpoint=False, wait=True)
+
+    def _as_island(self, islands: Islands, batches: Batches) -> IslandRun:
+        """Return this run as one of several islands, before its state is loaded."""
+        assembly = self._made()
+        assert self._plan is not None
+        assert self._optimizer is not None
+
+        @contextmanager
+        def around(longest: float) -> Iterator[None]:
+            with self._peers.followed(), self.pause("islands", longest):
+                yield
+
+        parts = IslandParts(
+            assignment=self._assignment,
+            mesh=assembly.mesh,
+            plan=self._plan,
+            model=assembly.model,
+            specs=assembly.specs,
+            optimizer=self._optimizer,
+            schedule=self._schedule,
+            batches=batches,
+        )
+        return IslandRun(islands, parts, clock=self._clock, around=around)
 
     def _leave(self) -> NoReturn:
         self._peers.stop_looking()
@@ -703,13 +781,16 @@ class Run:
             longest: Seconds, or as "30m", that it may take: silence up to then is no sign of a rank that stands still.
         """
         assembly, batches = self._made(), self._batches
-        if model is not self._model or batches is None or self._optimizer is None:
+        if model is not self._model or not self._restored:
             raise UsageError("run.evaluate needs the model that run.shard returned, and comes after run.restore")
         if self._passed:
             raise UsageError(
                 "run.evaluate was called between run.backward and run.step: call it before the one or after the other"
             )
-        size = batches.order.micro_batch if micro_batch is None else micro_batch
+        of_training = batches.order.micro_batch if batches is not None else None
+        if self._evaluated is not None:
+            of_training = self._evaluated.micro_batch
+        size = of_training if micro_batch is None else micro_batch
         if not isinstance(size, int) or size < 1:
             raise UsageError(f"run.evaluate: micro_batch is a number of samples, 1 or more; it is {size!r}")
         assert self._outside is not None
@@ -759,6 +840,8 @@ class Run:
         Called when `main` has returned: the end of a run is always a checkpoint, whether one was due or not.
         """
         self._end_step()
+        if self._island is not None:
+            self._island.end("its script has returned")
         self._peers.stop_looking()
         self._progress.phase(Phase.LEAVE)
         self._peers.say_returned()
@@ -827,6 +910,7 @@ class Run:
             loss=self._last_loss,
             extra=kept,
             provenance=self._provenance,
+            noise=self._control.noise,
         )
         state = LocalState(step=self.steps, tiles=[*tiles, *extra], facts=state_facts.to_plain(facts))
         self._interval.taken(self.steps)

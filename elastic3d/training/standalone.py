@@ -37,11 +37,12 @@ class StandalonePort:
         threads: int = 1,
         measured: Callable[[ModelProfile], NoReturn] | None = None,
         device: str = "cpu",
+        slot: int = 0,
     ) -> None:
         self.records: list[StepRecord] = []
         self.progress: Progress = UNRECORDED
         self._measured = measured
-        self.device = device_at(device, 0)
+        self.device = device_at(device, slot)
         self.assignment = Assignment(
             run_id=run_id,
             generation=1,

@@ -8,6 +8,7 @@ from typing import Any
 
 from elastic3d.data import Order
 from elastic3d.data.ledger import Line
+from elastic3d.data.noise import NoiseScale
 from elastic3d.errors import StateUnfit
 from elastic3d.health.numerics import Losses
 from elastic3d.health.vetted import CLEAN_NODES
@@ -22,6 +23,7 @@ _BEGUN_FROM = "begun_from"
 _CLEAN = "clean"
 _EXTRA = "extra"
 _LOSSES = "losses"
+_NOISE = "noise"
 _NONDETERMINISM = "nondeterminism"
 _LOSS, NO_LOSS = "loss", "nan"
 _ROLLBACKS, _SPIKE, _SKIPPED = "rollbacks", "spike", "skipped"
@@ -131,6 +133,8 @@ class StateFacts(HealthFacts):
     """What the script has kept of its own, by name."""
     provenance: str = ""
     """What made it, as `provenance.record` encodes it; "" where it does not say, and in states of older versions."""
+    noise: NoiseScale | None = None
+    """What is known of its gradient's noise; None where the global batch does not follow it."""
 
     @property
     def last_loss(self) -> float:
@@ -147,6 +151,8 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
         del plain[_EXTRA]
     if facts.clean is None:
         del plain[_CLEAN]
+    if facts.noise is None:
+        del plain[_NOISE]
     if facts.losses is None:
         del plain[_LOSSES]
     if facts.clean_nodes is None:
@@ -215,7 +221,7 @@ def check_facts(facts: StateFacts, step: int, order: Order, data: str = "", *, a
     mixed = saved.proportions is not None or order.proportions is not None
     for name in ("global_batch", "seed") if mixed else ("length", "global_batch", "seed"):
         then, now = getattr(saved, name), getattr(order, name)
-        if name == "global_batch":
+        if name == "global_batch" and order.adaptive is None:
             then, now = saved.taken(step), order.taken(step)
         if then != now:
             raise StateUnfit(
@@ -223,7 +229,7 @@ def check_facts(facts: StateFacts, step: int, order: Order, data: str = "", *, a
                 "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
                 f"new run{_ACCEPT if name == 'length' and all(numbered) else ''}"
             )
-    said = check_mixture(saved, order, step)
+    said = check_mixture(saved, order.sized_as(saved, step), step)
     then = facts.data
     if then and data and then != data:
         raise StateUnfit(

@@ -264,7 +264,10 @@ class Journal:
                     **({"tokens": record.tokens} if record.tokens else {}),
                     **({"excluded": excluded} if excluded else {}),
                     **({"logged": record.logged} if record.logged else {}),
+                    **({"noise_scale": record.noise_scale} if record.noise_scale is not None else {}),
                 )
+                if record.resized:
+                    log.emit("batch.resized", step=record.step, detail=record.resized)
                 if record.stopped:
                     log.emit("run.stopped", step=record.step, detail=record.stopped)
                 if record.usual is not None:

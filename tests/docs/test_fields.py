@@ -20,6 +20,7 @@ MODULES = (
     "elastic3d.accounting.clock_offsets",
     "elastic3d.accounting.goodput",
     "elastic3d.cli.ckpt.documents",
+    "elastic3d.cli.islands_documents",
     "elastic3d.cli.plan.documents",
     "elastic3d.cli.samples_documents",
     "elastic3d.doctor.findings",

@@ -28,6 +28,7 @@ from checkpointing.reading.resolver import Offered, TileSource
 from elastic3d.coverage import AuditCoverage
 from elastic3d.distrust import Distrust
 from elastic3d.health.record import SIZE, ProgressWriter
+from elastic3d.islands import Islands
 from elastic3d.port import AuditReport, Flags, Go, LocalState, NearMemory, StateRestored, StepRecord
 from elastic3d.provenance.record import ScriptOrigin
 from elastic3d.training import Main, Run, train
@@ -47,7 +48,10 @@ PRELOAD = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """Orders for the hosts of a world: where to keep snapshots, and when to ask the ranks to leave."""
+    """Orders for the hosts of a world: where to keep snapshots, and when to ask the ranks to leave.
+
+    islands: what it merges with, as the job `run_id`.
+    """
 
     layout: Layout
     keep: Path | None = None
@@ -65,6 +69,8 @@ class Orders:
     newcomers: tuple[int, ...] = ()
     proven: ProvenChain | None = None
     origins: Mapping[int, ScriptOrigin] = field(default_factory=dict)
+    islands: Islands | None = None
+    run_id: str = "alone"
 
 
 class Ended(BaseException):
@@ -108,6 +114,7 @@ class Host(StandalonePort):
         together = orders.layout.cp * orders.layout.tp
         self.assignment = replace(
             self.assignment,
+            run_id=orders.run_id,
             # Its snapshots are of generations before it: files are named step.generation.rank.
             generation=1 + max((int(file.name.split(".")[1]) for file in orders.take.iterdir()), default=0)
             if orders.take
@@ -305,7 +312,7 @@ def _rank(main: Main, orders: Orders, rank: int, store: tuple[str, int], prefix:
         host.report.result = main(run)
 
     try:
-        train(keep_result, host, tiers=Files(), origin=orders.origins.get(rank))
+        train(keep_result, host, tiers=Files(), origin=orders.origins.get(rank), islands=orders.islands)
     except Ended as end:
         host.report.ended, host.report.error = end.how, "" if end.what is None else str(end.what)
     except Exception as error:  # noqa: BLE001  # the edge of the process: whatever happened is told to the test

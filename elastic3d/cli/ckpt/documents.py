@@ -366,6 +366,8 @@ class ExportDocument:
 
     checkpoint: str
     """Its name."""
+    step: int
+    """Its step."""
     target: str
     """The file or folder."""
     kind: str

@@ -1,4 +1,4 @@
-"""`ckpt import` and `export`: other tools' checkpoints, streamed."""
+"""`ckpt import`: other tools' checkpoints, streamed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from checkpointing.reading.announcing import reading
-from elastic3d.cli.ckpt.completing import complete_checkpoints
-from elastic3d.cli.ckpt.documents import ExportDocument, ImportDocument
-from elastic3d.cli.ckpt.naming import choose
+from elastic3d.cli.ckpt.documents import ImportDocument
 from elastic3d.cli.ckpt.place import StorePlace
 from elastic3d.cli.ckpt.render.words import count, size
 from elastic3d.cli.ckpt.telling import bar, tell
@@ -28,7 +25,7 @@ class CheckpointFormat(StrEnum):
     SAFETENSORS = "safetensors"
 
 
-_SUFFIXES = {
+SUFFIXES = {
     ".pt": CheckpointFormat.TORCH,
     ".pth": CheckpointFormat.TORCH,
     ".bin": CheckpointFormat.TORCH,
@@ -81,58 +78,6 @@ def import_(
     tell(store, data, lambda _: Text(what, overflow="fold"), as_json=as_json)
 
 
-def export(
-    place: StorePlace,
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A file or folder that is not there yet.")],
-    checkpoint: Annotated[
-        str,
-        typer.Option("--of", metavar="CHECKPOINT", help="Which one.", autocompletion=complete_checkpoints),
-    ] = "latest",
-    kind: _Kind = None,
-    prefix: Annotated[
-        str, typer.Option("--prefix", help="Only tensors under this prefix, such as model/; it is cut off their names.")
-    ] = "",
-    *,
-    as_json: bool,
-) -> None:
-    """Write a checkpoint in another tool's format: DCP, safetensors or torch.save.
-
-    Every tile is checked as it is read. Tensors are streamed, so that the whole never has to fit in memory.
-
-    Examples:
-
-        elastic3d ckpt export s3://bucket/gpt-1b model.safetensors --prefix model/
-
-        elastic3d ckpt export s3://bucket/gpt-1b average.safetensors --prefix extra/ema/module.
-
-        elastic3d ckpt export s3://bucket/gpt-1b dcp-folder --as dcp --of verified
-
-        elastic3d ckpt export /data/run-7 model.pt --of 1200
-    """
-    if kind is None and target.suffix not in _SUFFIXES:
-        raise UsageError(f"{target}: give --as dcp, torch or safetensors, or a name that ends in .pt or .safetensors")
-    kind = kind or _SUFFIXES[target.suffix]
-    if target.exists():
-        raise UsageError(f"{target} is there already; nothing is overwritten")
-    store = place.open()
-    with reading(store, choose(store, checkpoint).name) as opened, bar(f"exporting {target.name}") as advance:
-        from checkpointing.interchange import export_checkpoint  # imports torch, which takes seconds
-
-        done = export_checkpoint(str(kind), opened, target, prefix=prefix, progress=advance)
-    what = f"{target}: {count(done.tensors, 'tensor')}, {size(done.bytes)} of {opened.name}, as {kind}"
-    if done.left_out:
-        what += f"; {count(done.left_out, 'object')} that are not tensors left out"
-    data = ExportDocument(
-        checkpoint=opened.name,
-        target=str(target),
-        kind=str(kind),
-        tensors=done.tensors,
-        bytes=done.bytes,
-        left_out=done.left_out,
-    )
-    tell(store, data, lambda _: Text(what, overflow="fold"), as_json=as_json)
-
-
 def guess(source: Path) -> CheckpointFormat:
     """Return the format of the checkpoint at a path; UsageError if neither its name nor its contents show it."""
     if source.is_dir():
@@ -142,8 +87,8 @@ def guess(source: Path) -> CheckpointFormat:
             return CheckpointFormat.SAFETENSORS
     elif source.name.endswith(".safetensors.index.json"):
         return CheckpointFormat.SAFETENSORS
-    elif source.suffix in _SUFFIXES:
-        return _SUFFIXES[source.suffix]
+    elif source.suffix in SUFFIXES:
+        return SUFFIXES[source.suffix]
     raise UsageError(f"{source}: cannot tell which format that is; give --as dcp, torch or safetensors")
 
 

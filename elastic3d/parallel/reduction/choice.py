@@ -16,6 +16,7 @@ from elastic3d.parallel.reduction.fast import Fast
 from elastic3d.parallel.reduction.ordered import Ordered
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.reduction.single_replica import SingleReplica
+from elastic3d.planner.passing import passed_on
 
 COMPRESSIONS = (*WIRES, POWERSGD)
 
@@ -61,6 +62,7 @@ def make(
     if not units:
         return SingleReplica(model, leaf=leaf, chunked=chunks > 1)
     if reduction == "ordered":
+        passes = passed_on(layout)
         return Ordered(
             model,
             units,
@@ -71,6 +73,8 @@ def make(
             splits=layout.schedule is not None and layout.schedule.splits_backward,
             leaf=leaf,
             chunked=chunked(mesh.cp.get_group() if mesh.cp else None, add, mesh.progress) if chunks > 1 else None,
+            shard=_group(mesh, "shard", layout.shards) if passes else None,
+            replica=_group(mesh, "replica", layout.replicas) if passes else None,
             progress=mesh.progress,
         )
     if compress is None or mesh.shard is None:

@@ -37,6 +37,8 @@ def page(url: str, data: ProvenanceDocument, width: int) -> RenderableType:
     else:
         lines += _code(made.code)
         lines.append(_line("packages", _packages(made)))
+        if made.model is not None:
+            lines.append(_line("model", f"{made.model.architecture}, {made.model.config.get('model_type', '')}"))
     lines.append(_line("data", data.data or "the data set has no fingerprint"))
     seeds = {"data": data.data_seed, "model": None if made is None else made.model_seed}
     lines.append(_line("seeds", ", ".join(f"{name} {seed}" for name, seed in seeds.items() if seed is not None) or "-"))

@@ -1,0 +1,61 @@
+"""AcceleratorCheckpoints of what an Accelerator has prepared; by torchrun with a kill in test_restart."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+
+from elastic3d.errors import UsageError
+from elastic3d.integrations.accelerate import AcceleratorCheckpoints
+from elastic3d.integrations.newest import newest_step
+from tests.integrations.scripts import accelerate_ddp
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore")
+        yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Weights, optimizer, schedule and registered objects go on from the newest checkpoint."""
+    whole = accelerate_ddp.main(str(tmp_path / "whole"), 8, 0.0)
+    accelerate_ddp.main(str(tmp_path / "parts"), 5, 0.0)
+    parts = accelerate_ddp.main(str(tmp_path / "parts"), 8, 0.0)
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert newest_step(str(tmp_path / "parts")) == 8
+    assert "begin rank=0 world=1 step=4" in capfd.readouterr().out
+
+
+def prepared(**more: Any) -> Any:
+    given: dict[str, Any] = {
+        "_models": [torch.nn.Linear(1, 1)],
+        "_optimizers": [],
+        "_schedulers": [],
+        "_custom_objects": [],
+        "distributed_type": "DistributedType.NO",
+    }
+    return SimpleNamespace(**{**given, **more})
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"_models": []}, r"call accelerator\.prepare"),
+        ({"distributed_type": "DistributedType.DEEPSPEED"}, "DEEPSPEED keeps its state by itself"),
+        ({"_optimizers": [1, 2]}, "1 models and 2 optimizers"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_at_once(more: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """Before anything is trained."""
+    with pytest.raises(UsageError, match=words):
+        AcceleratorCheckpoints(prepared(**more), tmp_path)

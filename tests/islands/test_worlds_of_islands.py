@@ -1,0 +1,166 @@
+"""Islands of real ranks: what they come to follows from the records, whatever happened within and between them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.machine.processes import wait_until
+from checkpointing import open_store
+from elastic3d.islands import Islands
+from elastic3d.islands.exchange import Exchange
+from elastic3d.islands.record import Sealed, account
+from elastic3d.training import Run, run_alone
+from elastic3d.values import Layout
+from tests.islands import mains
+from tests.islands.plain import replayed
+from tests.parallel.worlds import Orders, Report, run_world
+
+pytestmark = pytest.mark.gloo
+
+ALONE = Layout(pp=1, dp=1)
+
+
+class Together:
+    """Islands that train at the same time, each a world of its own, around one store."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.store = folder / "between"
+        self._options = {"every": mains.EVERY, "patience": 60, "longest": 100, "minimum": 2, "keep": None} | options
+        self._threads: dict[str, threading.Thread] = {}
+        self._reports: dict[str, list[Report]] = {}
+
+    def start(self, name: str, layout: Layout = ALONE, main: Callable[[Run], Any] = mains.train, **orders: Any) -> None:
+        """Start an island; orders: of its hosts."""
+        islands = Islands(store=self.store, **(self._options | orders.pop("options", {})))
+        given = Orders(layout=layout, islands=islands, run_id=name, **orders)
+
+        def run() -> None:
+            self._reports[name] = run_world(main, given)
+
+        self._threads[name] = threading.Thread(target=run)
+        self._threads[name].start()
+
+    def end(self, name: str, how: str = "done") -> list[Report]:
+        """Wait for an island; return its ranks' reports."""
+        self._threads.pop(name).join()
+        for report in self._reports[name]:
+            assert report.ended == how, f"{name}: {report.ended}: {report.error}"
+        return self._reports[name]
+
+    def await_that(self, seen: Callable[[Exchange], Any]) -> None:
+        """Wait until something is in the store."""
+        assert wait_until(lambda: self.store.exists() and seen(Exchange(open_store(str(self.store), write=False))), 60)
+
+    @property
+    def records(self) -> list[Sealed]:
+        """All outer steps."""
+        return list(Exchange(open_store(str(self.store))).records())
+
+
+def results(reports: list[Report]) -> tuple[str, str]:
+    """Return the digests of an island, which all its ranks agree on; all of its samples are accounted for."""
+    assert all(report.result[2] for report in reports)
+    (one,) = {report.result[:2] for report in reports}
+    return one
+
+
+@pytest.mark.parametrize(
+    ("options", "rates"),
+    [
+        ({"outer": "average"}, {"lr": 1.0, "mu": 0.0}),
+        ({"outer": "nesterov"}, {}),
+        ({"fragments": 3}, {"fragments": 3}),
+    ],
+    ids=["local SGD", "DiLoCo", "streaming"],
+)
+def test_islands_of_other_layouts_come_to_the_bits_of_a_plain_loop(
+    tmp_path: Path, options: Mapping[str, Any], rates: Mapping[str, Any]
+) -> None:
+    """One process of plain torch, which has the records and nothing else, has the same bits as all of them."""
+    both = Together(tmp_path, **options)
+    both.start("east", Layout(pp=2, dp=1))
+    both.start("west", Layout(pp=1, dp=2, zero=3))
+    east, west = results(both.end("east")), results(both.end("west"))
+    fragments = rates.get("fragments", 1)
+    assert (east[0] == west[0]) == (fragments == 1), "after an outer step of all parameters they are the same"
+    assert east[1] != west[1], "and each has its own inner optimizer, of its own samples"
+    assert replayed(both.records, **rates) == {"east.1": east, "west.1": west}
+    assert len(both.records) == fragments * mains.ROUNDS + 1
+    chunks = account(both.records)
+    assert chunks.whole
+    replay = Islands(store=both.store, every=mains.EVERY, keep=None, replay="west.1", **options)
+    again: list[Any] = []
+    run_alone(lambda run: again.append(mains.train(run, steps=99 * mains.EVERY)), islands=replay, threads=1)
+    assert again == [(*west, True)], "one process trains what two ranks did once more"
+    assert chunks.consumed == 2 * fragments * mains.ROUNDS
+
+
+def test_a_node_lost_within_an_island_changes_nothing(tmp_path: Path) -> None:
+    """It goes on from its snapshot, also right before an outer step, in another layout; the others wait."""
+    both = Together(tmp_path)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    both.start("west")
+    leaving = dict.fromkeys(range(2), mains.EVERY - 1)
+    both.start("east", Layout(pp=1, dp=2, zero=2), keep=kept, leave_at=leaving, snapshot_every=1)
+    assert [report.error for report in both.end("east", "left")] == [str(mains.EVERY)] * 2
+    both.start("east", Layout(pp=2, dp=1), take=kept)
+    east, west = results(both.end("east")), results(both.end("west"))
+    assert replayed(both.records) == {"east.1": east, "west.1": west}
+    assert not any(record.lost for record in both.records)
+
+
+def test_an_island_that_dies_is_left_out_of_the_next_outer_step(tmp_path: Path) -> None:
+    """The other goes on alone, takes over its samples, and has the bits that the records say."""
+    both = Together(tmp_path, minimum=1, patience=2)
+    both.start("west", main=partial(mains.train, die_at=mains.EVERY + 1), options={"minimum": 2})
+    both.await_that(lambda exchange: exchange.joined())
+    both.start("east")
+    assert both.end("west", "died")
+    east = results(both.end("east"))
+    records = both.records
+    assert replayed(records)["east.1"] == east
+    lost = [record for record in records if record.lost]
+    assert [record.lost for record in lost] == [("west.1",)]
+    chunk = records[lost[0].outer - 1].members["west.1"]
+    assert lost[0].members == {"east.1": chunk}, "its samples are handed out again"
+    assert account(records).whole
+
+
+def test_an_island_that_comes_too_late_begins_anew(tmp_path: Path) -> None:
+    """An outer step was sealed without it: it is behind, joins again, and its samples are trained once more."""
+    both, go, stop = Together(tmp_path, minimum=1, patience=8), tmp_path / "go", tmp_path / "stop"
+    late = partial(mains.train, wait_at=(1, str(go)))
+    both.start("west", Layout(pp=1, dp=2, zero=3), main=late, options={"minimum": 2})
+    both.await_that(lambda exchange: exchange.joined())
+    both.start("east", main=partial(mains.train, wait_at=(mains.EVERY + 1, str(stop))))
+    both.await_that(lambda exchange: exchange.sealed(1))
+    go.touch()
+    both.await_that(lambda exchange: "west.2" in exchange.joined())
+    stop.touch()
+    east, west = results(both.end("east")), results(both.end("west"))
+    records = both.records
+    assert [record.lost for record in records if record.lost] == [("west.1",)]
+    assert replayed(records) == {"east.1": east, "west.2": west}
+    assert account(records).whole
+
+
+def test_an_island_that_joins_begins_from_the_last_outer_parameters(tmp_path: Path) -> None:
+    """It waits for the next outer step, and from then on all have the same weights."""
+    both, go = Together(tmp_path, minimum=1), tmp_path / "go"
+    both.start("east", main=partial(mains.train, wait_at=(mains.EVERY + 1, str(go))))
+    both.await_that(lambda exchange: exchange.sealed(1))
+    both.start("west", Layout(pp=2, dp=1))
+    both.await_that(lambda exchange: len(exchange.joined()) == 2)
+    go.touch()
+    east, west = results(both.end("east")), results(both.end("west"))
+    records = both.records
+    assert [record.admitted for record in records if record.admitted] == [("east.1",), ("west.1",)]
+    assert replayed(records) == {"east.1": east, "west.1": west}
+    assert account(records).whole
