@@ -116,9 +116,14 @@ def namings(model: nn.Module) -> Iterator[Naming]:
 
 def best(ways: Sequence[Naming], names: Collection[Sequence[str]], there: Collection[str]) -> Naming:
     """Return the first of the ways under which most tensors are there. names: all names of each tensor."""
-    return max(ways, key=lambda way: sum(any(way.name(name) in there for name in one) for one in names))
+    return max(ways, key=lambda way: count(way, names, there))
+
+
+def count(way: Naming, names: Collection[Sequence[str]], there: Collection[str]) -> int:
+    """Return how many tensors are there."""
+    return sum(any(way.name(name) in there for name in one) for one in names)
 
 
 def find(way: Naming, names: Sequence[str], there: Mapping[str, Any] | Collection[str]) -> list[str]:
     """Return the names there that a tensor with these names in the model has."""
-    return list(dict.fromkeys(found for name in names if (found := way.name(name)) in there))
+    return [name for name in dict.fromkeys(map(way.name, names)) if name in there]

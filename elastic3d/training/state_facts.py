@@ -12,18 +12,22 @@ from elastic3d.errors import StateUnfit
 from elastic3d.health.numerics import Losses
 from elastic3d.health.vetted import CLEAN_NODES
 from elastic3d.parallel.numerics.scale import LossScale
+from elastic3d.pretrained.weights import KeptWeights
 from elastic3d.provenance import record
 from elastic3d.provenance.record import Provenance
 from elastic3d.rollback import Rollback
 from elastic3d.training.mixture_facts import check_mixture
 from elastic3d.values import from_json, to_json
 
+ADAPTERS = "adapters"
+"""Name of that fact."""
 _BEGUN_FROM = "begun_from"
 _CLEAN = "clean"
 _EXTRA = "extra"
 _LOSSES = "losses"
 _NONDETERMINISM = "nondeterminism"
 _LOSS, NO_LOSS = "loss", "nan"
+_WEIGHTS = "weights"
 _ROLLBACKS, _SPIKE, _SKIPPED = "rollbacks", "spike", "skipped"
 
 
@@ -127,6 +131,10 @@ class StateFacts(HealthFacts):
     """The loss of the last step, in hexadecimal, "nan" for none, and in states of older versions."""
     extra: dict[str, KeptExtra] = field(default_factory=dict)
     """What the script has kept of its own, by name."""
+    weights: KeptWeights | None = None
+    """What the run began with, None for what its seed gave, and in states of older versions."""
+    adapters: dict[str, Any] = field(default_factory=dict)
+    """Configurations of the adapters that peft has put into the model, by their names."""
     provenance: str = ""
     """What made it, as `provenance.record` encodes it; "" where it does not say, and in states of older versions."""
 
@@ -143,6 +151,10 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
         del plain[_BEGUN_FROM]
     if not facts.extra:
         del plain[_EXTRA]
+    if facts.weights is None:
+        del plain[_WEIGHTS]
+    if not facts.adapters:
+        del plain[ADAPTERS]
     if facts.clean is None:
         del plain[_CLEAN]
     if facts.losses is None:
