@@ -1,8 +1,8 @@
 """What transformers would rename, or put together, when it loads files into its model: the same, without the bytes.
 
-Its own list is asked, so that nothing of it is repeated here. Renaming is always followed. Tensors are put together where
-they are stacked (the experts of a layer) or concatenated; anything else stays as it is in the files, and is then refused
-by name.
+Its own list is asked, so that nothing of it is repeated here. Renaming is always followed. Tensors are put together
+where they are stacked (the experts of a layer) or concatenated; anything else stays as it is in the files, and is then
+refused by name.
 """
 
 from __future__ import annotations
