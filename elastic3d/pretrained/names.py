@@ -106,12 +106,13 @@ def namings(model: nn.Module) -> Iterator[Naming]:
     """Yield the ways in which files may name a model's tensors, preferred ones first."""
     wrapped = any(name.startswith(PEFT) for name, _ in model.named_parameters())
     prefix = base_prefix(model)
+    # A base model alone has it before none of its names.
+    inside = any(plain_name(name).startswith(prefix) for name, _ in model.named_parameters())
     for place in PLACES:
         for plain in (False, True) if wrapped else (False,):
             yield Naming(place=place, plain=plain)
             if prefix:
-                yield Naming(place=place, plain=plain, drop=prefix)
-                yield Naming(place=place, plain=plain, add=prefix)
+                yield Naming(place=place, plain=plain, **{"drop" if inside else "add": prefix})
 
 
 def best(ways: Sequence[Naming], names: Collection[Sequence[str]], there: Collection[str]) -> Naming:

@@ -19,6 +19,7 @@ from checkpointing.format.tiles import Box, TensorSpec, subtract
 from checkpointing.interchange.contents import slab_boxes
 from checkpointing.interchange.folders import locate_all
 from checkpointing.interchange.foreign import Stored
+from checkpointing.interchange.objects import is_object
 from checkpointing.interchange.ranges import FileRanges
 from checkpointing.interchange.tensors import buffer_of, tensor_of
 from checkpointing.reading.announcing import announced
@@ -181,7 +182,7 @@ class StoreWeights:
     def __init__(self, at: StoreAt, checkpoint: str) -> None:
         self._store: Store = open_to_read(at)
         self._opened: Checkpoint = open_checkpoint(self._store, resolve_name(self._store, checkpoint))
-        self.specs = self._opened.specs
+        self.specs = {key: spec for key, spec in self._opened.specs.items() if not is_object(key)}
         self.fingerprint = f"checkpoint {self._opened.root}"
 
     def fill(self, wanted: Sequence[TensorInMemory], device: ComputeDevice, arrived: Callable[[], object]) -> int:

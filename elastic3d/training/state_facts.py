@@ -12,6 +12,7 @@ from elastic3d.errors import StateUnfit
 from elastic3d.health.numerics import Losses
 from elastic3d.health.vetted import CLEAN_NODES
 from elastic3d.parallel.numerics.scale import LossScale
+from elastic3d.pretrained import adapter_files
 from elastic3d.pretrained.weights import KeptWeights
 from elastic3d.provenance import record
 from elastic3d.provenance.record import Provenance
@@ -19,8 +20,6 @@ from elastic3d.rollback import Rollback
 from elastic3d.training.mixture_facts import check_mixture
 from elastic3d.values import from_json, to_json
 
-ADAPTERS = "adapters"
-"""Name of that fact."""
 _BEGUN_FROM = "begun_from"
 _CLEAN = "clean"
 _EXTRA = "extra"
@@ -154,7 +153,7 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
     if facts.weights is None:
         del plain[_WEIGHTS]
     if not facts.adapters:
-        del plain[ADAPTERS]
+        del plain[adapter_files.FACT]
     if facts.clean is None:
         del plain[_CLEAN]
     if facts.losses is None:

@@ -9,7 +9,17 @@ from collections.abc import Callable
 
 import typer
 
-from elastic3d.cli.ckpt import comparing, inspecting, interchange, keeping, listing, planning, provenance, reading
+from elastic3d.cli.ckpt import (
+    adapting,
+    comparing,
+    inspecting,
+    interchange,
+    keeping,
+    listing,
+    planning,
+    provenance,
+    reading,
+)
 from elastic3d.cli.ckpt.place import about_a_store
 
 LOOK, CHECK, KEEP, EXCHANGE = "Look", "Read", "Keep", "Exchange"
@@ -54,7 +64,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "gc": keeping.gc,
         "repair": keeping.repair,
     },
-    EXCHANGE: {"import": interchange.import_, "export": interchange.export},
+    EXCHANGE: {"adapters": adapting.adapters, "import": interchange.import_, "export": interchange.export},
 }
 
 

@@ -40,7 +40,7 @@ def within_adapters(model: nn.Module, plan: Mapping[str, str]) -> dict[str, str]
     if adapted and any(style in (Style.SEQUENCE, Style.SPLIT, Style.GATHER) for style in made.values()):
         raise ModelError(
             f"module {adapted[0]!r} is adapted by peft, and tensor= cuts activations along the sequence, which "
-            "adapters are not built for. Trying again does not help: give a plan of 'column' and 'row' alone, or use tp=1"
+            "adapters are not built for. Trying again does not help: give a plan of 'column' and 'row' alone, or tp=1"
         )
     return made
 
