@@ -1,4 +1,4 @@
-"""Models of transformers that begin with weights from files, and adapters of peft in them: importable, like a script."""
+"""Models of transformers that begin with weights from files, and adapters in them: importable, like a script."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from elastic3d.training import Run
-from tests.parallel.architectures.families import FAMILIES, SIZES, logits_loss, wide_llama
-from tests.parallel.mains import whole_parameters
+from tests.parallel.architectures.families import FAMILIES, logits_loss, wide_llama
 from tests.parallel.models import Sentences
 
 STEPS = 2
@@ -24,7 +23,8 @@ def saved(build: Callable[[], nn.Module], folder: Path, **options: Any) -> nn.Mo
     model: Any = build()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.01)
+            parameter.add_(torch.randn_like(parameter) * 0.01 + options.get("more", 0))
+    options.pop("more", None)
     model.to(options.pop("dtype", torch.float32)).save_pretrained(folder, **options)
     return model  # type: ignore[no-any-return]
 
@@ -32,21 +32,21 @@ def saved(build: Callable[[], nn.Module], folder: Path, **options: Any) -> nn.Mo
 def begin(
     run: Run, *, build: Callable[[], nn.Module], blocks: str, weights: Any, steps: int = STEPS, **options: Any
 ) -> dict[str, Any]:
-    """Begin a run with weights, and train; return what was seen. options: of `run.shard`, and `look` at the weights."""
-    look, accept = options.pop("look", False), options.pop("accept", ())
+    """Begin a run with weights, and train; return what was seen. options: of `run.shard`."""
     model = run.shard(build, blocks=blocks, seed=3, weights=weights, **options)
-    before = whole_parameters(model) if look else {}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2)
     batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
-    run.restore(model=model, optimizer=optimizer, batches=batches, accept=accept)
-    values = whole_parameters(model) if look else {}
+    run.restore(model=model, optimizer=optimizer, batches=batches)
     first = run.digest()
+    losses = []
     for batch in batches.until(step=steps):
-        run.step(optimizer, loss=run.backward(model, batch, logits_loss), clip=0.5)
+        loss = run.backward(model, batch, logits_loss)
+        run.step(optimizer, loss=loss, clip=0.5)
+        losses.append(loss.value)
     read = run._weights.bytes if run._weights is not None else 0
     held = len(list(optimizer.state))
-    return {"first": first, "digest": run.digest(), "read": read, "before": before, "values": values, "held": held}
+    return {"first": first, "digest": run.digest(), "read": read, "losses": losses, "held": held}
 
 
 def family(name: str, weights: Any, **options: Any) -> Callable[[Run], Any]:
@@ -78,4 +78,13 @@ def adapters(weights: Any, **options: Any) -> Callable[[Run], Any]:
     )
 
 
-__all__ = ["SIZES", "adapted", "adapters", "begin", "family", "saved"]
+def elsewhere(first: Path, others: Path) -> Callable[[Run], Any]:
+    """Return a main whose ranks but the first are given other weights."""
+    return partial(_elsewhere, first=first, others=others)
+
+
+def _elsewhere(run: Run, *, first: Path, others: Path) -> Any:
+    return begin(run, build=wide_llama, blocks="model.layers", weights=others if run.rank else first)
+
+
+__all__ = ["adapted", "adapters", "begin", "elsewhere", "family", "saved"]
