@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from elastic3d.torch_support import check_version
 
 if TYPE_CHECKING:
-    from elastic3d.data import Growing, Mixture, Packed, Stratified, TokenFile
+    from elastic3d.data import Adaptive, Growing, Mixture, Packed, Stratified, TokenFile
     from elastic3d.entry import run
     from elastic3d.errors import Elastic3dError
     from elastic3d.health.options import Health
@@ -32,6 +32,7 @@ __all__ = [
     "Health",
     "Layout",
     "Growing",
+    "Adaptive",
     "TokenFile",
     "Packed",
     "Stratified",
@@ -49,6 +50,7 @@ _HOMES = {
     "Health": "elastic3d.health.options",
     "Layout": "elastic3d.values",
     "Growing": "elastic3d.data",
+    "Adaptive": "elastic3d.data",
     "TokenFile": "elastic3d.data",
     "Packed": "elastic3d.data",
     "Stratified": "elastic3d.data",

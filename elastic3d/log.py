@@ -124,9 +124,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "rank.recovered": _info(),
         # From the leader: nothing moves, because of these `ranks` of `nodes` (empty lists where nobody can be singled
         # out). `act`: the generation ends for it, all trainers are started again. `waits`: who waits for whom.
-        "rank.stuck": _warning("fault", "ranks", "nodes", "step", "act", "confidence", "detail", "waits"),
+        # `silent`: for how many seconds each rank had been silent, by rank.
+        "rank.stuck": _warning("fault", "ranks", "nodes", "step", "act", "confidence", "detail", "waits", "silent"),
         # From the leader: nothing moves, no node is at fault, and nothing is done about it.
-        "training.stalled": _warning("fault", "step", "confidence", "detail", "waits"),
+        "training.stalled": _warning("fault", "step", "confidence", "detail", "waits", "silent"),
         # From the leader: what was done because `nodes` are slow, or, if the list is empty, are well again. `remedy` is
         # "swap", "recut", "shares", "back" or, which is only reported, "evict". `act`: a generation was formed for it,
         # at a boundary between two steps. `before`, `after`: predicted seconds of a step. `rungs`: all that could be
@@ -183,7 +184,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # seconds of processor time that rank 0 has used for the step. `data`, `copy`: of its `seconds`, those in which
         # rank 0 waited for its data loader, and for the copy of a snapshot. `excluded`, where there are any: positions
         # among `samples` that are no part of it, as [first, stop) each. `tokens`: of the others, where the data set
-        # says how many its samples have. `logged`: what scripts gave to `run.log` for it, by name.
+        # says how many its samples have. `logged`: what scripts gave to `run.log` for it, by name. `noise_scale`: of
+        # the gradient, in samples, where the global batch follows it.
         "step.committed": _debug(
             "step",
             "loss",
@@ -198,7 +200,11 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             "tokens",
             "excluded",
             "logged",
+            "noise_scale",
         ),
+        # From the node of rank 0: the global batch is another one from step `step` on, and `detail` says which and why.
+        # Once more where the step before it is made again.
+        "batch.resized": _info("step", "detail"),
         # From the node of rank 0: a script called `run.stop`, `detail` says why, and no step follows step `step`. Once
         # more where that step is made again.
         "run.stopped": _info("step", "detail"),
@@ -232,10 +238,15 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # that of the ranks which then repeated it: "transient", "persistent", "nondeterministic" or "undecided".
         # `ranks` and `nodes` are those that computed wrongly. `compared`: "passes"; or, without a micro-batch, what was
         # exchanged: "transit" for a piece of a gradient that arrived as something else, whose ends are both in `ranks`
-        # since it may be either, "weights" that a rank had gathered, "sum" of gradients.
-        "audit.failed": _warning("step", "micro_batch", "compared", "where", "finding", "ranks", "nodes", "detail"),
+        # since it may be either, "weights" that a rank had gathered, "sum" of gradients. `seconds`: how long it took to
+        # find that out; `parts`: of them, those in which each rank computed again, by rank.
+        "audit.failed": _warning(
+            "step", "micro_batch", "compared", "where", "finding", "ranks", "nodes", "detail", "seconds", "parts"
+        ),
         # Nobody could be convicted, and training goes on with what may be wrong.
-        "audit.inconclusive": _error("step", "micro_batch", "compared", "where", "finding", "detail"),
+        "audit.inconclusive": _error(
+            "step", "micro_batch", "compared", "where", "finding", "detail", "seconds", "parts"
+        ),
         # The passes of step `step` were made again before its update, because what `nodes` had computed was wrong once.
         "step.redone": _warning("step", "nodes", "detail"),
         # Samples of step `step`, at the positions [first, stop) of `samples`, are no part of its update: because their
@@ -251,7 +262,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "node.unexamined": _warning("step", "nodes", "detail"),
         # Ranks came to other bits in that exam; the rest is as in `audit.failed`. Newcomers that differ are set aside
         # (`node.lying`), and no step was made with them.
-        "exam.failed": _error("step", "micro_batch", "compared", "where", "finding", "ranks", "nodes", "detail"),
+        "exam.failed": _error(
+            "step", "micro_batch", "compared", "where", "finding", "ranks", "nodes", "detail", "seconds", "parts"
+        ),
         # A device was convicted, or the loss jumped up: states of more than `step` updates that were made in
         # generations before `before` are not gone on from any more, in memory and in the store. From the leader's node,
         # when it sealed the next generation.
@@ -269,9 +282,14 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "update.wrong": _error("step", "ranks", "nodes", "finding", "detail", "acted"),
         # From the node that holds rank 0: one of `nodes` takes `rho` times as long as others for the same work, or, of
         # `kind` "data" and "host", the step does, because of these `ranks`; it shows since step `since`, and costs
-        # `cost` seconds of a step. Later: it does so no more.
-        "node.slow": _warning("nodes", "ranks", "rho", "kind", "since", "step", "cost", "detail"),
-        "node.well": _info("nodes", "ranks", "rho", "kind", "since", "step", "cost", "detail"),
+        # `cost` seconds of a step; `seconds` of steps since then. Later: it does so no more.
+        "node.slow": _warning("nodes", "ranks", "rho", "kind", "since", "step", "cost", "seconds", "detail"),
+        "node.well": _info("nodes", "ranks", "rho", "kind", "since", "step", "cost", "seconds", "detail"),
+        # From the node that holds rank 0, for each eight steps (`first` to `last`), where steps are measured: seconds
+        # of each of them in which nodes waited for `data`, for the copy of a snapshot (`saving`), and for ranks that
+        # took longer for the same work (`slow`), themselves or because another one did. As the mean of all but those in
+        # `apart`, each a node's name and its own three numbers.
+        "steps.waited": _debug("first", "last", "data", "saving", "slow", "apart"),
         # The node that holds rank 0 has seen no step for `seconds`; repeated each minute.
         "step.late": _warning("seconds", "detail"),
         # A rank of this node shows no progress for `seconds`, or died (`state`). `waits`: for the n-th operation of

@@ -161,7 +161,9 @@ class StepRecord:
     clean: the newest step that audits vouch for, -1 where nothing is audited. data, copy: of `seconds`, those in which
     this rank waited for its data loader, and for the copy of a snapshot. tokens: of the samples that were not left out,
     0 where the data set does not say how many its samples have. logged: what scripts logged of it, by name; only on the
-    first slot of a node. stopped: why the script ended the run after it, "" where it did not.
+    first slot of a node. stopped: why the script ended the run after it, "" where it did not. resized: why the next
+    step has another global batch, "" where it has not. noise_scale: of the gradient, in samples; None where it is not
+    measured, or lost.
     """
 
     generation: int
@@ -191,6 +193,8 @@ class StepRecord:
     tokens: int = 0
     logged: dict[str, float] = field(default_factory=dict)
     stopped: str = ""
+    resized: str = ""
+    noise_scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +249,8 @@ class AuditReport:
     differed. compared, where: what they differed on, of `hearing.Compared`, and in words. finding: of the hearing.
     ranks, nodes: who computed wrongly. clean: the newest step that audits vouch for: in whose audit all agreed, in this
     generation or an earlier one; -1 where nothing is audited. acted: something is done about it. rollback: what is left
-    out for a spike; `clean` is then the newest step whose state the run may go back to.
+    out for a spike; `clean` is then the newest step whose state the run may go back to. seconds: how long it took to
+    find that out, 0.0 where nobody measured it. parts: those in which each rank computed again, by rank.
     """
 
     kind: Audited
@@ -260,6 +265,8 @@ class AuditReport:
     clean: int = -1
     acted: bool = True
     rollback: Rollback | None = None
+    seconds: float = 0.0
+    parts: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

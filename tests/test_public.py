@@ -19,6 +19,7 @@ def test_elastic3d_exports_exactly_the_listed_names() -> None:
         "Health",
         "Layout",
         "Growing",
+        "Adaptive",
         "TokenFile",
         "Packed",
         "Stratified",

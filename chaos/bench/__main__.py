@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from chaos.bench import checkpoints, cost, forming, health, plans, recovery, reductions, restores
+from chaos.bench import checkpoints, cost, forming, health, plans, recovery, reductions, restores, seeing
 from chaos.bench.spread import spread
 from elastic3d.values import Layout
 
@@ -21,7 +21,7 @@ def main(
     only: Annotated[
         str,
         typer.Option(
-            help="recovery, cost, reductions, forming, restores, checkpoints, plans or health; all by default"
+            help="recovery, cost, reductions, forming, restores, checkpoints, plans, seeing or health; all by default"
         ),
     ] = "",
     agents: Annotated[str, typer.Option(help="sizes of the worlds to form")] = ",".join(map(str, forming.AGENTS)),
@@ -35,8 +35,8 @@ def main(
 ) -> None:
     """Measure recovery beside its peers, the cost of snapshots and ordered reduction, forming, saving, health.
 
-    The exit code is 1 where the score card of health or its controls do not pass. Ctrl-C ends the card with what has
-    been played.
+    The exit code is 1 where seeing costs too much, or the score card of health or its controls do not pass. Ctrl-C ends
+    the card with what has been played.
     """
     console = Console(stderr=as_json)
     measured: dict[str, object] = {}
@@ -85,10 +85,14 @@ def main(
         console.print(plans.table(planned))
         measured["plans"] = planned.as_json()
     passed = True
+    if only in ("", "seeing"):
+        seen = seeing.measure(repeats, say=console.print)
+        console.print(seeing.table(seen))
+        measured["seeing"], passed = [asdict(one) for one in seen], seeing.passed(seen)
     if only in ("", "health"):
         size = health.Size(faults=faults, minutes=minutes, lanes=lanes, seed=seed, pairs=4 * repeats, width=width)
         judged = health.measure(size, say=console.print, show=console.print)
-        measured["health"], passed = judged.as_json(), judged.passed
+        measured["health"], passed = judged.as_json(), passed and judged.passed
     if as_json:
         print(json.dumps(measured))
     raise typer.Exit(0 if passed else 1)

@@ -1,9 +1,9 @@
 """What recovering, saving and joining cost, with where each figure comes from.
 
 Every figure can be given: `--costs FILE` takes a TOML file of any of them, and `--show-costs` prints one with all.
-Where a figure was measured, it was on a machine with 2 cores, CPU and gloo (docs/figures.md); what only a GPU could
-show says that it is assumed. Times that the membership machine itself takes (noticing, agreeing, sealing, waiting for
-newcomers) are not here: it runs.
+Where a figure was measured, it was on a machine with 2 cores, CPU and gloo, or on one H200 (docs/figures.md); what only
+several GPUs could show says that it is assumed. Times that the membership machine itself takes (noticing, agreeing,
+sealing, waiting for newcomers) are not here: it runs.
 """
 
 from __future__ import annotations
@@ -31,16 +31,30 @@ class RecoveryCosts:
         0.62, "a trainer forked, the script, its groups, the model: measured, 0.17 + 0.03 + 0.12 + 0.30 s"
     )
     load: float = _cost(0.51, "deciding on the state and loading a small one: measured")
-    first_step: float = _cost(0.38, "what a generation's first step takes beyond a median one: measured, 1.30 - 0.92 s")
-    context: float = _cost(5.0, "a device's context, libraries and warm kernels: assumed, not measured")
+    first_step: float = _cost(
+        0.12, "what a generation's first step takes beyond a median one: at most all of one, measured on one H200"
+    )
+    context: float = _cost(
+        0.005, "a device opened by a trainer that stood ready with its context and kernels: measured on one H200"
+    )
+    cold_context: float = _cost(
+        1.23, "the same where none stands ready, as for peers: measured on one H200, 0.18 s, and a first step of 1.05 s"
+    )
     communicators: float = _cost(
         5.0, "NCCL's communicators: assumed; MegaScale (arXiv 2402.15627, 3.5) reports below 5 s on 2,048 GPUs"
     )
     peer_bandwidth: float = _cost(
         2.5e9, "bytes/s that a node takes from peers' memory: measured, 100 MB in 23 to 40 ms"
     )
-    snapshot_bandwidth: float = _cost(
-        25e9, "bytes/s of a device's snapshot, none of it hidden: the bar of `python -m chaos.gpu`, not measured"
+    snapshot_bandwidth: float = _cost(17.5e9, "bytes/s of a device's snapshot: measured on one H200, by four threads")
+    snapshot_slowdown: float = _cost(
+        0.004, "share by which training is slower while a snapshot is copied: measured on one H200"
+    )
+    vote: float = _cost(
+        0.0088, "what the vote and the norm hold up in each step: measured on one H200, of 300 M parameters"
+    )
+    copy_bandwidth: float = _cost(
+        2.5e9, "bytes/s at which a device's snapshot goes to another node: measured, 100 MB in 23 to 40 ms"
     )
     save_bandwidth: float = _cost(0.73e9, "bytes/s that a node saves: measured, 0.96 GB in 1.32 s to a local disk")
     restore_bandwidth: float = _cost(1.8e9, "bytes/s that a node loads from a checkpoint: measured, 0.96 GB in 0.53 s")
@@ -61,7 +75,7 @@ class RecoveryCosts:
             value = getattr(self, one.name)
             bandwidth = one.metadata["source"].find("bytes/s") >= 0
             if not math.isfinite(value) or value < 0 or (bandwidth and not value):
-                wanted = "bytes per second, more than 0" if bandwidth else "seconds, 0 or more"
+                wanted = "bytes per second, more than 0" if bandwidth else "seconds, or a share, 0 or more"
                 raise UsageError(f"costs: {one.name} is {value:g}; give {wanted}")
 
 

@@ -4,13 +4,15 @@ The machine of `elastic3d/membership` runs for every node, in virtual time over 
 (`chaos/simulation`); the leader's plans are those of `elastic3d/planner`. A node that is lost without notice vanishes:
 its neighbours miss its heartbeats. One that is notified is drained, as a watcher of spot notices has it done.
 
-Trainers take the times of `RecoveryCosts`. Every step is a snapshot, whose copy is at the buddy one step later; where
+Trainers take the times of `RecoveryCosts`. Snapshots are copied beside training. Their copies are at the buddy one step
+later or, where sending one takes longer than a step, so many steps that one is on its way and another is to go; where
 too many nodes are lost at once for memory to hold all of a step, training goes on from the newest checkpoint, which are
 made one after another, each as soon as the one before is whole.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
@@ -69,15 +71,28 @@ class CostedDurations(Durations):
         return seconds
 
     def snapshot(self, generation: Generation) -> float:
-        """Return the seconds of a step in which a device's part of the state is copied."""
-        layout = generation.layout
-        assert layout is not None
-        return self._times.state_bytes * layout.replicas / layout.world / self._costs.snapshot_bandwidth
+        """Return the seconds by which a step is longer for the copy of a device's part of the state."""
+        copied = self._part(generation) / self._costs.snapshot_bandwidth
+        return self._costs.snapshot_slowdown * min(copied, self._planned(generation))
 
     def step(self, generation: Generation) -> float:
-        """Return what the planner predicts, and the snapshot."""
+        """Return what the planner predicts, the vote, and the snapshot."""
+        return self._planned(generation) + self._costs.vote + self.snapshot(generation)
+
+    def behind(self, generation: Generation) -> int:
+        """Return how many steps a buddy's copy is behind: one that is being sent, and then one that waited for it."""
+        sent = self._part(generation) / self._costs.copy_bandwidth
+        return max(1, math.ceil(2.0 * sent / self._planned(generation)))
+
+    def _planned(self, generation: Generation) -> float:
         assert generation.layout is not None
-        return self._times.seconds(generation.layout) + self.snapshot(generation)
+        return self._times.seconds(generation.layout)
+
+    def _part(self, generation: Generation) -> float:
+        """Return the bytes of the state on a device."""
+        layout = generation.layout
+        assert layout is not None
+        return self._times.state_bytes * layout.replicas / layout.world
 
     def saved(self, generation: Generation, step: int, now: float) -> int:
         """Return the step whose upload has ended; the next begins at once. One of an earlier generation begins anew."""

@@ -82,7 +82,7 @@ class Replicas(Play):
             self._coming.append(replica)
             costs = self._costs
             part = self._times.state_bytes / self._size
-            delay = costs.replica_join + costs.context + costs.communicators
+            delay = costs.replica_join + costs.cold_context + costs.communicators
             if self._replicas:
                 delay += part / costs.peer_bandwidth
             elif self._whole:

@@ -67,7 +67,7 @@ class Restart(Play):
         self._seconds, self._nodes = best.seconds, best.nodes
         # Nodes that train stay in front: the others wait.
         self._place()
-        delay = costs.restart_begin + costs.restart_first_step + costs.context + costs.communicators
+        delay = costs.restart_begin + costs.restart_first_step + costs.cold_context + costs.communicators
         if cause is Spent.RECOVERY:
             delay += costs.restart_notice
         if self._whole:

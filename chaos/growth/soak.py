@@ -12,7 +12,7 @@ import itertools
 import os
 import shutil
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,6 +64,7 @@ class Plan:
     sample: float = 3.0
     patience: float = 180.0
     pace: float = 0.1
+    leave: float = 120.0
 
     def setting(self, end: Path) -> Setting:
         """Return the job. end: the file that tells a script of ours its last step."""
@@ -192,6 +193,7 @@ class _Soaked(Player):
         self._draws = Draws(plan.seed, plan.words, plan.nodes)
         self._joined = plan.nodes
         self._told = 0
+        self._asked = 0.0
         self._began = self._sampled = self._trained = clock.monotonic()
         self._each = max(plan.sample, plan.seconds / _SAMPLES)
 
@@ -218,6 +220,8 @@ class _Soaked(Player):
                 return self._all_ended()
             if now - last > self.setting.patience:
                 return f"nothing happened for {self.setting.patience:.0f} s; {', '.join(sorted(running))} hang"
+            if self.dismissed and (lasting := self._dismiss(running, now)):
+                return lasting
             if not self._ending:
                 self._go_on(now)
             self.clock.sleep(_TICK)
@@ -272,16 +276,27 @@ class _Soaked(Player):
 
     def _ask_to_end(self) -> None:
         if self.plan.script is not None:
-            self.dismissed = True
+            self.dismissed, self._asked = True, self.clock.monotonic()
             self.stopped = f"the script had not ended by itself after step {self.picture.step}"
-            for name in self.cluster.running():
-                self.cluster.terminate_node(name)
             return
         ahead = max(_AHEAD_STEPS, round(_AHEAD_SECONDS / (self._pace() or self.plan.pace)))
         self.last = self.picture.step + ahead
         unfinished = self._end.with_suffix(".part")
         unfinished.write_text(str(self.last))
         os.replace(unfinished, self._end)
+
+    def _dismiss(self, running: Iterable[str], now: float) -> str:
+        """Tell nodes that run to end, also one that has come since; return which are still there after their time."""
+        told = {node.name for node in self.cluster.nodes if node.dismissed}
+        for name in running:
+            if name not in told:
+                self.cluster.terminate_node(name)
+        if not running or now - self._asked <= self.plan.leave:
+            return ""
+        return (
+            f"{', '.join(sorted(running))} still run {self.plan.leave:.0f} s after the script's time was over and they "
+            "were told to end: its steps are longer, or it hangs; give it more time between faults, or end it by itself"
+        )
 
     def _lost(self) -> str:
         """Return which node has ended that nobody took, "" for none."""

@@ -69,9 +69,9 @@ class Kind:
     of: str = ""
 
     @property
-    def settles(self) -> bool:
-        """Whether it begins once `SETTLED` steps are made."""
-        return self.lasts or self.joins
+    def begins(self) -> int:
+        """The step after which it begins, 0 for one that is drawn."""
+        return KNOWN if self.lasts else SETTLED if self.joins else 0
 
     @property
     def control(self) -> bool:
@@ -105,11 +105,12 @@ SELDOM = 19
 """Steps within which pieces of updates are computed again once, at least."""
 
 _AUDITED = ("--audit=100%",)
-SETTLED, LONG, WORK = 48, 480, 16
-"""Steps after which what lasts begins, those of such a job, and products of matrices that each of its blocks computes.
+SETTLED, LONG, WORK = 48, 640, 16
+"""Steps after which a node joins, those of a job with something that lasts, and products of matrices in each block.
 
-They make a minute on two processors, of steps of an eighth of a second, where nothing is slow: half of them were too
-few for nodes in a pipeline, which take from 9 to 22 s to be named."""
+They make 80 s on two processors, of steps of an eighth of a second, where nothing is slow."""
+KNOWN = 160
+"""Steps after which what lasts begins, 20 s. In a few seconds it cannot be known what a stage of one's own takes."""
 EXAMINED = 180
 """Steps within which a node that joins has come and was examined."""
 _LONG = (f"--work={WORK}",)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from chaos.score.kinds import BACK, KINDS, SETTLED, SHOWS, Kind
+from chaos.score.kinds import BACK, KINDS, SHOWS, Kind
 from elastic3d.owners import Owners
 from elastic3d.values import Layout
 
@@ -64,7 +64,7 @@ def trials(kinds: Sequence[str], count: int, seed: int, *, steps: int, most: int
             layouts = [one for one in layouts if not row.between_two or one.dp <= 2]
             layout = WITNESSES if row.lies else draw.choice(layouts)
             rank, step = draw.randrange(layout.world), draw.randrange(row.from_step, max(row.from_step + 1, steps // 2))
-            step = SETTLED if row.settles else _rechecked(step) if row.rechecked else step
+            step = row.begins or (_rechecked(step) if row.rechecked else step)
             yield Trial(
                 kind=kind,
                 rank=rank,

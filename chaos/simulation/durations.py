@@ -34,6 +34,10 @@ class Durations:
         """Return the seconds of a step of nodes that are alike."""
         return self._step
 
+    def behind(self, generation: Generation) -> int:
+        """Return by how many steps the copy of a snapshot at the buddy is behind the newest, 1 or more."""
+        return 1
+
     def saved(self, generation: Generation, step: int, now: float) -> int:
         """Return the step whose checkpoint is whole now that `step` was made, 0 for none."""
         return step if step % SAVED == 0 else 0

@@ -1,9 +1,9 @@
 """Which node holds which step in memory: at home, at the buddy, and where a leaving node has its snapshots copied to.
 
-Every step is a snapshot. Its copy is at the buddy when the next step ends or, for the step at whose boundary the
-trainers leave, before that is reported. The production code decides where a copy is kept. A generation resumes from
-the newest step of which every rank's snapshot is at a present node. (If ranks hold the same, fewer would do:
-no layout is assumed here.)
+Every step is a snapshot. Its copy is at the buddy when the next step ends, or some steps later, or, for the step at
+whose boundary the trainers leave, before that is reported. The production code decides where a copy is kept. A
+generation resumes from the newest step of which every rank's snapshot is at a present node. (If ranks hold the same,
+fewer would do: no layout is assumed here.)
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from elastic3d.membership.topology import buddies
 from elastic3d.values import Generation, Node
 from elastic3d.worker.keeper import departure
 
-KEPT = 2
-"""Steps after which a generation needs no snapshot of earlier ones."""
-
 
 @dataclass(slots=True)
 class _Taken:
-    """The snapshots of one generation. last: the newest step. first: the step it began behind.
+    """The snapshots of one generation. last: the newest step. first: the step it began behind. behind: steps by which
+    the buddies' copies are older.
 
-    copies: by rank, where the copy of its newest snapshot is, if not where it was before: at the buddy, one step older.
+    copies: by rank, where the copy of its newest snapshot is, if not where it was before: at the buddy, older by that.
     """
 
     generation: Generation
     buddies: tuple[int, ...]
     first: int
     last: int
+    behind: int
     copies: dict[int, str] = field(default_factory=dict)
 
 
@@ -41,10 +40,11 @@ class Snapshots:
         self._taken: dict[str, _Taken] = {}
         self._before: dict[str, tuple[str, ...]] = {}
 
-    def began(self, generation: Generation, step: int) -> None:
-        """A generation resumes after this step."""
+    def began(self, generation: Generation, step: int, behind: int = 1) -> None:
+        """A generation resumes after this step. behind: steps by which its buddies' copies are to be older."""
         if generation.nodes:
-            taken = _Taken(generation=generation, buddies=buddies(generation.nodes), first=step, last=step)
+            kept = buddies(generation.nodes)
+            taken = _Taken(generation=generation, buddies=kept, first=step, last=step, behind=behind)
             self._taken[generation.key] = taken
 
     def stepped(self, generation: Generation, step: int) -> None:
@@ -53,7 +53,8 @@ class Snapshots:
         if taken is None:
             return  # one that the others went on without
         taken.last = step
-        if taken.last - taken.first == KEPT:
+        # A copy of one of its own steps is everywhere: it needs none of the generations before.
+        if taken.last - taken.first == taken.behind + 1:
             for key in [key for key in self._taken if key != generation.key]:
                 del self._taken[key]
 
@@ -92,7 +93,7 @@ class Snapshots:
             if nodes[at].id in there or taken.copies.get(at, "") in there:
                 return taken.last
             # The first step's own copy may not have been anywhere yet.
-            older = taken.last - 1
+            older = taken.last - taken.behind
             return older if nodes[taken.buddies[at]].id in there and older > taken.first else 0
 
         return min(map(step, range(len(nodes))))

@@ -177,7 +177,8 @@ class Trainers:
         self.committed, self.clean = step, min(step, self.clean)
         said, _ = self._said.get((made, step), (None, 0.0))
         self._clean_nodes = vetted.begun(said, [n.name for n in generation.nodes], step)
-        self.snapshots.began(generation, step)
+        behind = self.durations.behind(generation) if generation.nodes else 1
+        self.snapshots.began(generation, step, behind)
         return self.durations.loading(generation, stored=(step, made) != remembered)
 
     def left_safely(self, key: str, nodes: tuple[Node, ...]) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from elastic3d.accounting.live_record import GoodputRecord, StepStretch
 from elastic3d.accounting.node_spans import PARTS
 from elastic3d.accounting.past_run import FAILED_EXITS, SILENT
-from elastic3d.accounting.past_steps import PastSlowness, slowed
+from elastic3d.accounting.past_steps import TOGETHER, PastSlowness, slowed, waits_of
 from elastic3d.accounting.recorded_events import RecordedEvent, span_of
 from elastic3d.accounting.spans import Category, Span, paint
 
@@ -28,6 +28,7 @@ HEARD = frozenset(
         "generation.sealed",
         "state.restored",
         "step.committed",
+        "steps.waited",
         "trainer.exited",
         "peer.lost",
         "node.slow",
@@ -40,6 +41,9 @@ HEARD = frozenset(
 
 STRETCHES = 32
 """Stretches of steps that are kept apart; the oldest are put together."""
+
+AWAITED = 4
+"""Stretches of `TOGETHER` steps of the present generation that are kept apart: what was waited in them comes later."""
 
 RECENT = 9
 """Steps of whose lengths the median is a usual one."""
@@ -126,6 +130,8 @@ class LiveAccount:
                 self._restore(said, at)
             case "step.committed" if own and (said.whole("step") or 0) > max(0, self._step):
                 self._commit(said, at)
+            case "steps.waited" if own:
+                self._divide(said)
             case "trainer.exited" if own:
                 self._exit(said.text("kind"), at)
             case "peer.lost" if said.text("peer") in self._names:
@@ -297,7 +303,7 @@ class LiveAccount:
             if self._first > length:
                 # The first step compiled, or connected: as much as it took beyond the second was no step.
                 self._move(Category.USEFUL, Category.PREPARING, active * (self._first - length))
-                self._lengthen(step, Counter({Category.USEFUL.value: -active * (self._first - length)}))
+                self._lengthen(step - 1, Counter({Category.USEFUL.value: -active * (self._first - length)}))
             self._first = -1
         for category, spent in costs.items():
             self._spend(Category(category), spent)
@@ -328,21 +334,58 @@ class LiveAccount:
             }
         )
 
+    def _divide(self, event: RecordedEvent) -> None:
+        """Take what all nodes waited for in steps that were made before, in place of what one rank had measured."""
+        waits = waits_of(event)
+        place = next((n for n, one in enumerate(self._stretches) if waits is not None and one.last == waits.last), -1)
+        if waits is None or place < 0:
+            return
+        stretch = self._stretches[place]
+        if stretch.generation != self._number or stretch.first != waits.first or not self._active:
+            return
+        whole = sum(stretch.by_category.values())
+        each = whole // self._active
+        apart = [node for node in waits.apart if node in self._names][: self._active]
+        data = saving = slow = 0
+        for node, nodes in (*((node, 1) for node in apart), ("", self._active - len(apart))):
+            mine = waits.of(node)
+            for_data = min(each, mine[0] * waits.steps)
+            for_saving = min(each - for_data, mine[1] * waits.steps)
+            data, saving = data + nodes * for_data, saving + nodes * for_saving
+            slow += nodes * min(each - for_data - for_saving, mine[2] * waits.steps)
+        # Of a rank that stands still, or whose stage nobody else holds, the rows do not tell.
+        slow = min(whole - data - saving, max(slow, stretch.by_category.get(Category.SLOW.value, 0)))
+        known = Counter({Category.DATA.value: data, Category.SAVING.value: saving, Category.SLOW.value: slow})
+        known[Category.USEFUL.value] = whole - known.total()
+        self._sums.update(known)
+        self._sums.subtract(stretch.by_category)
+        self._stretches[place] = replace(stretch, by_category=_table(known))
+
     def _lengthen(self, step: int, costs: Mapping[str, int]) -> None:
         last = self._stretches[-1] if self._stretches else None
-        if last is None or last.generation != self._number:
+        if last is None or last.generation != self._number or (step > last.last and last.last % TOGETHER == 0):
             self._stretches.append(
                 StepStretch(generation=self._number, first=step, last=step, by_category=_table(costs))
             )
         else:
-            both = Counter(last.by_category)
+            # What a step took less than it was thought to may belong to a stretch that has ended.
+            place = next(n for n in reversed(range(len(self._stretches))) if not n or self._stretches[n].first <= step)
+            stretch = self._stretches[place]
+            both = Counter(stretch.by_category)
             both.update(costs)
-            self._stretches[-1] = replace(last, last=max(last.last, step), by_category=_table(both))
+            self._stretches[place] = replace(stretch, last=max(stretch.last, step), by_category=_table(both))
+        own = [n for n, one in enumerate(self._stretches) if one.generation == self._number]
+        if len(own) > AWAITED:
+            self._join(own[0])
         if len(self._stretches) > STRETCHES:
-            one, other = self._stretches[:2]
-            both = Counter(one.by_category)
-            both.update(other.by_category)
-            self._stretches[:2] = [replace(other, first=one.first, by_category=_table(both))]
+            self._join(0)
+
+    def _join(self, place: int) -> None:
+        """Put a stretch and the one after it together."""
+        one, other = self._stretches[place : place + 2]
+        both = Counter(one.by_category)
+        both.update(other.by_category)
+        self._stretches[place : place + 2] = [replace(other, first=one.first, by_category=_table(both))]
 
     def _go_back(self, base: int) -> None:
         """Take note that the present generation goes on from step `base`: what was made beyond it is repeated."""

@@ -26,19 +26,20 @@ OF_TRAINERS = ("trainer.started", "state.restored", "step.committed", "snapshot.
 def node_spans(run: PastRun) -> Mapping[str, tuple[Span, ...]]:
     """Return the spans of each node, in order and without gaps."""
     common = {generation.index: step_spans(generation) for generation in run.generations}
+    apart = {generation.index: generation.told_apart() for generation in run.generations}
     result: dict[str, tuple[Span, ...]] = {}
     for node, lives in by_node(run.lives).items():
         spans: list[Span] = []
         for number, life in enumerate(lives):
             if number and life.first > lives[number - 1].last:
                 spans.append(Span(lives[number - 1].last, life.first, Category.AWAY))
-            spans += _of_life(life, run, common)
+            spans += _of_life(life, run, common, apart)
         result[node] = tuple(spans)
     return result
 
 
 def step_spans(generation: PastGeneration, node: str = "") -> list[Span]:
-    """Return what the steps of a generation were to one of its nodes, in order.
+    """Return what the steps of a generation were to one of its nodes, in order; "": to those that are not told apart.
 
     A lost step is repeated as a whole. Of the others, waits are cut out; who is slow does not wait for itself.
     """
@@ -62,10 +63,13 @@ def step_spans(generation: PastGeneration, node: str = "") -> list[Span]:
             for one in generation.slowness
             if one.since < step.step <= (one.until if one.until is not None else step.step)
         ]
-        data = min(length, max([step.data, *(one.cost for one in costs if one.data)]))
-        copy = min(length - data, step.copy)
+        waited, copied, behind = max([step.data, *(one.cost for one in costs if one.data)]), step.copy, 0
+        if step.waits is not None:
+            waited, copied, behind = step.waits.of(node)
+        data = min(length, waited)
+        copy = min(length - data, copied)
         slow = sum(one.cost for one in costs if not one.data and node not in one.nodes)
-        slow = max(slow, length - data - copy - usual if step.silent else 0)
+        slow = max(slow, behind, length - data - copy - usual if step.silent else 0)
         slow = min(length - data - copy, slow)
         ends = (start + data, step.at - copy - slow, step.at - copy, step.at)
         categories = (Category.DATA, Category.USEFUL, Category.SLOW, Category.SAVING)
@@ -93,7 +97,9 @@ class _View:
         return -1 if self.last else self.generation.index + 1
 
 
-def _of_life(life: NodeLife, run: PastRun, common: Mapping[int, list[Span]]) -> list[Span]:
+def _of_life(
+    life: NodeLife, run: PastRun, common: Mapping[int, list[Span]], apart: Mapping[int, frozenset[str]]
+) -> list[Span]:
     if life.last <= life.first:
         return []
     views = list(_views(life, run))
@@ -106,8 +112,8 @@ def _of_life(life: NodeLife, run: PastRun, common: Mapping[int, list[Span]]) -> 
         spans = paint(spans, [Span(part.start, part.stop, Category.WAITING, part.cause) for part in idle])
     steps: list[Span] = []
     for view in trained:
-        slow = any(life.node in one.nodes for one in view.generation.slowness)
-        steps += step_spans(view.generation, life.node) if slow else common[view.generation.index]
+        own = life.node in apart[view.generation.index]
+        steps += step_spans(view.generation, life.node) if own else common[view.generation.index]
     spans = paint(spans, steps)
     return paint(spans, _end(life, views))
 

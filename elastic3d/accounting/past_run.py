@@ -9,7 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elastic3d.accounting.node_lives import NodeLife
-from elastic3d.accounting.past_steps import PastSlowness, PastStep, hold, inferred_steps, made_steps, slowed
+from elastic3d.accounting.past_steps import (
+    PastSlowness,
+    PastStep,
+    PastWaits,
+    hold,
+    inferred_steps,
+    made_steps,
+    slowed,
+    waits_of,
+)
 from elastic3d.accounting.recorded_events import RecordedEvent, span_of
 
 FAILED_EXITS = ("crash", "peer_lost", "template", "error", "out_of_memory", "convicted")
@@ -25,6 +34,7 @@ ACCOUNTED = frozenset(
         "trainer.started",
         "state.restored",
         "step.committed",
+        "steps.waited",
         "trainer.exited",
         "snapshot.held",
         "node.slow",
@@ -90,6 +100,11 @@ class PastGeneration:
         lengths = [step.length for step in self.steps[1:] or self.steps]
         return round(statistics.median(lengths)) if lengths else 0
 
+    def told_apart(self) -> frozenset[str]:
+        """Return the nodes to which its steps were something else than to the others."""
+        waits = {name for step in self.steps if step.waits is not None for name in step.waits.apart}
+        return frozenset(waits.union(*(one.nodes for one in self.slowness)))
+
     @property
     def base(self) -> int | None:
         """The step from which it goes on, None where that is not known."""
@@ -142,6 +157,7 @@ def _generations(lives: Sequence[NodeLife]) -> list[PastGeneration]:
     commits: dict[tuple[int, int], list[RecordedEvent]] = defaultdict(list)
     held: dict[tuple[int, int], dict[int, RecordedEvent]] = defaultdict(dict)
     silent: dict[tuple[int, int], list[int]] = defaultdict(list)
+    waited: dict[tuple[int, int], list[PastWaits]] = defaultdict(list)
     for life in lives:
         for event in life.events:
             number = event.whole("number") if event.name == "generation.sealed" else event.generation
@@ -160,6 +176,8 @@ def _generations(lives: Sequence[NodeLife]) -> list[PastGeneration]:
                 case "step.committed" if event.whole("step"):
                     _of(by_key, key, event.at)
                     commits[key].append(event)
+                case "steps.waited":
+                    waited[key] += [one for one in [waits_of(event)] if one is not None]
                 case "snapshot.held" if event.whole("step"):
                     _of(by_key, key, event.at)
                     hold(held[key], event)
@@ -178,7 +196,8 @@ def _generations(lives: Sequence[NodeLife]) -> list[PastGeneration]:
             wrote = {*generation.started, *generation.restored, *generation.exits}
             generation.nodes = tuple(sorted(wrote | {event.node for event in (*commits[key], *held[key].values())}))
         generation.inferred = bool(held[key]) and not commits[key]
-        generation.steps = made_steps(commits[key], sorted(silent[key])) or inferred_steps(held[key].values())
+        made = made_steps(commits[key], sorted(silent[key]), waited[key])
+        generation.steps = made or inferred_steps(held[key].values())
     return generations
 
 

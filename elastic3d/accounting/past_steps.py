@@ -1,21 +1,51 @@
-"""The steps of a past generation, and what slow ranks cost them."""
+"""The steps of a past generation, what nodes waited for in them, and what slow ranks cost them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from elastic3d.accounting.recorded_events import RecordedEvent
+from elastic3d.accounting.recorded_events import RecordedEvent, span_of
 
 DATA_KIND = "data"
 """The kind of `node.slow` for ranks whose samples come late."""
+
+TOGETHER = 8
+"""Steps that one `steps.waited` is about, up to a multiple of as many."""
+
+LONGEST = 1024
+"""Steps that one may be about, at most, to be believed."""
+
+
+NodeWaits = tuple[int, int, int]
+"""Microseconds of a step in which a node waited for data, for the copy of a snapshot, and for slow ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastWaits:
+    """What each of the steps `first` to `last` was to the nodes. others: to all that are not in `apart`, on average."""
+
+    first: int
+    last: int
+    others: NodeWaits
+    apart: Mapping[str, NodeWaits]
+
+    @property
+    def steps(self) -> int:
+        """How many steps these are."""
+        return self.last - self.first + 1
+
+    def of(self, node: str) -> NodeWaits:
+        """Return what a node waited for in each of them; "" for what most did."""
+        return self.apart.get(node, self.others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastStep:
     """A step that was made. at: when it was committed. length, data, copy: of it, and of its waits for data and for the
-    copy of a snapshot, in microseconds. lost_to: index of the generation that went back behind it, -1 if it counts.
-    silent: somebody stood still in it.
+    copy of a snapshot as rank 0 measured them, in microseconds. lost_to: index of the generation that went back behind
+    it, -1 if it counts. silent: somebody stood still in it. waits: what all nodes waited for, None where only `data`
+    and `copy` are known.
     """
 
     step: int
@@ -25,6 +55,7 @@ class PastStep:
     copy: int = 0
     lost_to: int = -1
     silent: bool = False
+    waits: PastWaits | None = None
     event: RecordedEvent
 
 
@@ -62,10 +93,27 @@ def slowed(before: Sequence[PastSlowness], event: RecordedEvent) -> list[PastSlo
     return kept
 
 
-def made_steps(commits: Sequence[RecordedEvent], silent: Sequence[int]) -> list[PastStep]:
+def waits_of(event: RecordedEvent) -> PastWaits | None:
+    """Return what a `steps.waited` says, None where it is not whole."""
+    first, last, apart = event.whole("first"), event.whole("last"), event.fields.get("apart")
+    if not first or last is None or not first <= last < first + LONGEST:
+        return None
+    named = {
+        one[0]: (span_of(one[1]), span_of(one[2]), span_of(one[3]))
+        for one in (apart if isinstance(apart, list) else ())
+        if isinstance(one, list) and len(one) == 4 and isinstance(one[0], str)
+    }
+    others = (event.span("data"), event.span("saving"), event.span("slow"))
+    return PastWaits(first=first, last=last, others=others, apart=named)
+
+
+def made_steps(
+    commits: Sequence[RecordedEvent], silent: Sequence[int], waits: Iterable[PastWaits] = ()
+) -> list[PastStep]:
     """Return the steps that were committed, in order. silent: when ranks stood still, in order."""
     made: list[PastStep] = []
     place = 0
+    waited = {step: one for one in waits for step in range(one.first, one.last + 1)}
     for event in sorted(commits, key=lambda event: (event.at, event.whole("step") or 0)):
         length = event.span("seconds")
         begun = made[-1].at if made else event.at - length
@@ -79,6 +127,7 @@ def made_steps(commits: Sequence[RecordedEvent], silent: Sequence[int]) -> list[
                 data=event.span("data"),
                 copy=event.span("copy"),
                 silent=place < len(silent) and silent[place] <= event.at,
+                waits=waited.get(event.whole("step") or 0),
                 event=event,
             )
         )

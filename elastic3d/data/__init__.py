@@ -1,5 +1,6 @@
 """The samples that a run consumes, their order, and the proof that it consumed each of them once."""
 
+from elastic3d.data.adaptive import Adaptive
 from elastic3d.data.batches import Batch, Batches, MicroBatch
 from elastic3d.data.ledger import Account, Line, check
 from elastic3d.data.mixture import Mixture
@@ -16,6 +17,7 @@ __all__ = [
     "KeyedPermutation",
     "Order",
     "Growing",
+    "Adaptive",
     "Batches",
     "Batch",
     "MicroBatch",

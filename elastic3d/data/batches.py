@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from elastic3d.data.adaptive import Adaptive
 from elastic3d.data.ahead import Ahead
 from elastic3d.data.collating import Collate, Collating, Pair
 from elastic3d.data.dataset_facts import fingerprint_of, is_numbered, name_of
@@ -117,7 +118,7 @@ class Batches:
         self,
         dataset: Dataset | Iterable[Any],
         *,
-        global_batch: int | Growing,
+        global_batch: int | Growing | Adaptive,
         micro_batch: int,
         seed: int,
         exclude: Iterable[tuple[int, int]] = (),
@@ -133,7 +134,9 @@ class Batches:
         numbered = is_numbered(dataset)
         if not numbered:
             check_stream(dataset)
-        (_, first), *changes = global_batch.parts if isinstance(global_batch, Growing) else ((0, global_batch),)
+        adaptive = global_batch if isinstance(global_batch, Adaptive) else None
+        given_size = global_batch.start if isinstance(global_batch, Adaptive) else global_batch
+        (_, first), *changes = given_size.parts if isinstance(given_size, Growing) else ((0, given_size),)
         self.order = Order(
             length=len(dataset) if numbered else None,  # type: ignore[arg-type]
             global_batch=first,
@@ -143,6 +146,7 @@ class Batches:
             holes=given(exclude),
             strata=dataset.strata if isinstance(dataset, Stratified) else (),
             proportions=dataset.proportions if isinstance(dataset, Mixture) else None,
+            adaptive=adaptive,
         )
         self.untried = self.order.holes
         self._numbered = numbered
@@ -158,6 +162,7 @@ class Batches:
         self.step = 0
         self.goal = 0
         self._yielded = -1
+        self._resized = False
         self._stopped: int | None = None
         self.stepped: Callable[[], None] = lambda: None
         # What nodes, and runs over one state, must have in common besides the length, if the data set has it.
@@ -188,6 +193,20 @@ class Batches:
     def stop(self, step: int) -> None:
         """Yield no step from `step` on, whatever `until` says: the run is over then. Alike on every rank."""
         self._stopped = self.goal = step
+
+    @property
+    def global_batch(self) -> int:
+        """The number of samples of the present step."""
+        return self.order.batch_at(self.step)
+
+    def resize(self, step: int, size: int) -> None:
+        """Have `size` samples in each step from `step` on, the next one. Alike on every rank.
+
+        What is loaded of it already is loaded anew; a stream is read again up to there where it cannot skip.
+        """
+        self.order = self.order.resized(step, size)
+        self.take(self.share)
+        self._resized = True
 
     @property
     def cursor(self) -> Cursor | None:
@@ -245,6 +264,7 @@ class Batches:
     def until(self, step: int) -> Iterator[Batch]:
         """Yield this rank's part of each step from the present one up to, but not including, `step`."""
         self.goal = step if self._stopped is None else min(step, self._stopped)
+        self._resized = False
         loaded = self._loaded(self.step, self.goal)
         try:
             while self.step < self.goal:
@@ -263,6 +283,10 @@ class Batches:
                         f"run.step was not called once for the batch of step {before}: each batch is one optimizer step"
                     )
                 self.stepped()
+                if self._resized:
+                    loaded.close()
+                    self._resized = False
+                    loaded = self._loaded(self.step, self.goal)
         finally:
             loaded.close()
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from elastic3d.data import holes as ranges
 from elastic3d.data import mixing, sizes, strata
+from elastic3d.data.adaptive import Adaptive
 from elastic3d.data.holes import Holes
 from elastic3d.data.permutation import Indices, KeyedPermutation, key, mix
 from elastic3d.data.proportions import MixedSource, Proportions
@@ -35,7 +36,7 @@ class Order:
     holes: positions that are excluded, and never consumed. earlier: (position behind its last, length) of every data
     set that the run consumed before this one, in order; of a plain data set only. strata: of a stratified data set, the
     number of samples of each stratum, in whose order they are numbered. proportions: of a mixture, its sources and
-    their weights.
+    their weights. adaptive: how later sizes are chosen as the run goes, which become `changes`; None if they are not.
     """
 
     length: int | None
@@ -47,6 +48,7 @@ class Order:
     earlier: tuple[tuple[int, int], ...] = ()
     strata: Strata = ()
     proportions: Proportions | None = None
+    adaptive: Adaptive | None = None
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
@@ -73,6 +75,8 @@ class Order:
                     f"micro_batch={self.micro_batch} does not divide global_batch={batch}{since}; "
                     f"micro_batch={below} or global_batch={above} would"
                 )
+        if self.adaptive is not None:
+            self.adaptive.check_leaf(self.micro_batch, 1)
 
     @property
     def parts(self) -> sizes.Parts:
@@ -86,11 +90,14 @@ class Order:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Every number M of micro-batches that some step has, smallest first."""
-        return tuple(sorted({batch // self.micro_batch for _, batch in self.parts}))
+        """Every number M of micro-batches that some step has, or may have, smallest first."""
+        chosen = () if self.adaptive is None else self.adaptive.sizes
+        return tuple(sorted({batch // self.micro_batch for batch in (*chosen, *(size for _, size in self.parts))}))
 
     def check_leaf(self, leaf: int) -> None:
         """Raise ConfigurationError unless every step has a whole number of leaves of this many micro-batches."""
+        if self.adaptive is not None:
+            self.adaptive.check_leaf(self.micro_batch, leaf)
         for step, batch in self.parts:
             count = batch // self.micro_batch
             if count % leaf:
@@ -192,7 +199,23 @@ class Order:
         reached = earlier[-1][0] if earlier else 0
         if saved.length is not None and saved.length != self.length and here > reached and self.proportions is None:
             earlier = (*earlier, (here, saved.length))
-        return replace(self, earlier=earlier)
+        return replace(self.sized_as(saved, step), earlier=earlier)
+
+    def sized_as(self, saved: Order, step: int) -> Order:
+        """Return this order with the sizes that a state of `step` steps says were chosen, if it has them chosen."""
+        if self.adaptive is None:
+            return self
+        # The next step's size is the state's, too, if that was chosen.
+        until = step if saved.adaptive is not None else step - 1
+        order = replace(self, changes=tuple(part for part in saved.changes if part[0] <= until))
+        size = self.adaptive.nearest(order.batch_at(step))
+        if size == order.batch_at(step) or not step:
+            return order
+        return replace(order, changes=tuple(part for part in order.changes if part[0] < step)).resized(step, size)
+
+    def resized(self, step: int, size: int) -> Order:
+        """Return this order with another global batch from a step on that is later than all changes before."""
+        return replace(self, changes=(*self.changes, (step, size)))
 
     def by_source(self, step: int) -> list[tuple[MixedSource, int]]:
         """Return how many positions each source of a mixture has before `step`; [] for another data set."""

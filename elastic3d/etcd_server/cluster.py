@@ -23,6 +23,10 @@ from elastic3d.etcd_server.process import free_ports
 from elastic3d.values import from_json, to_json
 
 FILE = "cluster.json"
+
+CERTIFICATES = "certificates"
+"""Beside it: the first host makes them, and people copy them to the others before anything runs there."""
+
 SCHEMA = 1
 LOOPBACK = "127.0.0.1"
 CLIENT_PORT = 2379
@@ -175,7 +179,7 @@ def initial_cluster(cluster: ServerCluster) -> str:
 
 def certificates(folder: Path) -> Certificates:
     """Return where a cluster's certificates are."""
-    return Certificates(directory=folder / "certificates")
+    return Certificates(directory=folder / CERTIFICATES)
 
 
 def client_tls(cluster: ServerCluster, folder: Path) -> Tls | None:
@@ -195,7 +199,7 @@ def read_cluster(folder: Path) -> ServerCluster | None:
         raise UsageError(f"{folder / FILE} cannot be read: {error}") from error
     if not text:
         try:
-            others = [path.name for path in folder.iterdir() if path.name != FILE]
+            others = [path.name for path in folder.iterdir() if path.name not in (FILE, CERTIFICATES)]
         except FileNotFoundError:
             return None
         except OSError as error:

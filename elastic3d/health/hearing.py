@@ -68,11 +68,15 @@ class Compared(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hearing:
-    """culprits: ranks that computed wrongly, none unless the outcome is transient or persistent. detail: for people."""
+    """culprits: ranks that computed wrongly, none unless the outcome is transient or persistent. detail: for people.
+
+    parts: the seconds in which each rank computed again, by rank; () where nobody measured them.
+    """
 
     finding: Finding
     culprits: tuple[int, ...] = ()
     detail: str = ""
+    parts: tuple[float, ...] = ()
 
 
 def hear(statements: Collection[Statement]) -> Hearing:

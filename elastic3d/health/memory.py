@@ -146,9 +146,21 @@ def _nothing(generation: Generation, profile: ModelProfile, short: Mapping[str, 
             "what this model needs is not known, since it does not run on meta: choose layout= and recompute= by hand"
         )
     return (
-        "nothing that this script leaves open needs less: free layout= where it fixes axes, the ZeRO stage or the "
-        "schedule, add nodes, or take a smaller micro_batch"
+        f"nothing that this script leaves open needs less{_lacking(generation, profile, short)}: free layout= where it "
+        "fixes axes, the ZeRO stage or the schedule, add nodes, or take a smaller micro_batch"
     )
+
+
+def _lacking(generation: Generation, profile: ModelProfile, short: Mapping[str, Shortfall]) -> str:
+    """Return how much memory is lacking, or what is known of it, in words to be put in; "" for nothing."""
+    missing = max(one.missing for one in short.values())
+    if missing:
+        return f", and at least {_size(missing)} more is needed on a rank"
+    total = min((one.total for one in short.values() if one.total), default=0)
+    if generation.layout is None or not total:
+        return ""
+    fullest = needed(generation.layout, profile, recomputed(generation, profile))
+    return f", and of {_size(total)} in all the fullest rank's tensors alone are predicted to take {_size(fullest)}"
 
 
 def _size(nbytes: int) -> str:

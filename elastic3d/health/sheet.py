@@ -67,9 +67,14 @@ class StepSheet:
         return astuple(self)
 
 
+def is_row(row: Sequence[float]) -> bool:
+    """Whether a rank has written it; all zeros ride in the vote where it has not."""
+    return len(row) == WIDTH and row[1] > 0 and row[2] + row[3] + row[4] > 0
+
+
 def sheet_of(row: Sequence[float]) -> StepSheet | None:
     """Return what a row says; None where the rank has none: its first steps, or no record."""
-    if len(row) != WIDTH or row[1] <= 0 or not sum(row[2:5]) > 0:
+    if not is_row(row):
         return None
     return StepSheet(**dict(zip(StepSheet.__slots__, row, strict=True)))
 

@@ -24,7 +24,7 @@ class SlowNode:
 
     rho: its work takes so many times as long; of data and host: the step does. since: the step from which on.
     windows, of: in how many of the last windows it showed. cost: seconds of a step that nobody would miss, if it were
-    not. detail: in words.
+    not. seconds: of steps since `since`. detail: in words.
     """
 
     id: str
@@ -35,6 +35,7 @@ class SlowNode:
     windows: int = 0
     of: int = 0
     cost: float = 0.0
+    seconds: float = 0.0
     detail: str = ""
 
     @property

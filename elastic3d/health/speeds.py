@@ -15,6 +15,11 @@ time for the same work does not mislead: log(busy / rounds) of a rank is log w o
   first step on, by `UNEVEN` times as much as is sought: a busy host gives a processor sooner to whoever waits more, so
   that stages differ by a third at times though nobody is slow. Blocks that pass in less than `MEASURABLE` are not
   looked at: waking up after a wait takes as long.
+- What has gone faster at all places since the first windows (a machine that was busy) is taken off as well, as far as a
+  node's blocks take longer than others' now. Where another node was the slow one at first, and is well again, they do
+  not: nobody has become slow by that.
+- What is compared with the first windows, and what is compared between stages, are two measures with a noise of their
+  own each. A value that is the one in some windows and the other in others looks noisy, and hides what both show.
 
 A node's noise is how its lateness differs between windows. What all ranks do alike, as on a machine that is busy at
 times, is not in it, nor what differs between places: a head's time varies where a block's does not.
@@ -42,6 +47,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from statistics import median, median_high, median_low
 
 from elastic3d.health import blame, noise, sheet
@@ -97,6 +103,24 @@ KEPT, RECENT = 64, 20
 """Windows that are kept, and those of which the noise is."""
 
 
+class _Measure(StrEnum):
+    """What a node's lateness is of."""
+
+    WORK = "work"  # the same work, elsewhere or in the first windows
+    STAGES = "stages"  # blocks of other stages, beyond `UNEVEN`
+    DATA = "data"
+    HOST = "host"
+    LINK = "link"
+
+    @property
+    def kind(self) -> SlowKind:
+        """What a node is slow in where it shows."""
+        return SlowKind.COMPUTE if self in _COMPUTING else SlowKind(self)
+
+
+_COMPUTING = (_Measure.WORK, _Measure.STAGES)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedWindow:
     """Some rows of all ranks. first, last: steps; seconds: of all of them; sheets: by rank, means."""
@@ -129,7 +153,7 @@ class Speeds:
         self._rows: dict[int, StepSheet | None] = {}
         self._open: list[tuple[int, tuple[StepSheet, ...]]] = []
         self._windows: deque[SpeedWindow] = deque(maxlen=KEPT)
-        self._tracks: dict[tuple[str, SlowKind], deque[float]] = {}
+        self._tracks: dict[tuple[str, _Measure], deque[float]] = {}
         self._works: dict[object, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
         self._usual: dict[object, float] = {}
         self._learned = 0
@@ -169,22 +193,22 @@ class Speeds:
 
     def _judge(self, step: int) -> SpeedFinding | None:
         late = {
-            SlowKind.COMPUTE: self._computing(),
-            SlowKind.DATA: self._loading(),
-            SlowKind.HOST: self._own(),
-            SlowKind.LINK: self._transferring(),
+            **self._computing(),
+            _Measure.DATA: self._loading(),
+            _Measure.HOST: self._own(),
+            _Measure.LINK: self._transferring(),
         }
-        for kind, ranks in late.items():
+        for measure, ranks in late.items():
             for id in dict.fromkeys(self._nodes):
                 own = [lateness for rank, lateness in ranks.items() if self._nodes[rank] == id]
                 if own:
-                    self._tracks.setdefault((id, kind), deque(maxlen=KEPT)).append(max(own))
+                    self._tracks.setdefault((id, measure), deque(maxlen=KEPT)).append(max(own))
                 else:
-                    self._tracks.pop((id, kind), None)
+                    self._tracks.pop((id, measure), None)
         return self._finding(step, late)
 
-    def _computing(self) -> dict[int, float]:
-        """Return how late each rank's passes are, where that is known, as logs."""
+    def _computing(self) -> dict[_Measure, dict[int, float]]:
+        """Return how late each rank's passes are, where that is known, as logs, by what they are compared with."""
         sheets = self._windows[-1].sheets
         took = [math.log(one.busy / one.rounds) for one in sheets]
         if self._by_block is None:
@@ -208,16 +232,19 @@ class Speeds:
         self._independent = sum(max(1, nodes - 1) for nodes in held) - (max(held) == 1)
         self._learn(places, alone)
         single = [rank for place in alone for rank in places[place]]
-        if single and self._usual:
-            common = max(0.0, median_low(now[place] - self._usual[place] for place, own in places.items() for _ in own))
-            late |= {r: taken[r] - self._usual[place] - common for place in alone for r in places[place]}
         slowest = _by_node(range(len(taken)), self._nodes, taken)
+        between: dict[int, float] = {}
         if self._by_block and len(slowest) > 1:
-            for rank in single:
-                longer = taken[rank] - _of_others(self._nodes[rank], slowest)
-                if longer >= self._enter + math.log(UNEVEN):
-                    late[rank] = max(longer, late.get(rank, longer))
-        return late
+            between = {rank: taken[rank] - _of_others(self._nodes[rank], slowest) for rank in single}
+        if single and self._usual:
+            common = median_low(now[place] - self._usual[place] for place, own in places.items() for _ in own)
+            for place in alone:
+                for rank in places[place]:
+                    later = taken[rank] - self._usual[place]
+                    known = max(later, min(later - common, between.get(rank, later)))
+                    late[rank] = later - common if common > 0 else known
+        stages = {rank: longer - math.log(UNEVEN) for rank, longer in between.items()}
+        return {_Measure.WORK: late, _Measure.STAGES: stages}
 
     def _learn(self, places: Mapping[object, Sequence[int]], alone: Sequence[object]) -> None:
         """Find what each place takes on a node that is well: from the first windows, as long as nobody looks slow."""
@@ -238,7 +265,7 @@ class Speeds:
         self._known |= {self._content(place): work for place, work in self._usual.items()}
 
     def _looks_slow(self, id: str) -> bool:
-        return median(list(self._tracks.get((id, SlowKind.COMPUTE), (0.0,)))[-ALONE:]) >= self._enter
+        return any(median(list(self._tracks.get((id, one), (0.0,)))[-ALONE:]) >= self._enter for one in _COMPUTING)
 
     def _loading(self) -> dict[int, float]:
         """Return by how much ranks that load data lengthen the step by it."""
@@ -280,21 +307,24 @@ class Speeds:
 
     # All windows.
 
-    def _finding(self, step: int, late: Mapping[SlowKind, Mapping[int, float]]) -> SpeedFinding | None:
+    def _finding(self, step: int, late: Mapping[_Measure, Mapping[int, float]]) -> SpeedFinding | None:
         entered, left = [], []
         few, many, most = map(self._last, TIMES)
         for id in dict.fromkeys(self._nodes):
             shown = [
                 node
-                for kind in SlowKind
+                for measure in _Measure
                 for windows in (few, many, most)
-                if (node := self._shown(id, kind, windows, late[kind])) is not None
+                if (node := self._shown(id, measure, windows, late[measure])) is not None
             ]
             now = max(shown, key=lambda node: node.rho, default=None)
             before = self.slow.get(id)
             if now is not None:
                 since = before.since if before is not None else now.since
-                self.slow[id] = replace(now, since=since, cost=self._cost(now), detail=self._detail(now))
+                lasted = sum(window.seconds for window in self._windows if window.first >= since)
+                self.slow[id] = replace(
+                    now, since=since, cost=self._cost(now), seconds=lasted, detail=self._detail(now)
+                )
                 if before is None:
                     entered.append(self.slow[id])
             elif before is not None and self._is_well(id, before.kind, many):
@@ -310,21 +340,21 @@ class Speeds:
         before = {id: node.rho for id, node in self._told.items()}
         return any(abs(math.log(node.rho / before[id])) > math.log(CHANGE) for id, node in self.slow.items())
 
-    def _shown(self, id: str, kind: SlowKind, windows: int, late: Mapping[int, float]) -> SlowNode | None:
-        track = self._tracks.get((id, kind), ())
+    def _shown(self, id: str, measure: _Measure, windows: int, late: Mapping[int, float]) -> SlowNode | None:
+        track = self._tracks.get((id, measure), ())
         last = list(track)[-windows:]
         shows = [one >= self._enter for one in last]
         if not windows or len(track) < windows or not shows[-1] or sum(shows) < SHARE * windows:
             return None
         shown = next((n for n, one in enumerate(reversed(track)) if one < self._enter), len(track))
-        if median(last) < self._by_chance(id, kind, windows, max(windows, shown)):
+        if median(last) < self._by_chance(id, measure, windows, max(windows, shown)):
             return None
-        rho = math.exp(median(last))
+        rho = math.exp(median(last)) * (UNEVEN if measure is _Measure.STAGES else 1.0)
         since = self._windows[-min(shown, windows)].first
         ranks = tuple(rank for rank, one in late.items() if self._nodes[rank] == id and one >= self._enter)
-        return SlowNode(id=id, rho=rho, kind=kind, since=since, ranks=ranks, windows=sum(shows), of=windows)
+        return SlowNode(id=id, rho=rho, kind=measure.kind, since=since, ranks=ranks, windows=sum(shows), of=windows)
 
-    def _by_chance(self, id: str, kind: SlowKind, windows: int, since: int) -> float:
+    def _by_chance(self, id: str, measure: _Measure, windows: int, since: int) -> float:
         """Return what so many windows' median lateness hardly exceeds by chance, of a node that is not slow.
 
         since: how many windows ago it may have become slow, and others with it.
@@ -332,26 +362,27 @@ class Speeds:
         spreads = {
             other: noise.spread(list(track)[-max(RECENT, windows) :], since)
             for (other, what), track in self._tracks.items()
-            if what is kind
+            if what is measure
         }
         own = known = spreads.pop(id)
-        if kind is SlowKind.COMPUTE:
+        if measure in _COMPUTING:
             others = min(OTHERS, own.freedom * (self._independent - 1))
             known += sum(spreads.values(), start=noise.Noise()).limited(others)
         # Others' noise adds to what is known of a node's own, and does not make it less.
         deviation = max(LEAST_NOISE, own.deviation, known.deviation)
         error = noise.standard_error(deviation, windows)
-        if kind is SlowKind.COMPUTE and id in self._alone and self._learned:
+        if measure is _Measure.WORK and id in self._alone and self._learned:
             error = math.hypot(error, noise.standard_error(deviation, self._learned))
         looks = len(set(self._nodes)) * sum(self._last(times) > 0 for times in TIMES)
+        looks *= sum((id, other) in self._tracks for other in _Measure if other.kind is measure.kind)
         return error * noise.student(self._windows[-1].seconds / SELDOM / looks, known.freedom)
 
     def _is_well(self, id: str, kind: SlowKind, windows: int) -> bool:
-        track = self._tracks.get((id, kind), ())
-        last = list(track)[-windows:]
-        if not windows or len(track) < windows:
+        tracks = [list(track) for (other, one), track in self._tracks.items() if other == id and one.kind is kind]
+        if not windows or not tracks or min(map(len, tracks)) < windows:
             return False
-        return last[-1] < self._well and sum(one < self._well for one in last) >= SHARE * windows
+        lasts = [track[-windows:] for track in tracks]
+        return all(last[-1] < self._well and sum(one < self._well for one in last) >= SHARE * windows for last in lasts)
 
     def _last(self, times: int) -> int:
         """Return how many of the last windows take so many `SPAN`; 0 if there are not enough yet."""

@@ -177,6 +177,7 @@ class _Case:
             act=act,
             confidence=confidence,
             waits=self.graph.lines(LINES, names),
+            silent=tuple(self.ranks[number].silent / 1000 for number in sorted(self.ranks)),
         )
 
 

@@ -107,7 +107,8 @@ class Verdict:
     nodes, ranks: their ranks that are at fault; both empty where nobody can be singled out, as in a deadlock. program:
     the script's code is at fault rather than the node, and may do the same again at this place. act: whether the
     generation has to end; False for what is only reported, as that everybody waits for the store. confidence: from 0
-    to 1. detail: for people, one sentence. waits: who waits for whom, one line each.
+    to 1. detail: for people, one sentence. waits: who waits for whom, one line each. silent: for how many seconds each
+    rank had been silent, by rank.
 
     Of slow nodes, fault is what is done about them. before, after: predicted seconds of a step without it and with it.
     rungs: what could be done, and what each would gain and cost, one line each.
@@ -126,6 +127,7 @@ class Verdict:
     act: bool = True
     confidence: float = 1.0
     waits: tuple[str, ...] = ()
+    silent: tuple[float, ...] = ()
     before: float = 0.0
     after: float = 0.0
     rungs: tuple[str, ...] = ()

@@ -128,6 +128,13 @@ _LIST: tuple[Metric, ...] = (
         rules=(Rule(event="step.committed", amount="gradient_norm"),),
     ),
     Metric(
+        name="elastic3d_noise_scale",
+        kind=_G,
+        source=Source.FIRST,
+        help="The gradient's noise scale in samples; none where the global batch does not follow it, or it is lost.",
+        rules=(Rule(event="step.committed", amount="noise_scale"),),
+    ),
+    Metric(
         name="elastic3d_steps_total",
         kind=_C,
         source=Source.FIRST,

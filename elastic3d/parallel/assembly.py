@@ -26,6 +26,7 @@ from elastic3d.parallel import initial
 from elastic3d.parallel.chosen import of_chosen
 from elastic3d.parallel.deferred import Deferred, InitialWeights, of_modules, of_nothing, of_whole
 from elastic3d.parallel.experts import spread as experts
+from elastic3d.parallel.leaf_squares import LeafPlaces, LeafSquares
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.norms import Squares, places
 from elastic3d.parallel.numerics.choices import Numerics
@@ -126,6 +127,8 @@ class Assembly:
         # What a script draws before its first pass does not depend on whether the weights were drawn.
         mesh.computes_on.seed(keyed_seed(plan.seed, "built"))
         self._paper: Paper | None = None
+        self.leaf_squares: LeafSquares | None = None
+        self.leaf_places: LeafPlaces | None = None
         self._work: float | None = None
 
     def _begun(self, outline: nn.Module, expects_state: bool) -> nn.Module:
@@ -204,6 +207,8 @@ class Assembly:
         layout, leaf = self.mesh.layout, self.plan.leaf
         if batches.order.holes and (why := self.unexcluded()):
             raise UsageError(f"run.batches: exclude= leaves micro-batches out of their steps, but {why}")
+        if batches.order.adaptive is not None:
+            self._measure_leaves()
         if batches.varies and (unfit := unstaged(layout)):
             raise LayoutError(f"{layout}: {unfit}")
         for count in batches.order.counts:
@@ -246,6 +251,21 @@ class Assembly:
         if self._comparable:
             pipeline.time_blocks()
 
+    def _measure_leaves(self) -> None:
+        if why := self.unexcluded():
+            raise UsageError(
+                f"run.batches: global_batch=Adaptive(...) measures the gradient of each micro-batch, but {why}"
+            )
+        self.leaf_places = LeafPlaces([name for name, _ in self.parameters], self.plan.blocks, self.mesh.layout.tp)
+        self.leaf_squares = LeafSquares(self.model, self.leaf_places, self.mesh.place.tp)
+
+    def measure(self, wanted: bool) -> None:
+        """Have the squares of leaves measured in the passes that follow, or not."""
+        if self.leaf_squares is not None:
+            self.leaf_squares.clear()
+            for _, reduction in self._watched:
+                reduction.measure(self.leaf_squares if wanted else None)
+
     def unaudited(self) -> str:
         """Return why nobody can repeat what a rank computes and get the same bits, "" if another rank can."""
         if self.plan.reduction != "ordered":
@@ -267,6 +287,8 @@ class Assembly:
 
     def drop(self) -> None:
         """Forget what the passes of the step have left: they are made again."""
+        if self.leaf_squares is not None:
+            self.leaf_squares.clear()
         for _, reduction in self._watched:
             reduction.drop()
 
@@ -301,6 +323,7 @@ class Assembly:
                 parameters=self._places(),
                 sheets=sheets,
                 scalars=scalars,
+                leaves=self.leaf_places,
             )
         return self._paper
 

@@ -20,6 +20,7 @@ from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.dtypes import dtype_mark
 from elastic3d.planner import place_of
+from elastic3d.planner.passing import passed_on
 from elastic3d.port import UNRECORDED, Assignment, Progress
 from elastic3d.values import Layout
 
@@ -36,10 +37,10 @@ class Mesh:
     `dp` itself, or with replicas the two axes (replica, shard). tp: the ranks that compute one layer together. All are
     cut from one mesh, as FSDP over tensor-parallel parameters needs.
 
-    groups: all of them by their axis. On a device those of pp get their communicators one by one, where they are first
-    used: of a group that is connected as a whole, torch queues what goes from stage to stage behind everything else
-    (https://github.com/pytorch/pytorch/issues/154132). The others are connected at once, in one order on every rank, so
-    that no step waits for it.
+    groups: all of them by their axis. On a device those of pp, and of replicas where sums go from one to the next, get
+    their communicators one by one, where they are first used: of a group that is connected as a whole, torch queues
+    what goes from one rank to another behind everything else (https://github.com/pytorch/pytorch/issues/154132). The
+    others are connected at once, in one order on every rank, so that no step waits for it.
 
     What ranks tell each other besides (votes, numbers, bytes) is on the CPU: it waits for no device, and none for it.
     """
@@ -71,7 +72,7 @@ class Mesh:
             self.tp = mesh["tp"]
         self.groups = self._by_axis()
         for axis, group in self.groups.items():
-            if axis != "pp":
+            if axis != "pp" and not (axis == "replica" and passed_on(layout)):
                 device.connect(group)
 
     def _by_axis(self) -> dict[str, dist.ProcessGroup]:

@@ -5,7 +5,8 @@ value. The vector holds, in this order: a row of flags per rank; where steps are
 rank (`health.sheet`); for each rank and each number that scripts log, its value and whether there is one; the loss of
 each micro-batch; its count of tokens plus one, zero where the loss is a mean; the
 count and the keyed sum of the samples, and those of the excluded ones; for each parameter how many ranks got a
-gradient; and, when gradients are clipped, for each row (index of dim 0) of each parameter the sum of its squares. No
+gradient; when gradients are clipped or measured, for each row (index of dim 0) of each parameter the sum of its
+squares; and, where they are measured, those of the gradients of each leaf of micro-batches (`leaf_squares`). No
 layout cuts a row, and rows are added elementwise in a fixed order, so that losses and norms are the same for any
 layout.
 """
@@ -23,6 +24,7 @@ from elastic3d.errors import UsageError
 from elastic3d.health import sheet
 from elastic3d.health.sheet import WIDTH, Row
 from elastic3d.parallel import norms
+from elastic3d.parallel.leaf_squares import LeafPlaces
 from elastic3d.parallel.norms import RowSquares
 
 FLAGS = 11
@@ -37,7 +39,8 @@ class Ballot:
     of steps between snapshots that is right for this rank, 0.0 if any is. excluded: how many samples it loaded that do
     not count; excluded_sum: their keyed sum. row: of its last steps, () for none. last: a number for the outcome of the
     vote before, 0.0 for none. disputes: another rank's update does not look right. scalars: what its script logs of the
-    step, None for what it does not. tells: it has something to tell that is gathered after the vote.
+    step, None for what it does not. tells: it has something to tell that is gathered after the vote. leaf_squares: its
+    places of the squares of leaves, None where they are not measured.
     """
 
     leave: bool = False
@@ -61,6 +64,7 @@ class Ballot:
     row: Row = ()
     scalars: Sequence[float | None] = ()
     tells: bool = False
+    leaf_squares: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,9 @@ class Outcome:
     none of them counts. sheets: the rows of the ranks whose turn it is, with `health.sheet`. last_outcomes: what each
     rank said of the vote before, none where all said the same. disputed_by: ranks that say that another's update does
     not look right. scalars: what the ranks' scripts logged, in the order of ranks, () for what none did. tells: some
-    rank has something to tell besides.
+    rank has something to tell besides. leaf_squares: the squared norm of each leaf's gradient as it was summed, zero
+    for one that does not count, () where they are not measured; micro_tokens: with them, of each micro-batch its number
+    of tokens, () if losses are means.
     """
 
     leave: bool
@@ -101,6 +107,8 @@ class Outcome:
     sheets: tuple[Row, ...] = ()
     scalars: tuple[tuple[float, ...], ...] = ()
     tells: bool = False
+    leaf_squares: tuple[float, ...] = ()
+    micro_tokens: tuple[float, ...] = ()
 
     @property
     def finite(self) -> bool:
@@ -111,7 +119,8 @@ class Outcome:
 class Paper:
     """The places of the vector, from what all ranks know: world, micro-batches, parameters as (name, rows) in order.
 
-    sheets: steps are measured. scalars: how many numbers of scripts there are places for.
+    sheets: steps are measured. scalars: how many numbers of scripts there are places for. leaves: where the squares of
+    leaves stand, None for a run that does not measure them.
     """
 
     def __init__(
@@ -122,7 +131,9 @@ class Paper:
         parameters: Sequence[tuple[str, int]],
         sheets: bool = False,
         scalars: int = 0,
+        leaves: LeafPlaces | None = None,
     ) -> None:
+        self._leaves = leaves
         self._world, self.micro_batches, self.scalars = world, micro_batches, scalars
         self._names = [name for name, _ in parameters]
         self._sheets_at = FLAGS * world
@@ -176,7 +187,7 @@ class Paper:
         if norm:
             for at, begin, end in self._runs_of(ballot.rows.places):
                 votes[at : at + end - begin] = ballot.rows.values[begin:end]
-        return votes
+        return votes if ballot.leaf_squares is None else torch.cat([votes, ballot.leaf_squares])
 
     def _runs_of(self, places: tuple[tuple[str, int, int], ...]) -> Sequence[tuple[int, int, int]]:
         """Return where rows go, and which they are: rows that follow each other in both vectors as one run."""
@@ -194,6 +205,7 @@ class Paper:
     def read(self, votes: torch.Tensor, *, norm: bool, step: int = 0, excluded: Collection[int] = ()) -> Outcome:
         """Return the outcome of the summed vector. norm, step: as it was filled. excluded: what does not count."""
         counted = [number for number in range(self.micro_batches) if number not in excluded]
+        measured = self._leaves is not None and len(votes) > self._size
         flags = votes[: self._sheets_at].view(self._world, FLAGS)
         rows = votes[self._sheets_at : self._scalars_at].view(-1, WIDTH).tolist()
         total = 0.0
@@ -214,7 +226,7 @@ class Paper:
             loss=_mean(total, len(counted) if tokens is None else tokens),
             tokens=tokens,
             gradients_finite=bool((flags[:, 5] != 0).all()),
-            norm=norms.norm(votes[self._rows_at :]) if norm else None,
+            norm=norms.norm(votes[self._rows_at : self._size]) if norm else None,
             samples=int(votes[self._samples_at]),
             sample_sum=fold_sums([int(votes[self._samples_at + 1])]),
             excluded=int(votes[self._samples_at + 2]),
@@ -228,6 +240,8 @@ class Paper:
             sheets=tuple(map(tuple, rows[: len(sheet.speakers(step, self._world))])),
             scalars=self._logged(votes),
             tells=bool((flags[:, 10] != 0).any()),
+            leaf_squares=self._leaves.fold(votes[self._size :]) if self._leaves is not None and measured else (),
+            micro_tokens=tuple(max(0.0, place - 1.0) for place in places) if measured and tokens is not None else (),
         )
 
     def _logged(self, votes: torch.Tensor) -> tuple[tuple[float, ...], ...]:

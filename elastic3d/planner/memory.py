@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from elastic3d.planner.extra_rounds import audited
 from elastic3d.planner.loads import Load, held, parameters_of, telling
+from elastic3d.planner.passing import passed_on
 from elastic3d.planner.schedules import schedule_of
 from elastic3d.values import KeptActivations, Layout, ModelPart, ModelProfile, Schedule
 
@@ -36,7 +37,8 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
 
     ZeRO-1 and 2 keep gathered parameters beside their shards for the whole step, ZeRO-3 only those of the unit at work,
     of the next one, and of everything outside the blocks. The ordered reduction adds to the gradient's own shard each
-    round (with replicas, to a part of it that is exchanged at the end). Beside the whole gradient of the unit at work
+    round (with replicas, to a part of it that is exchanged at the end, unless sums are passed on and never looked at).
+    Beside the whole gradient of the unit at work
     there are two pairs of buffers, for that gradient laid flat and as the pieces of the others: as large as the largest
     unit in the dtype that is sent, and at most BUCKET each. With unequal shares there are so many that a whole turn is
     under way: twice the whole gradient. Whole gradients are kept by `fast` under ZeRO-1, for
@@ -62,7 +64,8 @@ def _states(load: Load, layout: Layout, profile: ModelProfile) -> dict[str, floa
     if profile.leaf > 1:
         states["gradients"] += own * profile.gradient_bytes
     sent = sent_bytes(layout, profile)
-    sums = own * profile.gradient_bytes / layout.dp if layout.replicas > 1 else 0.0
+    parts = layout.replicas > 1 and (not passed_on(layout) or profile.audit > 0)
+    sums = own * profile.gradient_bytes / layout.dp if parts else 0.0
     lanes = 4 * min(largest * sent, BUCKET)
     states["reduction"] = sums + largest * sent + (max(lanes, 2 * own * sent) if layout.shares else lanes)
     return states

@@ -22,6 +22,7 @@ from elastic3d.planner.costs import Costs, Link
 from elastic3d.planner.extra_rounds import audited
 from elastic3d.planner.loads import Load, held, loads, telling
 from elastic3d.planner.memory import kept_by, sent_bytes
+from elastic3d.planner.passing import passed_on
 from elastic3d.planner.schedules import schedule_of
 from elastic3d.planner.timeline import StageCost
 from elastic3d.values import Layout, ModelProfile, Schedule
@@ -69,7 +70,7 @@ def seconds(
         "overhead": rounds * slowest.overhead + costs.step,
         "tensor parallel": rounds * slowest.tensor,
         "gathers": rounds * slowest.gathers + _once(slowest_load, layout, profile, costs, slots),
-        "reduction": rounds * slowest.reduction,
+        "reduction": rounds * slowest.reduction + _behind(slowest_load, layout, profile, costs, slots),
         "audits": extra / every * slowest.whole,
         "bubble": fill(layout, slowest.stage),
         "hops": hops(layout, rounds) * way,
@@ -97,7 +98,7 @@ def one_round(load: Load, layout: Layout, profile: ModelProfile, costs: Costs, s
     reduce = _reduction(own, load, layout, profile, costs, slots)
     # Each exchange can hide behind a third of the computation: that of the pass to which it belongs.
     shown_gathers = 2 * _shown(gather, forward, costs.overlap)
-    shown_reduce = _shown(reduce, forward, costs.overlap) / profile.leaf + _adding(own, profile, costs)
+    shown_reduce = _shown(reduce, forward, costs.overlap) / profile.leaf + _adding(own, layout, profile, costs)
     stage = StageCost(
         forward=forward + fixed + tensor + shown_gathers / 2,
         input=forward + again + fixed + tensor * (1 + repeated) + shown_gathers / 2,
@@ -162,27 +163,57 @@ def _reduction(own: float, load: Load, layout: Layout, profile: ModelProfile, co
     """Return the seconds of reducing one leaf's gradients; what is done once a step counts with its share of a leaf.
 
     Ordered: an all-to-all among all data-parallel ranks, whose pieces are then added in place, and with replicas once a
-    step an exchange of the parts of each shard (`parallel/reduction/ordered.py` counts the bytes). Pieces are sent as
-    they were computed or, where the weights have a pass of their own or a leaf has several micro-batches, as they were
-    added up. The backend's own is done once a step: a reduce-scatter among the shards, and between replicas an
-    all-reduce of a shard.
+    step an exchange of the parts of each shard; or an all-to-all within each replica, beside which a sum of each shard
+    goes on to the next replica, and once a step to all of them (`parallel/reduction/ordered.py` counts the bytes).
+    Pieces are sent as they were computed or, where the weights have a pass of their own or a leaf has several
+    micro-batches, as they were added up. The backend's own: a reduce-scatter among the shards, once a step with ZeRO-1
+    and else for each micro-batch, and between replicas an all-reduce of a shard once a step. In memory each piece is
+    read where it was computed, written flat and read again, and a sum is read and written where it is added to; one
+    that goes on is read and written once more.
     """
     if layout.dp == 1:
         return 0.0
     rounds = profile.rounds(layout.dp, layout.shares) // profile.leaf
-    nbytes = own * profile.gradient_bytes
-    apart = _group_link(layout.replicas, layout.tp * layout.shards, costs, slots)
+    nbytes, memory = own * profile.gradient_bytes, costs.device.memory_bandwidth
+    apart = _apart(layout, costs, slots)
     between = _exchange(nbytes / layout.shards, layout.replicas, apart, units(load))
     if profile.reduction != "ordered":
-        return (_exchange(nbytes, layout.shards, shard_link(layout, costs, slots), units(load)) + 2 * between) / rounds
-    exchange = _all_to_all(own * sent_bytes(layout, profile), layout.dp, layout.tp, units(load), costs, slots)
-    return exchange + between / rounds + nbytes * (2 + 1 / layout.shards) / costs.device.memory_bandwidth
+        scatter = _exchange(nbytes, layout.shards, shard_link(layout, costs, slots), units(load))
+        scatter += (own * profile.compute_bytes + 2 * nbytes) / memory
+        return scatter / (rounds if layout.zero == 1 else 1) + 2 * between / rounds
+    sent = own * sent_bytes(layout, profile)
+    if passed_on(layout):
+        within = _all_to_all(sent, layout.shards, layout.tp, units(load), costs, slots)
+        on = nbytes / layout.shards / apart.bandwidth + units(load) * apart.latency
+        return max(within, on) + on / rounds + (3 * sent + 4 * nbytes / layout.shards) / memory
+    exchange = _all_to_all(sent, layout.dp, layout.tp, units(load), costs, slots)
+    return exchange + between / rounds + (3 * sent + 2 * nbytes / layout.dp) / memory
 
 
-def _adding(own: float, profile: ModelProfile, costs: Costs) -> float:
-    """Return the seconds, for each micro-batch, of adding those of a leaf up where they are computed."""
+def _behind(load: Load, layout: Layout, profile: ModelProfile, costs: Costs, slots: int) -> float:
+    """Return the seconds, once a step, by which the last replica runs behind the first where sums go on."""
+    if profile.reduction != "ordered" or not passed_on(layout):
+        return 0.0
+    apart = _apart(layout, costs, slots)
+    nbytes = held(load, profile, layout) * profile.gradient_bytes / units(load)
+    return (layout.replicas - 1) * (nbytes / layout.shards / apart.bandwidth + apart.latency)
+
+
+def _apart(layout: Layout, costs: Costs, slots: int) -> Link:
+    """Return the link between the ranks of one place in all replicas."""
+    return _group_link(layout.replicas, layout.tp * layout.shards, costs, slots)
+
+
+def _adding(own: float, layout: Layout, profile: ModelProfile, costs: Costs) -> float:
+    """Return the seconds, for each micro-batch, of adding gradients up where they are computed.
+
+    Those of a leaf; or of a step, where the backend sums them once in it.
+    """
+    together = profile.leaf
+    if profile.reduction != "ordered" and layout.zero == 1 and layout.dp > 1:
+        together = profile.rounds(layout.dp, layout.shares)
     each = 2 * profile.gradient_bytes + profile.compute_bytes
-    return (1 - 1 / profile.leaf) * own * each / costs.device.memory_bandwidth
+    return (1 - 1 / together) * own * each / costs.device.memory_bandwidth
 
 
 def _once(load: Load, layout: Layout, profile: ModelProfile, costs: Costs, slots: int) -> float:

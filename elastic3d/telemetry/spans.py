@@ -11,7 +11,11 @@ A trace is a generation:
       checkpoint                  from the first write that the leader's node made to the commit
         checkpoint.write          of each slot of each node
         checkpoint.commit
-      checkpoint.verify, hearing, verdict, rank.silent, ...
+      hearing                   from when ranks differed until it is known who is wrong
+        hearing.repeat          of each rank: what differed is computed again
+      verdict                   from the hearing, the first silence, or the first slow step, until it is said
+        verdict.silence         of each rank, where nothing moves
+      checkpoint.verify, rank.silent, ...
 
 Of what is one for all nodes, one sends it: a generation the node that leads the next one, or the first of its nodes
 that saw this one; its beginning the node of rank 0; a checkpoint the node that committed it. A node that dies takes

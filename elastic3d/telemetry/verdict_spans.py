@@ -1,11 +1,16 @@
-"""The spans of what was found wrong: silences of ranks, hearings, and verdicts with what they are of."""
+"""The spans of what was found wrong: silences of ranks, hearings, and verdicts with what they are of.
+
+A hearing begins when ranks differ, a verdict with the hearing that led to it, or with what it is of: the first rank's
+silence, the first step that a node was slow in. One event of one node has the parts of all ranks, which are children.
+What one step alone shows is a moment.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from elastic3d.telemetry.span import NodeTrace, TraceSpan
+from elastic3d.telemetry.span import MOST, NodeTrace, TraceSpan
 
 HEARINGS = ("audit.failed", "audit.inconclusive", "exam.failed")
 """Ranks differed, and what they differed on was computed again."""
@@ -38,6 +43,7 @@ class VerdictSpans:
     def __init__(self, trace: NodeTrace) -> None:
         self._trace = trace
         self._silent: dict[tuple[int, int], tuple[float, dict[str, Any]]] = {}
+        self._heard: tuple[int, object, float] | None = None
 
     def observe(self, event: str, fields: Mapping[str, Any], at: float, generation: int) -> Iterator[TraceSpan]:
         """Take an event of a generation; yield the spans that it ends."""
@@ -51,18 +57,39 @@ class VerdictSpans:
         elif event == "generation.sealed":
             yield from self.end(at)
         elif event in HEARINGS:
-            seconds = float(fields.get("seconds") or 0.0)
-            yield self._found("hearing", event, fields, at - seconds, at, generation)
+            yield from self._hearing(event, fields, at, generation)
         elif event in VERDICTS:
-            silent = [start for (number, _), (start, _) in self._silent.items() if number == generation]
-            start = min([at, *silent]) if event in _OF_STANDSTILLS else at
-            yield self._found("verdict", event, fields, start, at, generation)
+            yield from self._verdict(event, fields, at, generation)
 
     def end(self, at: float) -> Iterator[TraceSpan]:
         """Yield the silences that end with their generation."""
         silent, self._silent = self._silent, {}
         for (generation, _), (start, about) in silent.items():
             yield self._trace.own("rank.silent", generation, start, at, about, error="it did not move again")
+
+    def _hearing(self, event: str, fields: Mapping[str, Any], at: float, generation: int) -> Iterator[TraceSpan]:
+        start = at - float(fields.get("seconds") or 0.0)
+        # What nobody could decide is told twice: as what differed, and as what came of it.
+        if self._heard is None or self._heard[:2] != (generation, fields.get("step")):
+            self._heard = (generation, fields.get("step"), start)
+        whole = self._found("hearing", event, fields, self._heard[2], at, generation)
+        yield whole
+        for rank, seconds in enumerate((fields.get("parts") or ())[:MOST]):
+            end = start + float(seconds)
+            yield self._trace.own("hearing.repeat", generation, start, end, {"rank": rank}, parent=whole.id)
+
+    def _verdict(self, event: str, fields: Mapping[str, Any], at: float, generation: int) -> Iterator[TraceSpan]:
+        starts = [at - float(fields.get("seconds") or 0.0)]
+        silences = [float(seconds) for seconds in fields.get("silent") or ()]
+        if event in _OF_STANDSTILLS:
+            starts += [start for (number, _), (start, _) in self._silent.items() if number == generation]
+            starts += [at - seconds for seconds in silences]
+        elif self._heard is not None and self._heard[:2] == (generation, fields.get("step")):
+            starts.append(self._heard[2])
+        whole = self._found("verdict", event, fields, min(starts), at, generation)
+        yield whole
+        for rank, seconds in enumerate(silences[:MOST]):
+            yield self._trace.own("verdict.silence", generation, at - seconds, at, {"rank": rank}, parent=whole.id)
 
     def _found(
         self, name: str, event: str, fields: Mapping[str, Any], start: float, at: float, generation: int

@@ -8,6 +8,7 @@ OURS = frozenset(
         "at",
         "loss",
         "gradient_norm",
+        "noise_scale",
         "step_seconds",
         "samples_per_second",
         "generation",

@@ -276,8 +276,10 @@ class Auditor:
 
     def _hear(self, dispute: Dispute, batch: Batch, loss_fn: LossFunction) -> tuple[Hearing, float]:
         """Have all columns repeat the leaf; return what follows, and rank 0's clock, which is everybody's."""
+        began = self._clock.monotonic()
         digest = self._repeated(dispute.leaf, batch, loss_fn).get(dispute.link)
-        said = [json.loads(data) for data in self._mesh.gather(json.dumps([digest, self._clock.monotonic()]).encode())]
+        now = self._clock.monotonic()
+        said = [json.loads(data) for data in self._mesh.gather(json.dumps([digest, now, now - began]).encode())]
         place = self._place(min(dispute.said))
         statements = [self._statement(rank, digest) for rank, digest in dispute.said.items()]
         statements += [
@@ -288,7 +290,8 @@ class Auditor:
         hearing = hear(statements)
         if hearing.finding is Finding.UNDECIDED:
             hearing = decided(hearing, statements, self._failed(dispute))
-        return self._together(hearing, dispute), float(said[0][1])
+        parts = tuple(float(one[2]) for one in said)
+        return self._together(replace(hearing, parts=parts), dispute), float(said[0][1])
 
     def _repeated(self, leaf: int, batch: Batch, loss_fn: LossFunction) -> dict[ChainLink, int]:
         """Compute a leaf of the step on every column, and return what this rank came to; its gradients do not count."""
@@ -349,6 +352,8 @@ class Auditor:
             nodes=tuple(sorted({self._peers[rank].node for rank in hearing.culprits})),
             detail=hearing.detail,
             clean=self.clean,
+            seconds=max(hearing.parts, default=0.0),
+            parts=hearing.parts,
         )
 
     def _column(self, rank: int) -> tuple[int, int]:

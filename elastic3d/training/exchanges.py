@@ -59,13 +59,15 @@ class Accusation:
 @dataclass(frozen=True, slots=True)
 class _Said:
     """What one rank says of a step. sent: by whom pieces were sent that arrived otherwise. gathered: (owner, unit) of
-    weights that it held otherwise. sum: what it adds up of another rank's is something else.
+    weights that it held otherwise. sum: what it adds up of another rank's is something else. took: seconds in which it
+    found that out.
     """
 
     sent: list[int]
     gathered: list[tuple[int, str]]
     sum: bool
     now: float
+    took: float
 
 
 class Exchanges:
@@ -115,12 +117,14 @@ class Exchanges:
         To be asked when all sums are complete. clean: the newest step that audits vouch for.
         """
         assert self._transit is not None
+        began = self._clock.monotonic()
         group = self._mesh.groups["dp"]
         ranks = dist.get_process_group_ranks(group)
         sent = [ranks[one] for one in self._transit.unlike(group, self._mesh.progress)]
         gathered = self._gathered() if self._weights else []
         differs = self._added_again() if self._shifts else False
-        mine = json.dumps([sent, gathered, differs, self._clock.monotonic()])
+        now = self._clock.monotonic()
+        mine = json.dumps([sent, gathered, differs, now, now - began])
         rows = [_Said(*json.loads(data)) for data in self._mesh.gather(mine.encode())]
         weights = {
             RankLink(sender=owner, receiver=rank): unit
@@ -131,7 +135,8 @@ class Exchanges:
             self._written()
             weights = {}
         pieces = {RankLink(sender=one, receiver=rank): "" for rank, said in enumerate(rows) for one in said.sent}
-        report = AuditReport(kind=Audited.FAILED, step=step, clean=clean, detail="")
+        parts = tuple(one.took for one in rows)
+        report = AuditReport(kind=Audited.FAILED, step=step, clean=clean, detail="", seconds=max(parts), parts=parts)
         now = rows[0].now
         if weights or pieces:
             return self._of_links(weights, pieces, report, now)

@@ -14,6 +14,7 @@ from checkpointing.reading.resolver import Resolved, resolve
 from checkpointing.reading.sources import TileSource
 from elastic3d.data import Batches, Cursor
 from elastic3d.data.ledger import Ledger
+from elastic3d.data.noise import NoiseScale
 from elastic3d.devices import ComputeDevice
 from elastic3d.errors import StateUnfit
 from elastic3d.log import process_log
@@ -136,6 +137,7 @@ def facts(
     weights: KeptWeights | None,
     adapters: dict[str, Any],
     provenance: str,
+    noise: NoiseScale | None,
 ) -> StateFacts:
     """Return the state that is not tensors, equal on all ranks. loss: of the last step, NaN for none."""
     cursor = batches.cursor
@@ -155,5 +157,6 @@ def facts(
         weights=weights,
         adapters=adapters,
         provenance=provenance,
+        noise=noise,
         **state_facts.fields_of(health),
     )

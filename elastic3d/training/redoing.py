@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from elastic3d.clock import SYSTEM
 from elastic3d.data import Batch, Batches
 from elastic3d.errors import NotFinite, UsageError
 from elastic3d.health import audit
@@ -179,6 +180,8 @@ class Redoing:
                 nodes=self._nodes(hearing.culprits),
                 detail=f"numbers that are not finite: {hearing.detail}",
                 clean=clean,
+                seconds=max(hearing.parts, default=0.0),
+                parts=hearing.parts,
             )
             self._port.audited(report)
             if hearing.finding is Finding.PERSISTENT and self._port.assignment.audit_acts:
@@ -192,12 +195,15 @@ class Redoing:
 
     def _hear(self, leaf: int, first: Sequence[Said], batch: Batch, passed: LossFunction) -> tuple[Hearing, str]:
         """Have all columns repeat a leaf; return what follows, and the first link of the chain that ranks part at."""
+        began = SYSTEM.monotonic()
         numbers = [leaf * self._leaf + inner for inner in range(self._leaf)] * (self._hearing // self._leaf)
         self._assembly.begin_again()
         self._port.progress.begin_step(fingerprint(self._hearing, batch.count, 1))
         self._watched([0], self._batches.again(batch.step, numbers), passed)
         mine = [[*link, sound] for link, sound in self._witness.said[0].items()]
-        repeated = [_chain(json.loads(data)) for data in self._mesh.gather(json.dumps(mine).encode())]
+        took = SYSTEM.monotonic() - began
+        said = [json.loads(data) for data in self._mesh.gather(json.dumps([took, mine]).encode())]
+        repeated, parts = [_chain(one[1]) for one in said], tuple(float(one[0]) for one in said)
         for link in sorted({link for chain in (*first, *repeated) for link in chain}):
             given = [self._statement(rank, chain[link]) for rank, chain in enumerate(first) if link in chain]
             given += [
@@ -206,7 +212,7 @@ class Redoing:
                 if link in chain
             ]
             if len({one.digest for one in given}) > 1:
-                return hear(given), link.name
+                return replace(hear(given), parts=parts), link.name
         return Hearing(finding=Finding.NOT_FINITE), ""
 
     def _statement(self, rank: int, sound: int, *, repeated: bool = False) -> Statement:

@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.data import Batch, Batches, Growing, Share
+from elastic3d.data import Adaptive, Batch, Batches, Growing, Share
 from elastic3d.data.batches import Dataset
 from elastic3d.data.collating import Collate
 from elastic3d.data.ledger import Ledger, add, resumed, stopped
@@ -62,6 +62,7 @@ from elastic3d.provenance.record import ScriptOrigin
 from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
 from elastic3d.training import identity, loading, parts, restoring, state_facts
+from elastic3d.training.batch_control import BatchControl
 from elastic3d.training.checkpoint_timer import CheckpointTimer
 from elastic3d.training.collecting import FewerCollections
 from elastic3d.training.evaluating import Metric, evaluate
@@ -103,6 +104,7 @@ class Run:
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: Any = None
         self._batches: Batches | None = None
+        self._control = BatchControl()
         self._ledger: Ledger = ()
         self._scale = LossScale.of(Precision.FP32)
         self._last_loss, self._changed = math.nan, ""
@@ -289,7 +291,7 @@ class Run:
         self,
         dataset: Dataset | Iterable[Any],
         *,
-        global_batch: int | Growing,
+        global_batch: int | Growing | Adaptive,
         micro_batch: int,
         seed: int = 0,
         workers: int = 0,
@@ -307,12 +309,13 @@ class Run:
         `skip(n)`, which passes over n samples and returns how many there were; the data set may have `state_dict` and
         `load_state_dict`, of values that JSON can hold, and `set_epoch`.
         global_batch, micro_batch: in samples; the second divides the first and stays the same for the whole run. The
-        first may be a function of the step, such as `Growing((0, 256), (1000, 512))`. workers: processes that load
-        ahead, 0 for a thread. exclude: pairs (first, stop) of positions that are left out of training, whole
-        micro-batches: nothing else takes their place, so that all others keep theirs. collate: makes the list of the
-        samples of one micro-batch into a pair (input, target), or a dictionary with `labels`, such as by padding them
-        to the longest; what it draws from the global random numbers is keyed like what samples draw. one_shape: what it
-        makes is of one shape for all micro-batches, which pipeline stages need.
+        first may be a function of the step, such as `Growing((0, 256), (1000, 512))`, or follow the gradient's noise:
+        `Adaptive(256, 4096)`. workers: processes that load ahead, 0 for a thread. exclude: pairs (first, stop) of
+        positions that are left out of training, whole micro-batches: nothing else takes their place, so that all others
+        keep theirs. collate: makes the list of the samples of one micro-batch into a pair (input, target), or a
+        dictionary with `labels`, such as by padding them to the longest; what it draws from the global random numbers
+        is keyed like what samples draw. one_shape: what it makes is of one shape for all micro-batches, which pipeline
+        stages need.
         """
         if self._plan is None:
             raise UsageError("call run.shard before run.batches")
@@ -335,6 +338,7 @@ class Run:
             device=self._port.device.torch_device,
             progress=self._progress,
         )
+        self._control = BatchControl(self._batches, self._plan.leaf)
         return self._batches
 
     def restore(
@@ -371,6 +375,7 @@ class Run:
         accepted = identity.accepted(accept)
         look_at_parameters(model, optimizer)
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
+        self._control.check(optimizer)
         with self._peers.followed():
             check_carried(optimizer)
         kept = (model, optimizer, batches, schedule, self)
@@ -415,7 +420,8 @@ class Run:
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
         self._provenance, self._begun_with = loaded.provenance, loaded.weights
         halted, resuming = self._halted(batches, resume="stop" in accepted and decision.source == restoring.STORE)
-        self._last_loss, self._changed = loaded.loss, "; ".join([*loaded.accepted, *resuming])
+        said = [*loaded.accepted, *resuming, self._control.resume(loaded.noise)]
+        self._last_loss, self._changed = loaded.loss, "; ".join(filter(None, said))
         assembly.experts.settle(optimizer)
         with self._peers.followed():
             going_back = GoingBack(
@@ -469,6 +475,7 @@ class Run:
         self._passed = True
         self._health.passes_begin()
         objected = objective(loss_fn, self._scale.scale)
+        assembly.measure(self._control.measures(batch.step))
         self._progress.phase(Phase.FORWARD)
         self._progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
         with self._peers.followed(), self._outside.inside(), self._health.convicting():
@@ -502,6 +509,7 @@ class Run:
         done = batches.step + 1
         due = self._timer.due(done)
         skip = skip_nonfinite or not self._scale.fixed or self._health.skips
+        measured = self._control.measures(batches.step)
         self._progress.phase(Phase.REDUCE)
         with self._peers.followed():
 
@@ -514,9 +522,10 @@ class Run:
                     scalars=self._scalars,
                     step=done,
                     checkpoint=due,
-                    clip=clip is not None,
+                    clip=clip is not None or measured,
                     skip=skip,
                     extras=self._extras.number,
+                    measured=measured,
                 )
 
             with self._health.convicting():
@@ -528,15 +537,14 @@ class Run:
             agreed = self._scalars.settle(outcome, assembly.mesh)
         if agreed.stop:
             batches.stop(done)
-        change = update(outcome, clip=clip, scale=self._scale.scale, skip=skip)
+        change, scale = update(outcome, clip=clip, scale=self._scale.scale, skip=skip), self._scale.scale
         self._scale = self._scale.after(finite=change.finite)
         scale_gradients(assembly.model, outcome, change)
         self._progress.phase(Phase.COPY)
         self._port.finish_copy()
-        with self._peers.followed(), self._health.convicting():
+        with self._control.rates(optimizer), self._peers.followed(), self._health.convicting():
             self._health.before_update(outcome, batches.step, skipped=change.skipped)
-        self._progress.phase(Phase.UPDATE)
-        with self._peers.followed(), self._health.convicting():
+            self._progress.phase(Phase.UPDATE)
             if not change.skipped:
                 local_step.step(optimizer)
             self._health.updated(outcome, change)
@@ -561,8 +569,9 @@ class Run:
             changed=self._changed,
             stopped=agreed.stop,
         )
-        self._changed = ""
         batches.step = done
+        resized = self._control.settle(outcome, change, scale)
+        self._changed = resized.why
         self._interval.voted(outcome.snapshot_needs)
         if outcome.checkpoint:
             self._timer.begun(done)
@@ -584,6 +593,7 @@ class Run:
                 data=self._progress.spent(Phase.DATA),
                 copy=self._progress.spent(Phase.COPY),
                 agreed=agreed,
+                resized=resized,
             )
         )
         if outcome.leave and not self._extras:
@@ -850,6 +860,7 @@ class Run:
             weights=self._begun_with,
             adapters=self._adapters,
             provenance=self._provenance,
+            noise=self._control.noise,
         )
         state = LocalState(step=self.steps, tiles=[*tiles, *extra], facts=state_facts.to_plain(facts))
         self._interval.taken(self.steps)

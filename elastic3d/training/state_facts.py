@@ -8,6 +8,7 @@ from typing import Any
 
 from elastic3d.data import Order
 from elastic3d.data.ledger import Line
+from elastic3d.data.noise import NoiseScale
 from elastic3d.errors import StateUnfit
 from elastic3d.health.numerics import Losses
 from elastic3d.health.vetted import CLEAN_NODES
@@ -24,6 +25,7 @@ _BEGUN_FROM = "begun_from"
 _CLEAN = "clean"
 _EXTRA = "extra"
 _LOSSES = "losses"
+_NOISE = "noise"
 _NONDETERMINISM = "nondeterminism"
 _LOSS, NO_LOSS = "loss", "nan"
 _WEIGHTS = "weights"
@@ -136,6 +138,8 @@ class StateFacts(HealthFacts):
     """Configurations of the adapters that peft has put into the model, by their names."""
     provenance: str = ""
     """What made it, as `provenance.record` encodes it; "" where it does not say, and in states of older versions."""
+    noise: NoiseScale | None = None
+    """What is known of its gradient's noise; None where the global batch does not follow it."""
 
     @property
     def last_loss(self) -> float:
@@ -156,6 +160,8 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
         del plain[adapter_files.FACT]
     if facts.clean is None:
         del plain[_CLEAN]
+    if facts.noise is None:
+        del plain[_NOISE]
     if facts.losses is None:
         del plain[_LOSSES]
     if facts.clean_nodes is None:
@@ -224,7 +230,7 @@ def check_facts(facts: StateFacts, step: int, order: Order, data: str = "", *, a
     mixed = saved.proportions is not None or order.proportions is not None
     for name in ("global_batch", "seed") if mixed else ("length", "global_batch", "seed"):
         then, now = getattr(saved, name), getattr(order, name)
-        if name == "global_batch":
+        if name == "global_batch" and order.adaptive is None:
             then, now = saved.taken(step), order.taken(step)
         if then != now:
             raise StateUnfit(
@@ -232,7 +238,7 @@ def check_facts(facts: StateFacts, step: int, order: Order, data: str = "", *, a
                 "samples could not be accounted for. Trying again does not help: go back to the old value, or start a "
                 f"new run{_ACCEPT if name == 'length' and all(numbered) else ''}"
             )
-    said = check_mixture(saved, order, step)
+    said = check_mixture(saved, order.sized_as(saved, step), step)
     then = facts.data
     if then and data and then != data:
         raise StateUnfit(

@@ -13,6 +13,7 @@ import torch
 from checkpointing.errors import MissingTile
 from elastic3d.data import Batches
 from elastic3d.data.ledger import Ledger
+from elastic3d.data.noise import NoiseScale
 from elastic3d.errors import StateUnfit
 from elastic3d.log import process_log
 from elastic3d.parallel.assembly import Assembly
@@ -43,6 +44,8 @@ class LoadedState:
     """How far the state can be relied on, as it says itself."""
     loss: float
     """Of the state's last step, NaN where there is none or it does not say."""
+    noise: NoiseScale | None
+    """What the state knows of its gradient's noise, None for nothing."""
     provenance: str
     """Of the states that are made from here on, the same on all ranks; "" where nothing is known."""
     weights: KeptWeights | None
@@ -161,6 +164,7 @@ class StateLoader:
                         spike=max((facts.spike, *(one.spike for one in rollbacks))),
                     ),
                     loss=saved.last_loss if saved is not None else math.nan,
+                    noise=saved.noise if saved is not None else None,
                     provenance=decision.provenance,
                     weights=begun,
                 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from elastic3d.clock import Clock, processor_seconds
 from elastic3d.data import Batches
 from elastic3d.data.ledger import Ledger
 from elastic3d.parallel.vote import Outcome
 from elastic3d.port import Assignment, StepRecord
 from elastic3d.snapshots.interval import Interval
+from elastic3d.training.batch_control import Resized
 from elastic3d.training.loss import Loss
 from elastic3d.training.run_health import Spiked
 from elastic3d.training.scalars import Agreed
@@ -41,6 +44,7 @@ class StepTimer:
         data: float,
         copy: float,
         agreed: Agreed,
+        resized: Resized,
     ) -> StepRecord:
         """Return the record of the step that `batches` has just counted, and count the next one from now.
 
@@ -48,6 +52,7 @@ class StepTimer:
         step. spiked: if a spike begins with it. health, ledger: of the state that it leaves. clean: the newest
         step that audits of this generation vouch for. data, copy: seconds of it that went to waits for the data loader,
         and for the copy of a snapshot. agreed: what the ranks' scripts said of it.
+        resized: what it has shown of the gradient's noise.
         """
         since, processor = self._since, self._processor
         self.begin()
@@ -82,4 +87,6 @@ class StepTimer:
             tokens=counted * batches.sample_tokens,
             logged=dict(agreed.scalars) if self._assignment.slot == 0 else {},
             stopped=agreed.stop,
+            resized=resized.why,
+            noise_scale=None if resized.scale is None or math.isinf(resized.scale) else resized.scale,
         )

@@ -27,6 +27,7 @@ def vote(
     clip: bool,
     skip: bool,
     extras: float,
+    measured: bool = False,
 ) -> Outcome:
     """Finish the gradient's reduction and vote on the step; a collective, with the same outcome on every rank.
 
@@ -37,9 +38,9 @@ def vote(
 
     checks: those of the generation, whose results are said with it; Convicted, on a rank whose state has changed.
     scalars: what the script says of the step. extras: the number of what it keeps of its own. step: the one that is
-    voted on. checkpoint: one is due here. clip: the norm is wanted. skip: no update is to be made where the gradient is
-    not finite. Samples are counted by the first
-    rank of each replica alone, and losses by the first of each tensor group.
+    voted on. checkpoint: one is due here. clip: the norm is wanted. measured: and so are the squares of leaves, which
+    the passes have measured. skip: no update is to be made where the gradient is not finite. Samples are counted by the
+    first rank of each replica alone, and losses by the first of each tensor group.
     """
     flags = port.flags()
     device, reads_gradient = assembly.mesh.computes_on, clip or skip
@@ -54,7 +55,9 @@ def vote(
     counts = place.pp == 0 and place.tp == 0
     squares = assembly.squares.now() if clip else RowSquares()
     finites = [] if clip or not skip else finite(assembly.model)
-    reading = early or device.begin_reading([*parts.values(), *logged, *finites, squares.values])
+    leaves = assembly.leaf_squares if measured else None
+    sums = leaves.sums if leaves is not None else []
+    reading = early or device.begin_reading([*parts.values(), *logged, *finites, *sums, squares.values])
     with assembly.mesh.device_awaited():
         read = iter(reading.wait())
     if checks is not None:
@@ -62,6 +65,7 @@ def vote(
     losses = {index: next(read).tolist() for index in parts}
     numbers = [float(next(read)) for _ in logged]
     sound = [bool(next(read)) for _ in finites]
+    measures = [next(read) for _ in sums]
     ballot = Ballot(
         leave=flags.leave,
         etcd_away=flags.etcd_away,
@@ -84,6 +88,7 @@ def vote(
         row=port.progress.row(assembly.work()) if port.assignment.sheets else (),
         scalars=scalars.row(numbers),
         tells=scalars.tells,
+        leaf_squares=leaves.placed(measures, loss.batch.count // assembly.plan.leaf) if leaves is not None else None,
     )
     paper = assembly.paper(loss.batch.count, sheets=port.assignment.sheets, scalars=scalars.columns)
     votes = assembly.mesh.begin_sum(paper.fill(port.assignment.rank, ballot, norm=clip, step=step))

@@ -96,6 +96,7 @@ class Journal:
             "confidence": verdict.confidence,
             "detail": verdict.detail,
             "waits": list(verdict.waits),
+            "silent": [round(seconds, 3) for seconds in verdict.silent],
             "generation": int(verdict.key.partition(".")[0]),
         }
         if verdict.act or verdict.culprits:
@@ -263,7 +264,10 @@ class Journal:
                     **({"tokens": record.tokens} if record.tokens else {}),
                     **({"excluded": excluded} if excluded else {}),
                     **({"logged": record.logged} if record.logged else {}),
+                    **({"noise_scale": record.noise_scale} if record.noise_scale is not None else {}),
                 )
+                if record.resized:
+                    log.emit("batch.resized", step=record.step, detail=record.resized)
                 if record.stopped:
                     log.emit("run.stopped", step=record.step, detail=record.stopped)
                 if record.usual is not None:
@@ -311,14 +315,15 @@ def _audited(log: EventLog, report: AuditReport) -> None:
         "detail": report.detail,
     }
     ranks, nodes = list(report.ranks), list(report.nodes)
+    took = {"seconds": round(report.seconds, 6), "parts": [round(one, 6) for one in report.parts]}
     about = {"step": report.step, "ranks": ranks, "nodes": nodes, "detail": report.detail, "acted": report.acted}
     match report.kind:
         case Audited.OFF:
             log.emit("audit.off", detail=report.detail)
         case Audited.FAILED:
-            log.emit("audit.failed", **said, finding=report.finding, ranks=ranks, nodes=nodes)
+            log.emit("audit.failed", **said, **took, finding=report.finding, ranks=ranks, nodes=nodes)
         case Audited.INCONCLUSIVE:
-            log.emit("audit.inconclusive", **said, finding=report.finding)
+            log.emit("audit.inconclusive", **said, **took, finding=report.finding)
         case Audited.REDONE:
             log.emit("step.redone", step=report.step, nodes=nodes, detail=report.detail)
         case Audited.EXAMINED:
@@ -330,7 +335,7 @@ def _audited(log: EventLog, report: AuditReport) -> None:
             positions = [[report.rollback.first, report.rollback.stop]]
             log.emit("run.rolled_back", step=report.step, clean=report.clean, samples=positions, detail=report.detail)
         case Audited.UNFIT:
-            log.emit("exam.failed", **said, finding=report.finding, ranks=ranks, nodes=nodes)
+            log.emit("exam.failed", **said, **took, finding=report.finding, ranks=ranks, nodes=nodes)
         case Audited.LYING:
             log.emit("node.lying", **said, ranks=ranks, nodes=nodes, clean=report.clean)
         case Audited.ALTERED:

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic3d.accounting.goodput import Goodput
 from elastic3d.accounting.live_account import HEARD, Input, LiveAccount, NodesOutside
 from elastic3d.accounting.live_record import GoodputRecord
 from elastic3d.accounting.recorded_events import SECOND, RecordedEvent, recorded
+from elastic3d.accounting.spans import Category
 from elastic3d.values import from_json, to_json
 from tests.accounting.written import TWO, account, started
 
@@ -130,6 +132,76 @@ def test_made_up_runs_agree_too() -> None:
     }
 
 
+def test_what_other_ranks_waited_for_is_in_both() -> None:
+    """Of steps whose rows all keepers heard; `b` is told of apart. What rank 0 alone had measured no longer counts."""
+    written = started(TWO)
+    at = 3.0
+    for number in range(1, 25):
+        at += 1.0
+        written.step(number, at, 1, "a", data=0.25, copy=0.125)
+        if number in (16, 24):
+            about = {"first": number - 15, "last": number - 8, "data": 0.5, "saving": 0.0625, "slow": 0.125}
+            written.say("a", at, "steps.waited", generation=1, rank=0, **about, apart=[["b", 0.75, 0.0, 0.0]])
+    written.say("b", at, "snapshot.held", generation=1, step=24)
+    run, _, files = written.read()
+    lines = {node: [e for one in mine if (e := of(one)) is not None] for node, mine in written.lines.items()}
+    live = LiveAccount("a")
+    for one in heard("a", lines):
+        live.take(one)
+    known = {name: time / SECOND for name, time in live.record(run.last, 0.0).by_category.items()}
+    assert (known["data"], known["saving"], known["slow"]) == (
+        16 * (0.5 + 0.75) + 2 * 8 * 0.25,
+        16 * 0.0625 + 2 * 8 * 0.125,
+        16 * 0.125,
+    )
+    # The first step is a beginning in files, and has no waits there.
+    exact = {category.value: time / SECOND for category, time in files.by_category.items() if time}
+    assert exact["data"] == known["data"] - (0.5 + 0.75)
+    assert written_of("b", files) == {"data": 15 * 0.75 + 8 * 0.25, "saving": 8 * 0.125, "slow": 0.0}
+    assert sum(exact.values()) == sum(files.by_category.values()) / SECOND
+
+
+def written_of(node: str, files: Goodput) -> dict[str, float]:
+    mine = next(one for one in files.nodes if one.node == node)
+    return {name.value: mine.by_category[name] / SECOND for name in (Category.DATA, Category.SAVING, Category.SLOW)}
+
+
+def test_waits_are_no_longer_than_steps_and_a_rank_that_stood_still_is_not_forgotten() -> None:
+    """More than there is is cut off; rows do not tell of everything."""
+    steps = [step(number, float(number)) for number in range(1, 9)]
+    waits = event("steps.waited", 8, 1, first=1, last=8, data=99.0, saving=99.0, slow=99.0, apart=[])
+    assert spent(taken(seal(1, 0, ["a", "b"], "start"), *steps, waits), 8) == {"data": 16.0}
+    slow = event("node.slow", 0.5, 1, nodes=["b"], kind="compute", cost=0.5, since=1, step=1, ranks=[1])
+    known = spent(taken(seal(1, 0, ["a", "b"], "start"), slow, *steps, none_waited()), 8)
+    assert known == {"useful": 12.5, "slow": 3.5}
+
+
+def none_waited(**fields: object) -> RecordedEvent:
+    about = {"first": 1, "last": 8, "data": 0.0, "saving": 0.0, "slow": 0.0, "apart": []}
+    return event("steps.waited", 8, 1, **{**about, **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"first": None},
+        {"first": 0},
+        {"first": 9},
+        {"last": 1 << 40},
+        {"last": 7},
+        {"first": 2},
+        {"data": -1.0, "saving": "much", "slow": float("nan"), "apart": [["b"], 7, [3, 1, 1, 1], ["c", 1, 1, 1]]},
+        {"apart": {"b": 1.0}},
+    ],
+    ids=str,
+)
+def test_waits_that_no_keeper_writes_change_nothing(fields: dict[str, object]) -> None:
+    """Of steps that were not made together, or not understood; a node that is not there counts for nobody."""
+    steps = [step(number, float(number)) for number in range(1, 9)]
+    live = taken(seal(1, 0, ["a", "b"], "start"), *steps, none_waited(**fields))
+    assert spent(live, 8) == {"useful": 16.0}
+
+
 def of(line: dict[str, object]) -> RecordedEvent | None:
     return recorded(json.dumps(line))
 
@@ -183,7 +255,7 @@ NAMES = ("a", "b", "c", "d")
 def inputs(draw: st.DrawFn, *, failing: bool = True) -> list[Input]:
     """Draw what a keeper may hear, in whatever order, at times that never go back. failing: of failures too."""
     at, number, made, result = 0.0, 0, 0, list[Input]()
-    for _ in range(draw(st.integers(1, 40))):
+    for _ in range(draw(st.integers(1, 60))):
         at += draw(st.sampled_from((0.0, 0.25, 1.0, 7.5)))
         match draw(st.integers(0, 9)):
             case 0 | 1:
@@ -207,6 +279,11 @@ def inputs(draw: st.DrawFn, *, failing: bool = True) -> list[Input]:
             case _:
                 made += 1
                 result.append(step(made, at, number, draw(st.sampled_from((0.0, 0.5, 99.0))), data=0.1, copy=0.1))
+                if made % 8 == 0 and draw(st.booleans()):
+                    waits = {name: draw(st.sampled_from((0.0, 0.5, 9.0))) for name in ("data", "saving", "slow")}
+                    apart = [[draw(st.sampled_from(NAMES)), 0.25, 0.0, 0.5]]
+                    about = {"first": max(1, made - 7), "last": made, "apart": apart, **waits}
+                    result.append(event("steps.waited", at, number, **about))
     return result
 
 

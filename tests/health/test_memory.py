@@ -141,6 +141,19 @@ def test_a_script_that_leaves_nothing_open_is_told_so() -> None:
     assert "rank 0 on n0 ran out of its device's memory" in verdict.detail
 
 
+def test_how_much_is_lacking_is_said_where_nothing_is_left() -> None:
+    """What was asked for and not free; or, where the kernel ended a trainer, what is there and what it would take."""
+    model, sealed = profile(), generation(Layout(pp=2, dp=2))
+    asked = {"n0@1": Shortfall(rank=0, host=False, device="cuda", asked=3 << 30, free=1 << 30, total=80 << 30)}
+    detail = MemoryLadder().verdict(sealed, model, asked, None, 7).detail
+    assert "needs less, and at least 2.00 GiB more is needed on a rank: free layout=" in detail
+    killed = {"n0@1": Shortfall(rank=0, host=True, device="cpu", total=1 << 20, killed=True)}
+    detail = MemoryLadder().verdict(sealed, model, killed, None, 7).detail
+    assert "needs less, and of 1.0 MiB in all the fullest rank's tensors alone are predicted to take " in detail
+    unknown = {"n0@1": Shortfall(rank=0, host=True, device="cpu", killed=True)}
+    assert "needs less: free layout=" in MemoryLadder().verdict(sealed, model, unknown, None, 7).detail
+
+
 def test_a_fixed_layout_still_has_what_is_computed_again() -> None:
     """The rung adds to what the script asks for; it never takes away from it."""
     plans = climb(4, profile(), Layout(pp=2, dp=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import log
+from math import exp, log
 from statistics import median
 
 import pytest
@@ -440,6 +440,19 @@ def test_noise_that_all_ranks_share_hides_no_slow_node() -> None:
     for _ in range(60):
         job.run(1, longer=job.draw.uniform(1.0, 1.6))
     assert job.ever == {"n1"}
+
+
+@pytest.mark.parametrize("culprit", ["n0", "n1"])
+def test_of_two_stages_on_a_busy_host_the_slow_node_is_named(culprit: str) -> None:
+    """What both take changes with the host, up and down."""
+    for seed in range(20):
+        job = Job(layout=layout(2), work=(3.0, 2.0), blocks=(3, 2), unit=0.01, noise=lambda pp: 0.04, seed=seed)
+        load = 0.0
+        for second in range(100):
+            load = 0.9 * load + job.draw.gauss(0, 0.1)
+            job.slow = {culprit: 1.3} if second >= 20 else {}
+            job.run(1, longer=exp(load))
+        assert job.ever == {culprit}
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -17,7 +17,7 @@ from elastic3d.worker.processes.events import ExitKind
 
 UNITS = ("seconds", "bytes", "ratio", "steps", "info", "step", "total", "second")
 UNNAMED = re.compile(
-    r"elastic3d_(loss|gradient_norm|generation|nodes.*|layout_size|peers_unreachable|.*_(stale|failing|up"
+    r"elastic3d_(loss|gradient_norm|noise_scale|generation|nodes.*|layout_size|peers_unreachable|.*_(stale|failing|up"
     r"|writable|healthy|state|nodes)|processes)"
 )
 """Counts, states, and what the script alone knows the unit of."""

@@ -116,7 +116,9 @@ def test_a_device_that_computes_wrongly_again_is_convicted(flips: tuple[Flip, ..
     for report in reports:
         assert [record.step for record in report.records] == [1]
         assert [audit.kind for audit in report.audits] == [Audited.FAILED, Audited.LYING]
-        verdict = report.audits[-1]
+        heard, verdict = report.audits
+        assert len(heard.parts) == dp
+        assert 0 < min(heard.parts) <= heard.seconds
         assert (verdict.step, verdict.clean) == (1, 0)
         assert verdict.ranks
         assert set(verdict.ranks) <= {flip.rank for flip in flips}

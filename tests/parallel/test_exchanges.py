@@ -54,6 +54,7 @@ def test_what_goes_wrong_once_between_ranks_is_made_again() -> None:
         *((Audited.FAILED, 2, (1,)), (Audited.REDONE, 2, (1,))),
         *((Audited.FAILED, 3, (0,)), (Audited.REDONE, 3, (0,))),
     ]
+    assert all(len(audit.parts) == len(reports) and audit.seconds > 0 for audit in reports[0].audits)
 
 
 @pytest.mark.long

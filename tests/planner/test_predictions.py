@@ -117,6 +117,28 @@ def test_zero_3_gathers_in_every_round() -> None:
     assert again > 1.25 * seconds(Layout(pp=1, dp=1), profile(), costs(), 1)["compute"]
 
 
+def test_a_sum_that_goes_from_node_to_node_takes_less() -> None:
+    """Of the same 7 nodes each device sends an eighth of a sum in fp32 on, 3.4 GB a round and once more at the end, in
+    less than a third of the time that pieces take to their owners; the last node runs six parts behind the first."""
+    model = describe(shape_named("llama-7b"), Training(global_batch=504))
+    sheet = replace(device_named("h200").costs(Number.BF16), overlap=0.0)
+    spread = seconds(Layout(pp=1, dp=56, zero=1), model, sheet, 8)["reduction"]
+    passed = seconds(Layout(pp=1, dp=56, zero=1, replicas=7), model, sheet, 8)["reduction"]
+    on = 4 * model.parameters / 8 / 50e9
+    assert (10 + 6 / 33) * on < passed < 1.2 * (10 + 6 / 33) * on
+    assert passed < spread / 2.5
+
+
+def test_the_backends_sums_are_made_once_a_step_with_zero_1_only() -> None:
+    """Which adds whole gradients up in each round, in memory; ZeRO-2 and 3 send in each round."""
+    model = replace(describe(shape_named("llama-7b"), Training(global_batch=504)), reduction="fast")
+    sheet = replace(device_named("h200").costs(Number.BF16), overlap=0.0)
+    one, two, three = (seconds(Layout(pp=1, dp=56, zero=zero), model, sheet, 8)["reduction"] for zero in (1, 2, 3))
+    added = 8 * (4 + 4 + 2) * model.parameters / 4.8e12
+    assert one - added == pytest.approx(two / 9, rel=0.01)
+    assert two == three > 9 * 4 * model.parameters * 55 / 56 / 450e9
+
+
 def test_an_ordered_round_between_nodes_uses_each_ranks_own_link() -> None:
     """7 nodes of 8 H200 train 7 billion parameters: of 27 GB of fp32 gradients a device sends 23 GB to other nodes in
     each round, over 50 GB/s; nine rounds take 4.2 s, and more than a reduce-scatter, which crosses once for a node.
@@ -128,7 +150,7 @@ def test_an_ordered_round_between_nodes_uses_each_ranks_own_link() -> None:
     ordered = seconds(wide, model, sheet, 8)["reduction"]
     assert ordered == pytest.approx(9 * 48 / 56 * 4 * model.parameters / 50e9, rel=0.05)
     assert ordered == pytest.approx(4.2, abs=0.2)
-    assert ordered > 50 * seconds(wide, replace(model, reduction="fast"), sheet, 8)["reduction"]
+    assert ordered > 15 * seconds(wide, replace(model, reduction="fast"), sheet, 8)["reduction"]
     assert seconds(wide, half, sheet, 8)["reduction"] == pytest.approx(ordered / 2, rel=0.05)
     inside = seconds(Layout(pp=7, dp=8, zero=1), model, sheet, 8)["reduction"]
     assert inside < ordered / 2

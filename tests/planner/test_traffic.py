@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from elastic3d.planner.passing import passed_on
 from elastic3d.planner.traffic import GradientTraffic, gradient_traffic
 from elastic3d.values import Layout, ModelProfile
 from tests.planner.machines import profile
@@ -17,9 +18,20 @@ BYTES = 12e6 * 4
 
 
 def by_exchanges(layout: Layout, model: ModelProfile, slots: int) -> tuple[float, float]:
-    """Return bytes a turn and a step, by going through all that each rank sends, as `reduction/fold.py` does."""
+    """Return bytes a turn and a step, by going through all that each rank sends, as `reduction/fold.py` does, or
+    `reduction/passed.py`."""
     dp, shards, replicas = layout.dp, layout.shards, layout.replicas
     turn = step = 0.0
+    if passed_on(layout):
+        for rank in range(dp):
+            apart = [other for other in range(dp) if rank // slots != other // slots]
+            turn += BYTES / shards * sum(rank // shards == other // shards for other in apart)
+            turn += BYTES / shards * ((rank + shards) % dp in apart)
+            if rank >= dp - shards:
+                # `Passing.spread`, instead of going on to the first replica.
+                step += BYTES / shards * sum(rank % shards == other % shards for other in apart)
+                step -= BYTES / shards * ((rank + shards) % dp in apart)
+        return turn, step
     for rank in range(dp):
         for other in range(dp):
             if rank // slots != other // slots:
@@ -40,12 +52,16 @@ def test_what_is_sent_is_what_each_rank_sends_to_each_other_node(replicas: int, 
 
 
 def test_a_replica_on_each_node_sends_what_the_reductions_own_account_says() -> None:
-    """G * (d - S) / d a turn and at most G / S a step, of each rank: see `parallel/reduction/ordered.py`."""
-    got = gradient_traffic(Layout(pp=1, dp=8, replicas=2), MODEL, slots=4)
-    assert got.turn == pytest.approx(8 * BYTES * (8 - 4) / 8)
-    assert got.step <= 8 * BYTES / 4
-    assert got.of_step(16) == 2 * got.turn + got.step
-    assert got.of_step(17) == 3 * got.turn + got.step
+    """F / S a turn of each rank, and once more of the last replica: see `parallel/reduction/ordered.py`. Pieces that
+    all go to their owners would be G * (d - S) / d of each."""
+    got = gradient_traffic(Layout(pp=1, dp=32, replicas=4), MODEL, slots=8)
+    assert got.turn == pytest.approx(32 * BYTES / 8)
+    assert got.step == pytest.approx(8 * (3 - 1) * BYTES / 8)
+    assert got.of_step(64) == 2 * got.turn + got.step
+    assert got.of_step(65) == 3 * got.turn + got.step
+    whole = gradient_traffic(Layout(pp=1, dp=32), MODEL, slots=8)
+    assert whole.turn == pytest.approx(32 * BYTES * (32 - 8) / 32)
+    assert got.turn * 6 == pytest.approx(whole.turn)
 
 
 def test_stages_and_tensor_parallel_ranks_send_their_own_parts() -> None:
@@ -81,4 +97,6 @@ def test_what_is_not_known_is_said() -> None:
 def test_thousands_of_ranks_are_counted_at_once() -> None:
     """The keeper does so at the beginning of a generation."""
     got = gradient_traffic(Layout(pp=1, dp=16384, replicas=2048), MODEL, slots=8)
+    assert got.turn == pytest.approx(16384 * BYTES / 8)
+    got = gradient_traffic(Layout(pp=1, dp=16384), MODEL, slots=8)
     assert got.turn == pytest.approx(16384 * BYTES * (1 - 8 / 16384))

@@ -124,25 +124,50 @@ def test_a_step_that_is_heard_late_begins_nothing() -> None:
 
 
 def test_a_standstill_and_its_verdict_last_as_long_as_the_silence() -> None:
-    """One that is not over when its generation ends says so; a hearing and other verdicts are moments."""
+    """One that is not over when its generation ends says so; the ranks' parts are children of what they led to."""
     lines = [
         (100.0, "generation.sealed", sealed(1, "ab")),
         (130.0, "rank.suspected", {"generation": 1, "rank": 0, "seconds": 20.0, "phase": "backward", "detail": "f"}),
         (131.0, "rank.suspected", {"generation": 1, "rank": 1, "seconds": 1.0, "phase": "data"}),
         (132.0, "rank.recovered", {"generation": 1, "rank": 1}),
-        (133.0, "audit.failed", {"generation": 1, "rank": 0, "finding": "persistent", "nodes": ["b"], "ranks": [1]}),
-        (134.0, "node.lying", {"generation": 1, "rank": 0, "nodes": ["b"], "ranks": [1], "clean": -1}),
-        (135.0, "rank.stuck", {"generation": 1, "fault": "lock", "ranks": [0], "nodes": ["a"], "act": True}),
+        (
+            133.0,
+            "audit.failed",
+            {
+                "generation": 1,
+                "rank": 0,
+                "finding": "persistent",
+                "nodes": ["b"],
+                "ranks": [1],
+                "step": 7,
+                "seconds": 0.75,
+                "parts": [0.5, 0.25],
+            },
+        ),
+        (134.0, "node.lying", {"generation": 1, "rank": 0, "nodes": ["b"], "ranks": [1], "clean": -1, "step": 7}),
+        (134.5, "node.slow", {"generation": 1, "rank": 0, "nodes": ["b"], "seconds": 21.0, "step": 9}),
+        (134.6, "vote.split", {"generation": 1, "rank": 0, "nodes": [], "step": 9}),
+        (
+            135.0,
+            "rank.stuck",
+            {"generation": 1, "fault": "lock", "ranks": [0], "nodes": ["a"], "act": True, "silent": [25.0, 26.5]},
+        ),
         (136.0, "generation.sealed", sealed(2, "a", cause="stuck")),
     ]
     spans = spans_of("run", "a", lines)
     shown = tree([span for span in spans if span.trace == Trace(run="run", generation=1).id]).splitlines()
     assert shown[2:] == [
+        "  verdict 108.50 to 135.00",
+        "    verdict.silence of rank 1 108.50 to 135.00",
+        "    verdict.silence of rank 0 110.00 to 135.00",
         "  rank.silent of rank 0 110.00 to 136.00 (it did not move again)",
-        "  verdict 110.00 to 135.00",
+        "  verdict of rank 0 113.50 to 134.50",
         "  rank.silent of rank 1 130.00 to 132.00",
-        "  hearing of rank 0 133.00 to 133.00",
-        "  verdict of rank 0 134.00 to 134.00",
+        "  verdict of rank 0 132.25 to 134.00",
+        "  hearing of rank 0 132.25 to 133.00",
+        "    hearing.repeat of rank 0 132.25 to 132.75",
+        "    hearing.repeat of rank 1 132.25 to 132.50",
+        "  verdict of rank 0 134.60 to 134.60",
     ]
     (stuck,) = [span for span in spans if span.attributes.get("elastic3d.event") == "rank.stuck"]
     assert stuck.attributes["elastic3d.nodes"] == ["a"]

@@ -185,8 +185,12 @@ def _reform(
             end = End(failed=True, detail=_no_further(verdict, tries))
             return acts.PutEnd(end=end, token=view.token, verdict=verdict, standing=rests_on)
     elif own and not why.out and bound is None and (why.final or tries >= policy.tries):
-        short = reported(situation, None) if tries == 1 else None
-        return acts.PutEnd(end=End(failed=True, detail=why.detail), token=view.token, verdict=short)
+        short = reported(situation, None)
+        # What was missing is why the job ends, whatever the last trainer said of it; it is an event of the first try.
+        lacks = short is not None and lower(situation) is None
+        detail = f"{short.detail}\n{why.detail}" if short is not None and lacks else why.detail
+        end = End(failed=True, detail=detail[:2000])
+        return acts.PutEnd(end=end, token=view.token, verdict=short if tries == 1 else None)
     storms = storm(situation, why)
     if leader_state.suspicions.pending or not calm(situation, storms):
         return None

@@ -15,6 +15,7 @@ from elastic3d.parallel.reduction.fast import Fast
 from elastic3d.parallel.reduction.ordered import Ordered
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.reduction.single_replica import SingleReplica
+from elastic3d.planner.passing import passed_on
 
 COMPRESSIONS = (*WIRES, POWERSGD)
 
@@ -53,6 +54,7 @@ def make(
     if not units:
         return SingleReplica(model, leaf=leaf)
     if reduction == "ordered":
+        passes = passed_on(layout)
         return Ordered(
             model,
             units,
@@ -62,6 +64,8 @@ def make(
             zero=layout.zero,
             splits=layout.schedule is not None and layout.schedule.splits_backward,
             leaf=leaf,
+            shard=_group(mesh, "shard", layout.shards) if passes else None,
+            replica=_group(mesh, "replica", layout.replicas) if passes else None,
             progress=mesh.progress,
         )
     if compress is None or mesh.shard is None:

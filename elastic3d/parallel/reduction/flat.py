@@ -19,7 +19,7 @@ class Flat:
     def __init__(self, group: Any, names: dict[int, str], unit: str) -> None:
         self.group, self.unit = group, unit
         self._parameters = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
-        self._names = [names[id(p.sharded_param)] for p in self._parameters]
+        self.names = [names[id(p.sharded_param)] for p in self._parameters]
         self.shards: int = group.mesh_info.shard_mesh_size
         self.chunk = sum(p.padded_sharded_param_size.numel() for p in self._parameters)
         self.seen: set[str] = set()
@@ -28,9 +28,9 @@ class Flat:
     @property
     def name(self) -> str:
         """What people call the unit: the longest path that all its parameters are below, or the first of them."""
-        paths = [name.split(".")[:-1] for name in self._names]
+        paths = [name.split(".")[:-1] for name in self.names]
         common = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))]
-        return ".".join(common) or (self._names[0] if self._names else "")
+        return ".".join(common) or (self.names[0] if self.names else "")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -59,7 +59,7 @@ class Flat:
         """
         if not self.notes:
             return
-        for name, parameter in zip(self._names, self._parameters, strict=True):
+        for name, parameter in zip(self.names, self._parameters, strict=True):
             if name not in self.seen and _has_gradient(parameter):
                 self.seen.add(name)
 

@@ -30,9 +30,12 @@ Add = Callable[[torch.Tensor, torch.Tensor, bool], None]
 Seen = Callable[[int, Sequence[torch.Tensor]], None]
 """Looks at (round, the unit's whole gradients) before they are sent."""
 
+Measured = Callable[[int, Sequence[str], Sequence[torch.Tensor]], None]
+"""Takes (number of a piece that counts, names, the unit's whole gradients) before they are sent."""
+
 
 @dataclass(slots=True, kw_only=True)
-class _Stretch:
+class Stretch:
     """The numbers [start, stop) of every chunk. parts: how many each way has; mine, at: this rank's, in its sum."""
 
     start: int
@@ -53,7 +56,7 @@ class Fold:
     rounds: it need not hold them exactly. Pieces are numbered in the order of rounds, and in a round in that of its
     senders, which are mostly all ranks; those from `pieces` on only fill the last round, and are dropped: multiplied by
     zero, a NaN would stay. watch: looks at gradients before they are
-    sent, None in most steps.
+    sent, None in most steps. measure: takes the gradients of pieces that count, None where nobody measures them.
 
     FSDP ends a unit's backward pass once for each run of its module. Which run is the last it does not say, and ranks
     have to send in one order: gradients that come after a piece was sent are refused with ModelError.
@@ -76,11 +79,12 @@ class Fold:
         self.pieces: int | None = None
         self.holes: frozenset[int] = frozenset()
         self.watch: Seen | None = None
+        self.measure: Measured | None = None
         self.sample: FoldSample | None = None
         self._rank = group.rank() if group else 0
         self._ranks = group.size() if group else 1
         assert self._ranks == flat.shards * ways
-        self._stretches: list[_Stretch] = []
+        self._stretches: list[Stretch] = []
         self._sum = torch.empty(0)
         self._whole = torch.empty(0)
         self._turn = SenderTurn(first=0, senders=())
@@ -122,6 +126,11 @@ class Fold:
         """Forget the sum of the rounds so far; nothing may be under way."""
         for stretch in self._stretches:
             stretch.empty = True
+
+    def release(self) -> None:
+        """Let go of the sum's memory, which the next piece makes anew."""
+        self._stretches = []
+        self._sum = self._whole = torch.empty(0)
 
     @property
     def total(self) -> torch.Tensor:
@@ -166,6 +175,10 @@ class Fold:
         gradients = flat.take(wire, rounds=self._rounds)
         if self.watch is not None:
             self.watch(round_, gradients)
+        if self.measure is not None:
+            piece = turn.first + turn.senders.index(self._rank)
+            if self._counts(piece):
+                self.measure(piece, flat.names, gradients)
         for stretch in self._stretches:
             lane = self._lanes.next()
             out = lane.outgoing(flat.shards * (stretch.stop - stretch.start), wire, flat.device)
@@ -176,7 +189,7 @@ class Fold:
                 self._exchange(stretch, turn, out, lane)
         return True
 
-    def _exchange(self, stretch: _Stretch, turn: SenderTurn, out: torch.Tensor, lane: Lane) -> None:
+    def _exchange(self, stretch: Stretch, turn: SenderTurn, out: torch.Tensor, lane: Lane) -> None:
         assert self._group is not None
         lane.exchange(
             out,
@@ -188,18 +201,22 @@ class Fold:
             self._lanes.transit,
         )
 
-    def _arrived(self, stretch: _Stretch, turn: SenderTurn, pieces: torch.Tensor) -> None:
-        """Add a turn's pieces in the order of their ranks; the sum begins with the first piece, not with zero."""
+    def _arrived(self, stretch: Stretch, turn: SenderTurn, pieces: torch.Tensor) -> None:
+        """Take those of a turn's pieces that count."""
         first = turn.first
         if self.pieces is not None:
             pieces = pieces[: max(0, self.pieces - first)]
         if any(first <= hole < first + len(pieces) for hole in self.holes):
             pieces = pieces[[row for row in range(len(pieces)) if first + row not in self.holes]]
-        if len(pieces):
+        self._take(stretch, turn, pieces)
+
+    def _take(self, stretch: Stretch, turn: SenderTurn, rows: torch.Tensor) -> None:
+        """Add a turn's pieces in the order of their ranks; the sum begins with the first piece, not with zero."""
+        if len(rows):
             if self.sample is not None:
                 parts = [(one.at, one.mine) for one in self._stretches]
-                self.sample.added(parts, stretch.at, pieces, self.counted)
-            self._add(self._sum[stretch.at : stretch.at + stretch.mine], pieces, stretch.empty)
+                self.sample.added(parts, stretch.at, rows, self.counted)
+            self._add(self._sum[stretch.at : stretch.at + stretch.mine], rows, stretch.empty)
             stretch.empty = False
 
     def _gather(self) -> torch.Tensor:
@@ -226,7 +243,7 @@ class Fold:
         return self._whole
 
 
-def stretches(chunk: int, *, width: int, ways: int, way: int) -> list[_Stretch]:
+def stretches(chunk: int, *, width: int, ways: int, way: int) -> list[Stretch]:
     """Return the fewest stretches of at most `width` numbers, at least one, that cover a chunk, alike in length."""
     number = -(-chunk // max(1, width))
     long = -(-chunk // number)
@@ -235,6 +252,6 @@ def stretches(chunk: int, *, width: int, ways: int, way: int) -> list[_Stretch]:
         stop = min(chunk, start + long)
         part = -(-(stop - start) // ways)
         parts = tuple(max(0, min(part, stop - start - part * one)) for one in range(ways))
-        made.append(_Stretch(start=start, stop=stop, parts=parts, mine=parts[way], at=at))
+        made.append(Stretch(start=start, stop=stop, parts=parts, mine=parts[way], at=at))
         at += parts[way]
     return made

@@ -29,7 +29,7 @@ class Lane:
     """A pair of buffers, and what is under way in them. axis: of the ranks that exchange it."""
 
     def __init__(self, progress: Progress = UNRECORDED, axis: Axis = Axis.DP) -> None:
-        self._progress, self._axis = progress, axis
+        self._progress, self.axis = progress, axis
         self._out = torch.empty(0, dtype=torch.uint8)
         self._in = torch.empty(0, dtype=torch.uint8)
         self._pending: tuple[Any, torch.Tensor, Arrived, int, int] | None = None
@@ -72,7 +72,7 @@ class Lane:
         if transit is not None:
             counts = [numbers // item for numbers in received]
             arrived = _seen(transit, transit.sends(out, splits if sends else ()), counts, arrived)
-        number = self._progress.post(self._axis, mark)
+        number = self._progress.post(self.axis, mark)
         # As bytes: they are moved, not computed with, and gloo does not know every dtype.
         work = dist.all_to_all_single(
             pieces,
@@ -89,9 +89,9 @@ class Lane:
         if self._pending is not None:
             work, pieces, arrived, number, mark = self._pending
             self._pending = None
-            self._progress.wait(self._axis, number, mark)
+            self._progress.wait(self.axis, number, mark)
             work.wait()
-            self._progress.leave(self._axis, number)
+            self._progress.leave(self.axis, number)
             arrived(pieces)
 
 
@@ -109,6 +109,12 @@ class Lanes:
         self._next = 0
         self.used = 0
         """How many times a lane was given out."""
+
+    def meet_on(self, axis: Axis) -> None:
+        """Have what is exchanged from here on recorded as this axis's; nothing may be under way."""
+        self._axis = axis
+        for lane in self._lanes:
+            lane.axis = axis
 
     def deepen(self, depth: int) -> None:
         """Have so many lanes at least; nothing may be under way."""

@@ -26,14 +26,19 @@ wait for the next one. Lanes are then as many as a turn has exchanges: a rank th
 its next pass while a slower one is still at that turn. Each step begins with a turn of all ranks, in which they
 learn in what order units are sent.
 
-With replicas (HSDP) the sum of a shard is spread over the replicas' holders of it: rounds cost what they cost without
-replicas, and one exchange at the step's end brings each holder all parts. With G bytes of gradients as they are sent
-(a unit's or all), d dp ranks in R replicas of S = d / R, each a node, and r rounds of leaves, each rank sends in a step
+With replicas (HSDP) of at least LEAST ranks the sum of a shard goes from replica to replica (`passed`). With smaller
+ones, in audited steps and with unequal shares it is spread over the replicas' holders of it: rounds cost what they cost
+without replicas, and one exchange at the step's end brings each holder all parts. With G bytes of gradients as they are
+sent (a unit's or all), F bytes of them as they are added up, d dp ranks in R replicas of S = d / R, each a node, and r
+rounds of leaves, each rank sends in a step
 
-    to ranks of its node    r * G * (S - 1) / d          to other nodes    r * G * (d - S) / d + at most G / S
+                        to ranks of its node     to other nodes
+    passed on           r * G * (S - 1) / S      r * F / S and, on average, as much once more of the last replica
+    spread              r * G * (S - 1) / d      r * G * (d - S) / d + at most F / S
 
-where the backend's own HSDP (`fast`) sends r * G * (S - 1) / S within the node and 2 * G / S * (R - 1) / R across. Sums
-in a fixed order cannot be formed per node first: addition is not associative. Leaves are what can be said beforehand.
+where the backend's own HSDP (`fast`) sends F * (S - 1) / S within the node, once with ZeRO-1 and else r times, and 2 *
+F / S * (R - 1) / R across. Sums in a fixed order cannot be formed per node first and then added: addition is not
+associative. What is added up before, leaves, has to be said beforehand.
 """
 
 from __future__ import annotations
@@ -46,11 +51,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+from elastic3d.health.phases import Axis
 from elastic3d.owners import SenderTurn
+from elastic3d.parallel.leaf_squares import LeafSquares
 from elastic3d.parallel.reduction.flat import Flat
 from elastic3d.parallel.reduction.fold import Add, Fold
 from elastic3d.parallel.reduction.gathers import Gathers
 from elastic3d.parallel.reduction.lanes import Lanes
+from elastic3d.parallel.reduction.passed import PassedFold, Passing
 from elastic3d.parallel.reduction.transit import Transit
 from elastic3d.parallel.reduction.units import flats_of, reduce_now
 from elastic3d.parallel.witness import Witness
@@ -63,6 +71,8 @@ class Ordered:
     add: adds rows in order, as a device does.
     splits: the schedule computes gradients of inputs and of weights apart, so that they add up before they are sent.
     leaf: how many micro-batches in a row a rank adds up before it sends them.
+    shard, replica: groups of the ranks of this replica, and of this rank's place in each of them, where sums are passed
+    on; None where they are not.
     """
 
     scales_fillers = False
@@ -78,6 +88,8 @@ class Ordered:
         zero: int,
         splits: bool,
         leaf: int = 1,
+        shard: dist.ProcessGroup | None = None,
+        replica: dist.ProcessGroup | None = None,
         progress: Progress = UNRECORDED,
     ) -> None:
         self._units, self._zero, self._leaf, self._lanes = units, zero, leaf, Lanes(progress)
@@ -88,37 +100,55 @@ class Ordered:
         wire = _summed if splits or leaf > 1 else _computed
         flats = flats_of(model, units)
         self._folds = [Fold(flat, self._lanes, group, add, ways=replicas, wire=wire) for flat in flats]
+        self._passing: Passing | None = None
+        self._passed: list[PassedFold] = []
+        if shard is not None and replica is not None:
+            self._passing = passing = Passing(replica, progress)
+            self._passed = [PassedFold(flat, self._lanes, shard, add, passing, wire=wire) for flat in flats]
+        self._used: Sequence[Fold] = self._folds
         self.gathers = [Gathers(flat) for flat in flats]
 
     def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
         """Tell every fold which pieces count in the step; what is under way still belongs to the pass before."""
-        self._lanes.settle()
+        self._settle()
         self._turns, self._taken = turns, 0
         self._own = [number for number, turn in enumerate(turns) if self._rank in turn.senders]
+        passes = bool(self._passed) and not turns and self._lanes.transit is None
+        self._used = self._passed if passes else self._folds
+        self._lanes.meet_on(Axis.SHARD if passes else Axis.DP)
         if turns:
             self._lanes.deepen(sum(fold.exchanges for fold in self._folds))
-        for fold in self._folds:
+        for fold in self._folds if passes else ():
+            fold.release()
+        for fold in (*self._folds, *self._passed):
+            fold.rest()
             fold.pieces = micro_batches // self._leaf
             fold.holes = frozenset(number // self._leaf for number in excluded)
 
     def watch(self, witness: Witness | None, stage: int) -> None:
         """Have the gradients of every unit digested, or no longer. stage: whose they are."""
-        for index, fold in enumerate(self._folds):
-            if witness is None:
-                fold.watch = None
-                continue
-            # The root's gradients are complete last, those of blocks from the last one on.
-            number = index if index == len(self._folds) - 1 else len(self._folds) - 2 - index
-            fold.watch = functools.partial(_tell, witness, stage, number, fold.flat.name)
+        for folds in (self._folds, self._passed):
+            for index, fold in enumerate(folds):
+                if witness is None:
+                    fold.watch = None
+                    continue
+                # The root's gradients are complete last, those of blocks from the last one on.
+                number = index if index == len(folds) - 1 else len(folds) - 2 - index
+                fold.watch = functools.partial(_tell, witness, stage, number, fold.flat.name)
+
+    def measure(self, squares: LeafSquares | None) -> None:
+        """Have the gradients of every leaf measured, or no longer."""
+        for fold in (*self._folds, *self._passed):
+            fold.measure = None if squares is None else squares.add
 
     @property
     def folds(self) -> Sequence[Fold]:
-        """The sums of all units."""
+        """The sums of all units, as they are where none is passed on, which it is not in a step that is looked at."""
         return self._folds
 
     def inspect(self, transit: Transit | None) -> None:
         """Have all that is exchanged looked at, or no longer; nothing may be under way."""
-        self._lanes.settle()
+        self._settle()
         self._lanes.transit = transit
         for gathers in self.gathers:
             if transit is not None:
@@ -127,9 +157,15 @@ class Ordered:
 
     def drop(self) -> None:
         """Forget what the step has summed so far: its passes are made again."""
-        self._lanes.settle()
-        for fold in self._folds:
+        self._settle()
+        for fold in (*self._folds, *self._passed):
             fold.drop()
+
+    def _settle(self) -> None:
+        """Wait for everything under way, on its way within replicas first, and then between them."""
+        self._lanes.settle()
+        if self._passing is not None:
+            self._passing.settle()
 
     def begin(self, round_: int, *, last: bool) -> None:
         """Tell every fold which piece comes next, or that a leaf is not complete with this round."""
@@ -140,14 +176,16 @@ class Ordered:
             self._taken, turn = self._own[own] + 1, self._turns[self._own[own]]
         else:
             turn = SenderTurn.of_all(own, self._ranks)
-        for fold in self._folds:
+        if self._passing is not None and self._used is self._passed:
+            turn = self._passing.own(turn, self._ranks // self._passing.replicas)
+        for fold in self._used:
             fold.begin(own, turn) if complete else fold.rest()
             fold.note(turn)
         prepare(self._units, last=last, zero=self._zero, reduces=complete)
 
     def hold(self) -> None:
         """Leave the next pass's gradients where they are, and parameters whole for the pass over the weights."""
-        for fold in self._folds:
+        for fold in self._used:
             fold.rest()
             fold.note(None)
         prepare(self._units, last=False, zero=2, reduces=False)
@@ -170,8 +208,8 @@ class Ordered:
 
     def finish(self) -> None:
         """Make every fold's sum the gradients."""
-        self._lanes.settle()
-        for fold in self._folds:
+        self._settle()
+        for fold in self._used:
             chunk = fold.chunk()
             if chunk is not None:
                 fold.flat.put(chunk)

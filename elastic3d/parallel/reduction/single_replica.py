@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from elastic3d.owners import SenderTurn
+from elastic3d.parallel.leaf_squares import LeafSquares
+from elastic3d.parallel.state import local
 from elastic3d.parallel.witness import Witness
 
 
@@ -17,7 +19,8 @@ class SingleReplica:
 
     leaf: how many micro-batches are added up before they are added to those before them. With 1 the sum of the leaves
     is autograd's own. Leaves are put aside one by one where there is more to it: several micro-batches in each, some
-    that are excluded and dropped, or a witness that looks at them. The additions are the same.
+    that are excluded and dropped, a witness that looks at them, or squares that are measured. The additions are the
+    same.
     """
 
     scales_fillers = False
@@ -27,6 +30,7 @@ class SingleReplica:
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
         self._holes: frozenset[int] = frozenset()
         self._witness: Witness | None = None
+        self._squares: LeafSquares | None = None
         self._stage = 0
         self._open, self._complete = -1, False
 
@@ -36,7 +40,8 @@ class SingleReplica:
 
     @property
     def _apart(self) -> bool:
-        return self._leaf > 1 or bool(self._holes) or bool(self._sums) or self._witness is not None
+        looked_at = self._witness is not None or self._squares is not None
+        return self._leaf > 1 or bool(self._holes) or bool(self._sums) or looked_at
 
     def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
         """Note which leaves are dropped; the order of sums does not depend on the number of micro-batches."""
@@ -46,6 +51,11 @@ class SingleReplica:
         """Have the gradients of every leaf looked at, or no longer. stage: whose they are."""
         self._put_aside()
         self._witness, self._stage = witness, stage
+
+    def measure(self, squares: LeafSquares | None) -> None:
+        """Have the gradients of every leaf measured, or no longer."""
+        self._put_aside()
+        self._squares = squares
 
     def drop(self) -> None:
         """Forget what the step has summed so far: its passes are made again."""
@@ -91,10 +101,14 @@ class SingleReplica:
             return
         leaf, self._open, self._complete = self._open, -1, False
         totals, added = [], []
-        parameters = [parameter for parameter in self._model.parameters() if parameter.grad is not None]
+        named = [(name, parameter) for name, parameter in self._named if parameter.grad is not None]
+        parameters = [parameter for _, parameter in named]
         if self._witness is not None:
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             self._witness.gradients(leaf, self._stage, 0, f"the gradients of stage {self._stage}", gradients)
+        if self._squares is not None and leaf not in self._holes:
+            held = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+            self._squares.add(leaf, [name for name, _ in named], held)
         for parameter in parameters:
             assert parameter.grad is not None
             if leaf in self._holes:

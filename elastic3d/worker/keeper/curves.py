@@ -119,6 +119,7 @@ def values_of(record: StepRecord, generation: Generation) -> dict[str, float]:
     return {
         "loss": record.loss,
         **({"gradient_norm": record.gradient_norm} if record.gradient_norm is not None else {}),
+        **({"noise_scale": record.noise_scale} if record.noise_scale is not None else {}),
         "step_seconds": record.seconds,
         **({"samples_per_second": samples / record.seconds} if record.seconds > 0 else {}),
         "generation": record.generation,

@@ -53,8 +53,8 @@ class LiveGoodput:
 
     def observe(self, event: str, fields: Mapping[str, Any]) -> None:
         """Take an event of the journal. Never raises, nor blocks."""
-        # Only the node of rank 0 writes steps down; `stepped` has those of all.
-        if event in HEARD and event != "step.committed":
+        # Only the node of rank 0 writes down steps and their waits; `stepped` and `waited` have those of all.
+        if event in HEARD and event not in ("step.committed", "steps.waited"):
             generation, rank = fields.get("generation"), fields.get("rank")
             self._hear(event, fields, generation if isinstance(generation, int) else 0, rank)
 
@@ -62,6 +62,10 @@ class LiveGoodput:
         """Take a step of this node's first trainer."""
         fields = {"step": record.step, "seconds": record.seconds, "data": record.data, "copy": record.copy}
         self._hear("step.committed", fields, record.generation)
+
+    def waited(self, generation: int, fields: Mapping[str, Any]) -> None:
+        """Take what some steps before the last one were to the nodes of a generation, as `steps.waited` says it."""
+        self._hear("steps.waited", fields, generation)
 
     def noted(self, event: m.Event) -> None:
         """Take what the membership hears: who is there, which only a leader hears, and who is lost."""

@@ -60,6 +60,7 @@ from elastic3d.worker.keeper.meeting import Meeting
 from elastic3d.worker.keeper.node_metrics import LiveNode, own_row
 from elastic3d.worker.keeper.observers import observers_of
 from elastic3d.worker.keeper.progress import ProgressReporter
+from elastic3d.worker.keeper.step_waits import WaitsReporter
 from elastic3d.worker.keeper.trainer_group import assignment
 from elastic3d.worker.keeper.warming import Inbox, Measured, Signalled, measure, planned_with, wait_at_gate
 from elastic3d.worker.options import RunOptions
@@ -128,6 +129,7 @@ class Keeper:
             settings, options, self._slots, self._tell, journal=self._journal, figures=self._figures
         )
         self._progress = ProgressReporter(self._journal.emit, self._figures)
+        self._waits = WaitsReporter(self._journal.emit, self._goodput.waited)
         self._curves = Curves(options.trackers, run_id=settings.run_id, emit=self._journal.emit)
         self._member: Member | None = None
         self._checkpoints: Checkpoints | None = None
@@ -520,6 +522,7 @@ class Keeper:
                     if keyed_world is not None and event.slot == 0:
                         self._curves.stepped(event.record, keyed_world[1].generation)
                         self._goodput.stepped(event.record)
+                        self._waits.stepped(event.record, keyed_world[1])
                         self._figures.sheet(own_row(event.record, keyed_world[1]))
                         if keyed_world[1].first_rank == 0:
                             self._progress.stepped(event.record)

@@ -69,6 +69,7 @@ class SlowNodes:
             "since": node.since,
             "step": said.step,
             "cost": round(node.cost, 4),
+            "seconds": round(node.seconds, 3),
             "detail": node.detail,
             "generation": self._generation,
         }

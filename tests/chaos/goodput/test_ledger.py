@@ -96,7 +96,7 @@ def test_costs_are_read_back_as_they_are_written(tmp_path: Path) -> None:
     [
         ("", ["lod=3"], "there is no cost 'lod'; there are node_start"),
         ("", ["load=x"], "give NAME=NUMBER"),
-        ("", ["load=-1"], "load is -1; give seconds, 0 or more"),
+        ("", ["load=-1"], "load is -1; give seconds, or a share, 0 or more"),
         ("", ["peer_bandwidth=0"], "give bytes per second, more than 0"),
         ("load = 'long'", [], "load is 'long'; give a number"),
         ("load", [], "it is no TOML"),

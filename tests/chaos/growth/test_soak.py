@@ -23,6 +23,10 @@ pytestmark = [pytest.mark.etcd, pytest.mark.gloo]
 COMMAND = [sys.executable, "-c", "from elastic3d.cli import main; main()", "chaos", "soak"]
 
 
+LONGER = Path(__file__).parent / "longer.py"
+"""A script that would train for hours."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaking(Plan):
     """A soak of a script whose keepers leak."""
@@ -61,6 +65,25 @@ def test_a_keeper_that_leaks_is_found(tmp_path: Path) -> None:
     assert {("memory", "node0 keeper"), ("descriptors", "node0 keeper"), ("memory", "node1 keeper")} <= grown
     assert not any("agent" in name or "etcd" in name for _, name in grown)
     assert not passed(soak, found)
+
+
+@pytest.mark.long
+def test_a_script_that_goes_on_for_longer_is_ended_at_its_time(tmp_path: Path) -> None:
+    """Its nodes are told to leave, as a scheduler does it, and nothing is asked of an end that it did not come to."""
+    plan = Plan(seconds=20.0, every=10.0, sample=1.0, nodes=2, words=("kill-trainer", "join"), script=LONGER)
+    soak = play_soak(plan, workdir=tmp_path, heard=lambda text: None)
+    assert soak.broken == ()
+    assert soak.stopped.startswith("the script had not ended by itself after step ")
+    assert soak.steps > 20
+    assert soak.seconds < 150
+
+
+@pytest.mark.slow
+def test_nodes_that_do_not_leave_are_named(tmp_path: Path) -> None:
+    """Where they have no time to: the soak ends, says so, and leaves none of them behind."""
+    plan = Plan(seconds=5.0, sample=1.0, nodes=2, words=("kill-trainer",), script=LONGER, leave=0.0)
+    soak = play_soak(plan, workdir=tmp_path, heard=lambda text: None)
+    assert any("still run 0 s after the script's time was over" in one for one in soak.broken), soak.broken
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ import pytest
 from chaos.history.follow import Event, Injection, Picture
 from chaos.playing.play import Outcome
 from chaos.score.card import card, quantile
-from chaos.score.kinds import KINDS, NOT_FINITE, SELDOM, SETTLED, SPIKED
+from chaos.score.kinds import KINDS, KNOWN, NOT_FINITE, SELDOM, SPIKED
 from chaos.score.playing import quota, setting
 from chaos.score.reading import read, verdict_of
 from chaos.score.results import Result, Said
@@ -219,9 +219,9 @@ def test_a_slow_node_is_a_verdict(tmp_path: Path) -> None:
     said = {"nodes": ["node1"], "ranks": [1], "kind": "compute", "step": 96, "detail": "", "generation": 1}
     line = {"event": "node.slow", "run": "r", "node": "node0", "slot": 0, "at": 130.0, **said}
     (tmp_path / "events" / "node0.jsonl").write_text(json.dumps(line) + "\n")
-    trial = Trial(kind="quota", rank=1, step=SETTLED, micro_batch=0, layout=Layout(pp=1, dp=2))
+    trial = Trial(kind="quota", rank=1, step=KNOWN, micro_batch=0, layout=Layout(pp=1, dp=2))
     assert trial.fault == ""
-    assert replace(trial, kind="tenth").fault == f"slow:1@{SETTLED}:1.1"
+    assert replace(trial, kind="tenth").fault == f"slow:1@{KNOWN}:1.1"
     quiet = Outcome(
         setting=setting(None, trial.layout, 8),
         faults=(),
