@@ -44,7 +44,7 @@ def test_frozen_parameters_are_not_in_the_optimizer_and_are_stored_once(folder: 
     assert not any(torch.equal(p, fresh.get_parameter(n)) for n, p in model.named_parameters() if ".lora_B." in n)
     # Weights and two moments of the trained ones; the count of steps is the same for all of them, and stored once.
     assert second.written == 3 * trained + 4
-    assert first.written >= second.written + sum(p.numel() * 4 for p in frozen.values())
+    assert first.written >= trained + sum(p.numel() * 4 for p in frozen.values())
 
 
 def adapted_llama() -> nn.Module:
