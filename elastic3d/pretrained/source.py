@@ -92,7 +92,7 @@ class FileWeights:
         self._parts: dict[str, list[Stored]] = {}
         for stored in locate_all(path).tensors:
             self._parts.setdefault(stored.spec.key, []).append(stored)
-        self.specs = {key: parts[0].spec for key, parts in self._parts.items()}
+        self.specs: Mapping[str, TensorSpec] = {key: parts[0].spec for key, parts in self._parts.items()}
         self.fingerprint = f"files {self._digest()}"
 
     def fill(self, wanted: Sequence[TensorInMemory], device: ComputeDevice, arrived: Callable[[], object]) -> int:
@@ -119,7 +119,7 @@ class FileWeights:
         ]
         return places[0] == places[1]
 
-    def arranged(self, arrangement: Arrangement) -> FileWeights:
+    def arranged(self, arrangement: Arrangement) -> WeightsSource:
         """Return the same weights under other names, and parts put together."""
         made = copy.copy(self)
         made._parts = {
@@ -182,7 +182,9 @@ class StoreWeights:
     def __init__(self, at: StoreAt, checkpoint: str) -> None:
         self._store: Store = open_to_read(at)
         self._opened: Checkpoint = open_checkpoint(self._store, resolve_name(self._store, checkpoint))
-        self.specs = {key: spec for key, spec in self._opened.specs.items() if not is_object(key)}
+        self.specs: Mapping[str, TensorSpec] = {
+            key: spec for key, spec in self._opened.specs.items() if not is_object(key)
+        }
         self.fingerprint = f"checkpoint {self._opened.root}"
 
     def fill(self, wanted: Sequence[TensorInMemory], device: ComputeDevice, arrived: Callable[[], object]) -> int:

@@ -16,15 +16,17 @@ _ACCEPT = 'run.restore(..., accept="weights")'
 def agree(weights: Weights, mesh: Mesh) -> KeptWeights:
     """Return what is known of the weights, on all ranks as on rank 0; a collective.
 
-    ConfigurationError on ranks whose node has other weights than that of rank 0.
+    ConfigurationError on all ranks where those of some have other weights than rank 0.
     """
     kept = weights.kept()
     weights.match()
     everyone = [from_json(KeptWeights, json.loads(data)) for data in mesh.gather(json.dumps(to_json(kept)).encode())]
-    if kept.fingerprint != everyone[0].fingerprint:
+    others = [rank for rank, one in enumerate(everyone) if one.fingerprint != everyone[0].fingerprint]
+    if others:
+        there = everyone[others[0]]
         raise ConfigurationError(
-            f"weights={kept.named!r} are others on this node than on the node of rank 0 ({kept.fingerprint} here and "
-            f"{everyone[0].fingerprint} there): copy one of them to every node"
+            f"weights={there.named!r} of rank {', '.join(map(str, others))} are others than on the node of rank 0 "
+            f"({there.fingerprint} there, {everyone[0].fingerprint} at rank 0): copy one of them to every node"
         )
     return everyone[0]
 
