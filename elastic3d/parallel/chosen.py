@@ -8,7 +8,7 @@ does it. Which they are depends on the model alone and not on the layout, and so
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from elastic3d.parallel import initial
 
 def of_chosen(
     build: initial.Build, seed: int, chosen: Callable[[], Collection[str]]
-) -> Callable[[frozenset[str]], Iterator[tuple[str, torch.Tensor]]]:
+) -> Callable[[frozenset[str]], Iterable[tuple[str, torch.Tensor]]]:
     """Return what makes the values of parameters. chosen: all that are to be made on any rank, the same on all.
 
     ModelError, by name, for one whose values the model computes from others'.
