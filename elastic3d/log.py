@@ -385,6 +385,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # Bytes of a rank's state by where they came from: the memory of this node and of others, this node's disk, the
         # store. `unread`: copies whose source could not be reached.
         "state.read": _debug("here", "peers", "disk", "store", "unread"),
+        # A rank has read its part of the weights that the run begins with: so many bytes of so many tensors. `fresh`:
+        # how many of the model's tensors they do not have, which the seed initialises.
+        "weights.read": _info("weights", "tensors", "bytes", "fresh"),
         # A copy of a tile does not have its digest, in memory or in the store, and so have `more` others of this rank:
         # other copies were used, or an older state where there are none.
         "copy.damaged": _warning("source", "tensor", "error", "more"),

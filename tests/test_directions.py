@@ -46,7 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("planner", "data", "etcd", "notices", "trackers", "trust", "port"),
     ("storage", "etcd_refs", "etcd_server"),
     ("membership",),
-    ("snapshots", "parallel", "health", "metrics"),
+    ("snapshots", "parallel", "health", "metrics", "pretrained"),
     ("telemetry",),
     ("rendezvous", "admission"),
     ("worker",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,3 +41,15 @@ def parse(url: str) -> Address:
 def redacted(url: str) -> str:
     """Return `url` without parts that may be secret: a user's name and password, and everything after a `?`."""
     return _QUERY.sub("?...", _USERINFO.sub(r"\1***@", url)) if _SCHEME.match(url) else url
+
+
+def split_name(url: str) -> tuple[str, str]:
+    """Return a store's URL and the checkpoint that `URL@NAME` names in it, "" for none.
+
+    An @ in the name of a directory that is there, or in the part of a URL that names the host, belongs to it.
+    """
+    before, at, name = url.rpartition("@")
+    _, scheme, place = before.rpartition("://")
+    if not at or not before or not name or "/" in name or (scheme and "/" not in place) or os.path.exists(url):
+        return url, ""
+    return before, name

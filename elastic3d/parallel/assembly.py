@@ -23,11 +23,12 @@ from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
 from elastic3d.errors import LayoutError, UsageError
 from elastic3d.parallel import initial
+from elastic3d.parallel.chosen import of_chosen
 from elastic3d.parallel.context import taking
 from elastic3d.parallel.context.chunks import check_chunks
 from elastic3d.parallel.context.passes import ChunkedLoop
 from elastic3d.parallel.context.proof import prove as prove_chunks
-from elastic3d.parallel.deferred import Deferred, of_modules, of_whole
+from elastic3d.parallel.deferred import Deferred, InitialWeights, of_modules, of_nothing, of_whole
 from elastic3d.parallel.experts import spread as experts
 from elastic3d.parallel.leaf_squares import LeafPlaces, LeafSquares
 from elastic3d.parallel.mesh import Mesh
@@ -79,6 +80,7 @@ class ShardRequest:
     tensor: Tensor = None
     experts: str | None = None
     chunks: int = 1
+    weights: InitialWeights | None = None
 
     def __post_init__(self) -> None:
         choice.check(self.reduction, self.compress, self.leaf)
@@ -112,6 +114,8 @@ class Assembly:
         self._chain = taken_over(proven, outline) if layout.pp > 1 else None
         self.scheme = take(outline, plan.tensor, layout.tp)
         self._large = initial.nbytes(outline) > plan.whole_below
+        if plan.weights is not None:
+            plan.weights.look_at(outline)
         model = self._begun(outline, expects_state)
         self.specs = tuple(held.spec for held in held_by_model(model))
         self.parameters = tuple((name, parameter.shape[0]) for name, parameter in _sized(model, plan))
@@ -136,14 +140,19 @@ class Assembly:
 
     def _begun(self, outline: nn.Module, expects_state: bool) -> nn.Module:
         """Return the model as it is to be taken up: with values, or on meta to be filled or to wait for a state."""
-        build, seed = self.plan.build, self.plan.seed
+        build, seed, weights = self.plan.build, self.plan.seed, self.plan.weights
         model = None
         if self._large:
             model = initial.skeleton(build, seed)
-        elif expects_state:
+        elif expects_state or weights is not None:
             model = initial.blank(build, seed, outline)
         self.deferred: Deferred | None = None
-        if expects_state and model is not None:
+        if weights is not None:
+            values = of_chosen(build, seed, lambda: weights.match().fresh) if model is not None else of_nothing
+            model = initial.whole(build, seed) if model is None else model
+            device, arrived = self.mesh.computes_on, self.mesh.progress.tick
+            self.deferred = Deferred(model, values, lambda: weights.fill(self.model, device, arrived))
+        elif expects_state and model is not None:
             values = of_modules(build, seed, self.mesh.computes_on) if self._large else of_whole(build, seed)
             self.deferred = Deferred(model, values)
         return initial.whole(build, seed) if model is None else model
@@ -456,6 +465,7 @@ def profile_digest(plan: ShardRequest, specs: Iterable[TensorSpec], batches: Bat
     lines += [repr(plan.tensor)] if plan.tensor is not None else []
     lines += [f"leaf {plan.leaf}"] if plan.leaf > 1 else []
     lines += [f"chunks {plan.chunks}"] if plan.chunks > 1 else []
+    lines += ["weights"] if plan.weights is not None else []
     return blake3("\n".join(lines).encode()).hexdigest()
 
 

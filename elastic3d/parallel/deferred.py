@@ -9,8 +9,8 @@ except past torch: through `parameter.data.numpy()`, or on another thread. A cop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -26,15 +26,46 @@ Values = Iterable[tuple[str, torch.Tensor]]
 """Whole parameters by global name, each to be used before the next is asked for."""
 
 
+class InitialWeights(Protocol):
+    """Weights that a run begins with in place of those that its seed gives (`elastic3d.pretrained`)."""
+
+    def look_at(self, outline: nn.Module) -> None:
+        """Take note of the whole model, on meta or not."""
+        ...
+
+    def match(self) -> Fresh:
+        """Return which parameters they lack."""
+        ...
+
+    def fill(self, model: nn.Module, device: ComputeDevice, arrived: Callable[[], object]) -> frozenset[str]:
+        """Give values to this rank's part of the model; return the names of what got some."""
+        ...
+
+
+class Fresh(Protocol):
+    """What weights lack."""
+
+    @property
+    def fresh(self) -> Collection[str]:
+        """The first names of those parameters, the same on all ranks."""
+        ...
+
+
 class Deferred:
     """The initial weights of one rank's part of a model, none of which has values yet.
 
-    values: takes the names of the parameters that this rank holds, and returns the whole initial values of those at
-    least.
+    values: takes names of parameters that this rank holds, and returns the whole initial values of those at least.
+    read: gives values to what the weights have that the run begins with, and returns its names; None where it begins
+    with none.
     """
 
-    def __init__(self, model: nn.Module, values: Callable[[frozenset[str]], Values]) -> None:
-        self._model, self._values = model, values
+    def __init__(
+        self,
+        model: nn.Module,
+        values: Callable[[frozenset[str]], Values],
+        read: Callable[[], frozenset[str]] | None = None,
+    ) -> None:
+        self._model, self._values, self._read = model, values, read
         self._watch: _Watch | None = None
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -74,8 +105,9 @@ class Deferred:
         """Give all weights their initial values."""
         here = dict(self._model.named_parameters())
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            for name, whole in self._values(frozenset(here)):
-                if name in here:
+            rest = frozenset(here) - (frozenset() if self._read is None else self._read())
+            for name, whole in self._values(rest) if rest else ():
+                if name in rest:
                     box = box_of(here[name])
                     part = tuple(slice(start, stop) for start, stop in zip(box.start, box.stop, strict=True))
                     local(here[name]).copy_(whole[part])
@@ -107,6 +139,11 @@ def _storage(tensor: torch.Tensor) -> int | None:
         return int(local(tensor).untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def of_nothing(names: frozenset[str]) -> Values:
+    """Leave what has its values already as it is."""
+    return ()
 
 
 def of_whole(build: initial.Build, seed: int) -> Callable[[frozenset[str]], Values]:

@@ -109,7 +109,7 @@ def allocate(module: nn.Module, device: ComputeDevice) -> None:
     for inner in module.modules():
         for key, parameter in list(inner.named_parameters(recurse=False)):
             if parameter.is_meta:
-                setattr(inner, key, _like(parameter, torch.empty_like(parameter, device=device.torch_device)))
+                setattr(inner, key, like(parameter, torch.empty_like(parameter, device=device.torch_device)))
 
 
 def fill(module: nn.Module, prefix: str, seed: int, device: ComputeDevice, *, root: nn.Module | None = None) -> None:
@@ -125,6 +125,12 @@ def fill(module: nn.Module, prefix: str, seed: int, device: ComputeDevice, *, ro
 
 def fill_own(inner: nn.Module, place: str, seed: int, device: ComputeDevice, *, root: nn.Module) -> None:
     """Do as `fill` for one module's own parameters. place: its global name."""
+    if _adapts(root, place):
+        raise ModelError(
+            f"module {place!r} is an adapter of peft in a model too large to be built whole, which would get the "
+            "values of a plain layer. Trying again does not help: begin with weights that exist, as in "
+            "run.shard(..., weights=...), or raise whole_below= in run.shard"
+        )
     ways = _ways(inner, root, place)
     if not ways:
         raise ModelError(
@@ -150,7 +156,7 @@ def fill_own(inner: nn.Module, place: str, seed: int, device: ComputeDevice, *, 
         vars(parameter).update(vars(before[key]))
 
 
-def _like(parameter: nn.Parameter, data: torch.Tensor) -> nn.Parameter:
+def like(parameter: nn.Parameter, data: torch.Tensor) -> nn.Parameter:
     """Return a parameter of other data, with what the model's code has set on this one."""
     made = nn.Parameter(data, requires_grad=parameter.requires_grad)
     vars(made).update(vars(parameter))
@@ -169,6 +175,16 @@ def _kept(module: nn.Module) -> Iterator[torch.Tensor]:
     """Yield a module's buffers, and the tensors among its plain attributes."""
     plain = {key: value for key, value in vars(module).items() if key not in ("_parameters", "_modules")}
     yield from (leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor))
+
+
+def _adapts(root: nn.Module, place: str) -> bool:
+    """Return whether a module is within one of those by which peft adapts a layer."""
+    names = place.split(".")
+    inside = [".".join(names[:depth]) for depth in range(1, len(names))]
+    return any(
+        names[len(outer.split("."))] in getattr(root.get_submodule(outer), "adapter_layer_names", ())
+        for outer in inside
+    )
 
 
 def _ways(module: nn.Module, root: nn.Module, place: str) -> list[Callable[[], Any]]:
@@ -246,7 +262,7 @@ def _parameters_on_meta(given: _Given) -> Iterator[None]:
             if self._parameters.get(name) is not None:
                 given.note(f"{name!r} of {type(self).__name__}")
             given.hooked |= _hooked(param)
-            param = _like(param, param.to("meta"))
+            param = like(param, param.to("meta"))
         register(self, name, param)
 
     nn.Module.register_parameter = on_meta  # type: ignore[method-assign]

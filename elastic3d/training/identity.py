@@ -93,7 +93,7 @@ def check_sums(saved: AskedState | None, now: AskedState) -> None:
             )
 
 
-ACCEPTED = ("config", "data", "schedule", "extra", "stop")
+ACCEPTED = ("config", "data", "schedule", "extra", "stop", "weights")
 """What `run.restore(..., accept=)` may name: what is not gone on from, or with, unless a script asks for it."""
 
 OF_SCHEDULES = ("lr", "initial_lr")

@@ -22,6 +22,7 @@ from elastic3d.parallel import facts as written
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import create_optimizer_state, held_by_model, held_by_optimizer
+from elastic3d.pretrained.weights import KeptWeights
 from elastic3d.snapshots.lending import BorrowedMemory
 from elastic3d.training import identity, restoring, starting, state_facts
 from elastic3d.training.extras import Extras
@@ -133,6 +134,8 @@ def facts(
     health: HealthFacts,
     loss: float,
     extra: dict[str, KeptExtra],
+    weights: KeptWeights | None,
+    adapters: dict[str, Any],
     provenance: str,
     noise: NoiseScale | None,
 ) -> StateFacts:
@@ -151,6 +154,8 @@ def facts(
         begun_from=begun_from,
         loss=loss.hex(),
         extra=extra,
+        weights=weights,
+        adapters=adapters,
         provenance=provenance,
         noise=noise,
         **state_facts.fields_of(health),

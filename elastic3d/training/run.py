@@ -16,6 +16,7 @@ another rank is lost, or this one has to leave, the port ends the process: `main
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -57,6 +58,8 @@ from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import LocalState, Port, StateRestored
+from elastic3d.pretrained.adapters import configurations
+from elastic3d.pretrained.weights import KeptWeights, Weights
 from elastic3d.provenance.model import record_of
 from elastic3d.provenance.record import ScriptOrigin
 from elastic3d.quantities import some_seconds
@@ -123,6 +126,9 @@ class Run:
         self._interval = Interval(port.assignment.snapshot_every)
         self._stored_step = 0
         self._asked: AskedState | None = None
+        self._weights: Weights | None = None
+        self._begun_with: KeptWeights | None = None
+        self._adapters: dict[str, Any] = {}
         self._outside: Outside | None = None
         self._peers = Peers(port, clock, lambda: self._batches is None or self.steps >= self._batches.goal)
         self._health = RunHealth(port, clock)
@@ -196,6 +202,8 @@ class Run:
         experts: str | None = None,
         chunks: int = 1,
         whole_below: int = WHOLE_BELOW,
+        weights: str | os.PathLike[str] | None = None,
+        weights_accept: str | Iterable[str] = (),
     ) -> nn.Module:
         """Build the model and return this rank's part of it.
 
@@ -226,6 +234,13 @@ class Run:
                 the whole run. 1, the default, for uncut ones.
             whole_below: Bytes of parameters from which on the model is no longer built whole in each process; such a
                 model cannot be loaded by `build`. 8 GiB by default.
+            weights: What the run begins with at step 0: a folder of Hugging Face's, a file of safetensors or
+                `torch.save`, a DCP folder, or `URL@checkpoint` for a store of elastic3d. Each rank reads its own part,
+                and narrower dtypes are widened; `build` makes the model from its configuration alone. A run that goes
+                on has a state of its own, and does not read them again. None, the default, for what the seed gives.
+            weights_accept: Patterns of names, such as ("lm_head.*",), that may be missing there or have another shape,
+                and get the values that the seed gives them; or that the model lacks, and are left out. All others
+                are refused by name. Adapters of peft may always be missing.
 
         Raises:
             ModelError: The model cannot be trained; the message says why.
@@ -235,6 +250,11 @@ class Run:
             raise UsageError("run.shard was called twice; a run has one model")
         numerics = Numerics.of(precision=precision, recompute=recompute)
         build = over_masters(build, numerics.precision)
+        if weights is not None:
+            store = self._assignment.store
+            self._weights = Weights(weights, weights_accept, key=store.key if store is not None else "")
+        elif weights_accept:
+            raise UsageError("run.shard: weights_accept= says what weights may lack: give weights=, too")
         self._plan = ShardRequest(
             build=build,
             blocks=blocks,
@@ -247,6 +267,7 @@ class Run:
             numerics=numerics,
             experts=experts,
             chunks=chunks,
+            weights=self._weights,
         )
         self._scale = LossScale.of(self._plan.numerics.precision)
         if self.measuring:
@@ -254,6 +275,8 @@ class Run:
             if nbytes(self._model) > whole_below:
                 skeleton(build, seed)  # only for what it refuses, before any rank joins
             take(self._model, tensor, 1)
+            if self._weights is not None and not self._expects_state():
+                self._weights.foresee(self._model)
             return self._model
         self._parts.end(parts.SCRIPT)
         self._peers.open_device(self._assignment)
@@ -271,6 +294,7 @@ class Run:
                 recompute=self._assignment.recompute,
             )
         self._model = self._assembly.model
+        self._adapters = configurations(self._model)
         if self.world > 1 or isinstance(self._model, FSDPModule):
             let_copy(self._model, self._assembly.deferred)
         self._outside = Outside(self._model, self._layout, self._peers.ranks)
@@ -357,7 +381,8 @@ class Run:
         of another length begins an epoch here. "schedule": one was added, dropped or replaced; it begins anew here, and
         learning rates are the script's. "config": the `config=` of `elastic3d.run` has other values. "extra": one was
         dropped, or is of another class and begins as it is. "stop": where `run.stop` had ended the run of a checkpoint,
-        it goes on. What is named and has not changed means nothing.
+        it goes on. "weights": `run.shard` names other weights than the run began with, which are not read.
+        What is named and has not changed means nothing.
 
         Blocks until the generation may begin. While measuring, it reports the model's profile and does not return.
 
@@ -421,12 +446,13 @@ class Run:
             extras=self._extras,
             accept=accepted,
             provenance=provenance,
+            weights=self._weights,
             config=self._origin.version if self._origin is not None else None,
             peers=self._peers.followed,
         )
         loaded = loader.load(go, self._scale)
         decision, self._ledger, self._scale = loaded.decision, loaded.ledger, loaded.scale
-        self._provenance = loaded.provenance
+        self._provenance, self._begun_with = loaded.provenance, loaded.weights
         anew = False
         if self._island is not None:
             self._ledger, anew = self._island.begin(self._ledger)
@@ -909,6 +935,8 @@ class Run:
             health=self._health.facts,
             loss=self._last_loss,
             extra=kept,
+            weights=self._begun_with,
+            adapters=self._adapters,
             provenance=self._provenance,
             noise=self._control.noise,
         )

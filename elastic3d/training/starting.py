@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from checkpointing.format.tiles import TensorSpec
@@ -20,6 +19,7 @@ from elastic3d.devices import ComputeDevice
 from elastic3d.errors import StateError
 from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import TensorInMemory, held_by_model
+from elastic3d.pretrained.matching import is_exact
 from elastic3d.training import restoring, state_facts
 from elastic3d.values import StoreAt
 
@@ -85,7 +85,7 @@ def load_weights(
         name = one.spec.key.removeprefix(_OWN)
         if stored is None:
             wrong.append(f"{name} is not there")
-        elif stored.shape != one.spec.shape or not _exact(stored.dtype, one.local.dtype):
+        elif stored.shape != one.spec.shape or not is_exact(stored.dtype, one.local.dtype):
             wrong.append(
                 f"{name} is {stored.dtype} {list(stored.shape)} there, {one.spec.dtype} {list(one.spec.shape)} here"
             )
@@ -110,13 +110,3 @@ def load_weights(
 def _find(spec: TensorSpec, saved: Mapping[str, TensorSpec]) -> TensorSpec | None:
     name = spec.key.removeprefix(_OWN)
     return next((saved[place + name] for place in _PLACES if place + name in saved), None)
-
-
-def _exact(saved: str, wanted: torch.dtype) -> bool:
-    dtype = getattr(torch, saved, None)
-    if dtype == wanted:
-        return True
-    if not isinstance(dtype, torch.dtype) or not (dtype.is_floating_point and wanted.is_floating_point):
-        return False
-    narrow, wide = torch.finfo(dtype), torch.finfo(wanted)
-    return narrow.eps >= wide.eps and narrow.max <= wide.max and narrow.smallest_normal >= wide.smallest_normal

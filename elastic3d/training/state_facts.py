@@ -13,6 +13,8 @@ from elastic3d.errors import StateUnfit
 from elastic3d.health.numerics import Losses
 from elastic3d.health.vetted import CLEAN_NODES
 from elastic3d.parallel.numerics.scale import LossScale
+from elastic3d.pretrained import adapter_files
+from elastic3d.pretrained.weights import KeptWeights
 from elastic3d.provenance import record
 from elastic3d.provenance.record import Provenance
 from elastic3d.rollback import Rollback
@@ -26,6 +28,7 @@ _LOSSES = "losses"
 _NOISE = "noise"
 _NONDETERMINISM = "nondeterminism"
 _LOSS, NO_LOSS = "loss", "nan"
+_WEIGHTS = "weights"
 _ROLLBACKS, _SPIKE, _SKIPPED = "rollbacks", "spike", "skipped"
 
 
@@ -131,6 +134,10 @@ class StateFacts(HealthFacts):
     """The loss of the last step, in hexadecimal, "nan" for none, and in states of older versions."""
     extra: dict[str, KeptExtra] = field(default_factory=dict)
     """What the script has kept of its own, by name."""
+    weights: KeptWeights | None = None
+    """What the run began with, None for what its seed gave, and in states of older versions."""
+    adapters: dict[str, Any] = field(default_factory=dict)
+    """Configurations of the adapters that peft has put into the model, by their names."""
     provenance: str = ""
     """What made it, as `provenance.record` encodes it; "" where it does not say, and in states of older versions."""
     noise: NoiseScale | None = None
@@ -149,6 +156,10 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
         del plain[_BEGUN_FROM]
     if not facts.extra:
         del plain[_EXTRA]
+    if facts.weights is None:
+        del plain[_WEIGHTS]
+    if not facts.adapters:
+        del plain[adapter_files.FACT]
     if facts.clean is None:
         del plain[_CLEAN]
     if facts.noise is None:

@@ -19,10 +19,11 @@ from elastic3d.log import process_log
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.port import Assignment, Go
+from elastic3d.pretrained.weights import KeptWeights, Weights
 from elastic3d.provenance import record
 from elastic3d.provenance.record import Provenance
 from elastic3d.rollback import Rollback, new_to
-from elastic3d.training import identity, loading, restoring, starting, state_facts
+from elastic3d.training import identity, initial_weights, loading, restoring, starting, state_facts
 from elastic3d.training.extras import Extras
 from elastic3d.training.state_facts import AskedState, HealthFacts, StateFacts
 from elastic3d.training.tiers import announced_read
@@ -47,6 +48,8 @@ class LoadedState:
     """What the state knows of its gradient's noise, None for nothing."""
     provenance: str
     """Of the states that are made from here on, the same on all ranks; "" where nothing is known."""
+    weights: KeptWeights | None
+    """What the run began with, None for what its seed gave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,8 @@ class StateLoader:
     """What this rank knows of where its states come from; rank 0's is that of all."""
     config: str | None
     """Version of this rank's configuration, "" for none; None where nothing is known of it."""
+    weights: Weights | None
+    """What a run that begins is to begin with, None for what its seed gives."""
     peers: Callable[[], AbstractContextManager[None]]
     """Surrounds what all ranks do together, and ends the process if one of them is lost."""
 
@@ -91,14 +96,22 @@ class StateLoader:
             now = record.decode(decision.provenance)
             identity.check_same_config(self.config, now, self.assignment.node)
             missing: MissingTile | None = None
+            begun, renamed = None, ""
             if decision.source == restoring.NONE:
+                if self.weights is not None:
+                    with self.peers():
+                        begun = initial_weights.agree(self.weights, self.assembly.mesh)
                 self.assembly.initialise()
             else:
-                if not starting.is_foreign(decision):
+                if starting.is_foreign(decision):
+                    initial_weights.check_imported(self.weights)
+                else:
                     loading.check_model(decision, self.assembly.specs)
                     self._changes(decision)  # only for what it refuses, before anything is loaded
                     then = state_facts.made_by(state_facts.parse(decision.facts, decision.step))
                     identity.check_config(then, now, decision.step, self.accept)
+                    begun = state_facts.parse(decision.facts, decision.step).weights
+                    renamed = initial_weights.check_resumed(begun, self.weights, decision.step, self.accept)
                 self._give_copies_values(decision)
                 sources = self.tiers.sources(decision, store, rank, go.near)
                 try:
@@ -134,6 +147,8 @@ class StateLoader:
                         self.extras.load(saved.extra)
                     self.extras.compare()
                 changes = tuple(self._changes(decision))
+                if begun is not None and saved is None and self.weights is not None:
+                    changes = (*changes, self.weights.in_words())
                 facts = saved or HealthFacts()
                 rollbacks = (*facts.rollbacks, *self._new_to(decision, go))
                 self.batches.leave_out((one.first, one.stop) for one in rollbacks)
@@ -142,7 +157,7 @@ class StateLoader:
                     ledger=ledger,
                     scale=scale,
                     changes=changes,
-                    accepted=() if saved is None else self._accepted(saved, now),
+                    accepted=() if saved is None else (*self._accepted(saved, now), *filter(None, [renamed])),
                     health=replace(
                         HealthFacts(**state_facts.fields_of(facts)),
                         rollbacks=rollbacks,
@@ -151,6 +166,7 @@ class StateLoader:
                     loss=saved.last_loss if saved is not None else math.nan,
                     noise=saved.noise if saved is not None else None,
                     provenance=decision.provenance,
+                    weights=begun,
                 )
             if decision.source == restoring.MEMORY:
                 if missing is not None:

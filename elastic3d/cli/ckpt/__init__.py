@@ -10,6 +10,7 @@ from collections.abc import Callable
 import typer
 
 from elastic3d.cli.ckpt import (
+    adapting,
     comparing,
     exporting,
     inspecting,
@@ -64,7 +65,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "gc": keeping.gc,
         "repair": keeping.repair,
     },
-    EXCHANGE: {"import": interchange.import_, "export": exporting.export},
+    EXCHANGE: {"adapters": adapting.adapters, "import": interchange.import_, "export": exporting.export},
 }
 
 

@@ -14,6 +14,7 @@ import typer
 
 from checkpointing import Store, open_store
 from checkpointing.errors import CheckpointError
+from checkpointing.stores.address import split_name
 from checkpointing.stores.retrying import PATIENCE
 from elastic3d import environment
 from elastic3d.cli.ckpt.completing import complete_checkpoints
@@ -109,18 +110,6 @@ def about_a_store(command: Callable[..., None]) -> Callable[..., None]:
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapped
-
-
-def split_name(url: str) -> tuple[str, str]:
-    """Return a store's URL and the checkpoint that `URL@NAME` names in it, "" for none.
-
-    An @ in the name of a directory that is there, or in the part of a URL that names the host, belongs to it.
-    """
-    before, at, name = url.rpartition("@")
-    _, scheme, place = before.rpartition("://")
-    if not at or not before or not name or "/" in name or (scheme and "/" not in place) or os.path.exists(url):
-        return url, ""
-    return before, name
 
 
 def _named(url: str, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, str]:

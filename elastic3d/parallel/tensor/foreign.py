@@ -34,6 +34,8 @@ def own_plan(model: nn.Module) -> dict[str, str]:
     """Return the plan that comes with a Hugging Face model; ModelError if it has none, or one with unknown words."""
     words: dict[str, str] = {}
     for prefix, module in model.named_modules():
+        if type(module).__module__.startswith("peft."):
+            continue  # it shows the attributes of the model that it wraps as its own
         if words := {f"{prefix}.{pattern}".lstrip("."): word for pattern, word in _words(module).items()}:
             break
     if not words:

@@ -24,7 +24,7 @@ a generation's first step; a pattern settles it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -99,8 +99,15 @@ class Scheme:
                 raise LayoutError(f"tp={tp} does not divide {name} ({size}); the model can be cut by {self.divisor}")
 
 
-def scheme_of(model: nn.Module, plan: Mapping[str, str]) -> Scheme:
-    """Return the scheme of a plan for the whole model, real or on meta; ModelError naming what does not fit."""
+def scheme_of(
+    model: nn.Module,
+    plan: Mapping[str, str],
+    layer_of: Callable[[str, Mapping[str, nn.Module]], str] = lambda name, modules: name,
+) -> Scheme:
+    """Return the scheme of a plan for the whole model, real or on meta; ModelError naming what does not fit.
+
+    layer_of: returns the name of the layer that a module is a part of, such as one with adapters, or its own.
+    """
     styles: dict[str, Style] = {}
     modules = dict(model.named_modules())
     for pattern, word in plan.items():
@@ -120,7 +127,7 @@ def scheme_of(model: nn.Module, plan: Mapping[str, str]) -> Scheme:
         module = modules[name]
         if style.cuts:
             dims.update(_dims(name, module, style))
-            limits += _heads(name, modules)
+            limits += _heads(layer_of(name, modules), modules)
         elif style is Style.SEQUENCE and any("." in key for key, _ in module.named_parameters()):
             raise ModelError(
                 f"module {name!r} ({type(module).__name__}) is 'sequence' in tensor=, which is for single layers such "

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from elastic3d.errors import LayoutError, UsageError
+from elastic3d.parallel.tensor.adapters import place_of_layer, within_adapters
 from elastic3d.parallel.tensor.foreign import own_plan
 from elastic3d.parallel.tensor.styles import Scheme, scheme_of
 
@@ -29,6 +30,7 @@ def take(model: nn.Module, tensor: Tensor, tp: int) -> Scheme | None:
         return None
     if isinstance(tensor, str) and tensor != AUTO:
         raise UsageError(f'run.shard: tensor must be a mapping of module names to styles, or "auto"; it is {tensor!r}')
-    scheme = scheme_of(model, own_plan(model) if isinstance(tensor, str) else tensor)
+    plan = own_plan(model) if isinstance(tensor, str) else tensor
+    scheme = scheme_of(model, within_adapters(model, plan), place_of_layer)
     scheme.check(tp)
     return scheme

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from checkpointing import Distrust, mark_distrusted, mark_vetted, open_checkpoint, open_store
 from checkpointing.retention.protection import mark_verified
+from checkpointing.stores.address import split_name
 from elastic3d.cli.ckpt import app
-from elastic3d.cli.ckpt.place import split_name
 from tests.cli.ckpt.conftest import History
 
 run = CliRunner()
