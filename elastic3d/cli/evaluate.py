@@ -14,9 +14,10 @@ from checkpointing import Store
 from checkpointing.errors import CheckpointError, NoCheckpoint
 from checkpointing.reading.announcing import reading
 from checkpointing.reading.following import MOVING, Follower, is_away, place
+from checkpointing.stores.address import split_name
 from elastic3d.cli.ckpt.export_following import PATIENCE, ended_by_signals
 from elastic3d.cli.ckpt.naming import choose
-from elastic3d.cli.ckpt.place import KeyFile, StorePlace, complain, split_name
+from elastic3d.cli.ckpt.place import KeyFile, StorePlace, complain
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import Elastic3dError, StateError, UsageError
 from elastic3d.evaluation.answering import EvaluationQuestion

@@ -56,6 +56,7 @@ def adapters(
         )
     data = ExportDocument(
         checkpoint=opened.name,
+        step=opened.step,
         target=str(target),
         kind="peft",
         tensors=done.tensors,
