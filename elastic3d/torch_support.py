@@ -24,6 +24,7 @@ PRIVATE = {
     "torch.distributed.pipelining._backward": ("stage_backward", "stage_backward_input", "stage_backward_weight"),
     "torch.distributed.pipelining.schedules": ("_batch_p2p", "_wait_batch_p2p"),
     "torch.distributed.tensor.placement_types": ("_StridedShard",),
+    "torch.utils.data._utils": ("worker",),
     "torch.utils._python_dispatch": ("TorchDispatchMode", "_get_current_dispatch_mode"),
     "torch.utils._pytree": ("TreeSpec", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"),
 }  # fmt: skip
@@ -31,9 +32,11 @@ PRIVATE = {
 
 PRIVATE_TO_INTERCHANGE = {
     "torch._subclasses.fake_tensor": ("FakeTensorMode",),
+    "torch.distributed.checkpoint.default_planner": ("_EmptyStateDictLoadPlanner",),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.state_dict_loader": ("_load_state_dict",),
 }
-"""The names that `checkpointing.interchange` imports besides, to import and export other tools' checkpoints."""
+"""The names that `checkpointing.interchange` and `integrations` import besides, for other tools' checkpoints."""
 
 
 class UnsupportedTorch(Elastic3dError, ImportError):

@@ -183,7 +183,7 @@ def _handed_out(sealed: Sealed, members: Iterable[str], *, pool: Iterable[int], 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunks:
+class ChunkAccount:
     """What became of all chunks up to an outer step. consumed: merged once. repeated: merged more than once, never.
 
     waiting: to be handed out again. under_way: of the round that is not merged yet. missing: none of these, never.
@@ -201,7 +201,7 @@ class Chunks:
         return not (self.repeated or self.missing)
 
 
-def account(records: Iterable[Sealed]) -> Chunks:
+def account(records: Iterable[Sealed]) -> ChunkAccount:
     """Return what became of the chunks by all records of a run, in order."""
     counts: dict[int, int] = {}
     before: Sealed | None = None
@@ -212,9 +212,9 @@ def account(records: Iterable[Sealed]) -> Chunks:
             counts[chunk] = counts.get(chunk, 0) + 1
         before = sealed
     if before is None:
-        return Chunks(consumed=0, repeated=0, waiting=0, under_way=0, missing=0)
+        return ChunkAccount(consumed=0, repeated=0, waiting=0, under_way=0, missing=0)
     open_ = {*before.members.values(), *before.returned}
-    return Chunks(
+    return ChunkAccount(
         consumed=len(counts),
         repeated=sum(count > 1 for count in counts.values()) + len(open_ & counts.keys()),
         waiting=len(before.returned),

@@ -22,15 +22,19 @@ ELSEWHERE = {
     "chaos score": "tests/histories/test_score.py",
     "chaos shrink": "tests/histories/test_random_storms.py",
     "chaos soak": "tests/chaos/growth/test_soak.py",
+    "ckpt adapters": "tests/pretrained/test_adapters.py",
     "ckpt import": "tests/cli/ckpt/test_interchange.py",
     "ckpt repair": "tests/cli/ckpt/test_commands.py",
     "dashboard": "tests/cli/status/test_dashboard.py",
     "doctor": "tests/doctor/test_command.py",
     "drain": "tests/cli/status/test_node_commands.py",
+    "eval": "tests/evaluation/test_eval.py",
     "etcd backup": "tests/etcd_server/test_commands.py",
     "etcd restore": "tests/etcd_server/test_up.py",
     "etcd status": "tests/etcd_server/test_commands.py",
     "etcd up": "tests/etcd_server/test_up.py",
+    "islands leave": "tests/cli/test_islands.py",
+    "islands show": "tests/cli/test_islands.py",
     "quarantine": "tests/cli/status/test_node_commands.py",
     "release": "tests/cli/status/test_node_commands.py",
     "simulate commits": "tests/chaos/commits/test_command.py",
@@ -45,12 +49,12 @@ NOWHERE = {
 """Commands that no test runs as they are typed."""
 
 NOT_RUN = {
+    "--config": "needs the folder of a model of transformers",
     "--calibration": "needs the file of a calibration",
     "--follow": "runs until it is stopped",
     "train.py": "needs a script of the reader's",
     "verified": "the job here is too short for a checkpoint to be read back",
     "vetted": "the job here audits nothing",
-    "ema": "needs a script that keeps an average",
     "~/gpt": "needs the reader's own code",
     "pp=2": "needs a model whose blocks divide so",
 }

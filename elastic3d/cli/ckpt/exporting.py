@@ -152,17 +152,9 @@ def export(
 
         elastic3d ckpt export s3://bucket/llama-1b@vetted llama-1b --to hf
 
-        elastic3d ckpt export s3://bucket/llama-1b llama-1b --to hf --config base-model
-
-        elastic3d ckpt export s3://bucket/gpt-1b average.safetensors --prefix extra/ema/module.
-
         elastic3d ckpt export s3://bucket/gpt-1b dcp-folder --to dcp --of verified
 
-        elastic3d ckpt export /data/run-7 model.pt --of 1200
-
-        elastic3d ckpt export s3://bucket/llama-1b@verified models --to hf --follow --json
-
-        elastic3d ckpt export s3://bucket/llama-1b models --to hf --follow --until-step 20000
+        elastic3d ckpt export s3://bucket/llama-1b@verified models --to hf --follow --until-step 20000
     """
     wish = wished(target, kind, prefix, config, shard_size, follow=follow)
     ends = [name for name, value in (("--once-after", once_after), ("--until-step", until_step)) if value is not None]

@@ -116,7 +116,7 @@ def test_a_checkpoint_is_named_in_several_ways(history: History) -> None:
         (["gc", "{}", "--grace", "10d"], "10d"),
         (["gc", "{}", "--keep-every", "10"], "--keep-last"),
         (["import", "{}", "/nowhere/x.pt"], "/nowhere"),
-        (["export", "{}", "/nowhere/x"], "--as"),
+        (["export", "{}", "/nowhere/x"], "--to"),
         (["ls", "nonsense://x"], "nonsense"),
         (["ls", "/nowhere/at/all"], "/nowhere"),
     ],
@@ -183,7 +183,7 @@ def test_plan_says_what_each_rank_would_read(history: History) -> None:
     """With one reader per rank or per node. Together they need every byte, and scalars more than once."""
     ranks = answer("plan", history.url, "100", "--to", "pp=2,dp=2")
     assert [reader["places"][0] for reader in ranks["readers"]] == [
-        {"pp": pp, "dp": dp, "tp": 0} for pp in (0, 1) for dp in (0, 1)
+        {"pp": pp, "dp": dp, "tp": 0, "cp": 0} for pp in (0, 1) for dp in (0, 1)
     ]
     assert max(reader["over_read"] for reader in ranks["readers"]) < 1.01, "each rank reads its own tiles"
     assert sum(reader["needed"] for reader in ranks["readers"]) == scenes.BYTES + 14 * 4
