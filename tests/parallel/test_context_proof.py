@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from elastic3d.errors import LayoutError, ModelError, UsageError
-from elastic3d.parallel.context.chunks import Chunks, check_chunks, check_length, check_target, cut, length_of
+from elastic3d.parallel.context.chunks import SequenceChunks, check_chunks, check_length, check_target, cut, length_of
 from elastic3d.parallel.context.losses import check_adds_up
 from elastic3d.parallel.context.proof import prove
 from elastic3d.parallel.context.taking import check_model
@@ -174,16 +174,17 @@ def test_chunks_cover_a_sequence_once_and_later_ranks_are_earlier_chunks() -> No
     """Each turn has the chunks that follow those of the turn before, in reverse order of ranks."""
     for ranks in (1, 2, 4):
         dealt = [
-            [Chunks(count=4, ranks=ranks, rank=rank).mine(turn) for rank in range(ranks)] for turn in range(4 // ranks)
+            [SequenceChunks(count=4, ranks=ranks, rank=rank).mine(turn) for rank in range(ranks)]
+            for turn in range(4 // ranks)
         ]
         assert sorted(chunk for turn in dealt for chunk in turn) == [0, 1, 2, 3]
         assert [sorted(turn, reverse=True) for turn in dealt] == dealt
         for turn, owners in enumerate(dealt):
             for rank, chunk in enumerate(owners):
-                assert Chunks(count=4, ranks=ranks).owner(chunk) == rank
+                assert SequenceChunks(count=4, ranks=ranks).owner(chunk) == rank
                 assert chunk // ranks == turn
     with pytest.raises(LayoutError, match="cp=3 does not divide the 4 chunks"):
-        Chunks(count=4, ranks=3)
+        SequenceChunks(count=4, ranks=3)
 
 
 def test_only_tensors_over_the_sequence_are_cut() -> None:

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from elastic3d.errors import ModelError
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
-from elastic3d.parallel.context.chunks import Chunks
+from elastic3d.parallel.context.chunks import SequenceChunks
 from elastic3d.parallel.dtypes import dtype_mark
 from elastic3d.port import UNRECORDED, Progress
 
@@ -58,7 +58,9 @@ class _Layer:
 class Attention:
     """Attention on one rank. group: of the ranks that share sequences, None for one."""
 
-    def __init__(self, chunks: Chunks, group: dist.ProcessGroup | None, progress: Progress = UNRECORDED) -> None:
+    def __init__(
+        self, chunks: SequenceChunks, group: dist.ProcessGroup | None, progress: Progress = UNRECORDED
+    ) -> None:
         self.chunks, self._group, self._progress = chunks, group, progress
         self._layers: dict[Place, _Layer] = {}
         self._block, self._calls, self._turn, self._length = "", 0, 0, 0

@@ -21,7 +21,7 @@ SEQUENCE = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunks:
+class SequenceChunks:
     """The chunks of one rank. count: of a sequence. ranks: those that share them; rank: this one's number."""
 
     count: int

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from elastic3d.errors import UsageError
 from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
-from elastic3d.parallel.context.chunks import SEQUENCE, Chunks, tensors
+from elastic3d.parallel.context.chunks import SEQUENCE, SequenceChunks, tensors
 from elastic3d.port import Progress
 
 ROUNDING = 1e-3
@@ -20,7 +20,10 @@ ROUNDING = 1e-3
 
 
 def folded(
-    losses: Sequence[Sequence[torch.Tensor]], chunks: Chunks, group: dist.ProcessGroup | None, progress: Progress
+    losses: Sequence[Sequence[torch.Tensor]],
+    chunks: SequenceChunks,
+    group: dist.ProcessGroup | None,
+    progress: Progress,
 ) -> list[torch.Tensor]:
     """Return the losses of micro-batches, of each its mean or its (sum, count), on every rank; a collective of a group.
 

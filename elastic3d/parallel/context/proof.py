@@ -17,7 +17,7 @@ from elastic3d.errors import Elastic3dError, ModelError
 from elastic3d.parallel import initial
 from elastic3d.parallel.context import chunks as cutting
 from elastic3d.parallel.context.attention import Attention
-from elastic3d.parallel.context.chunks import SEQUENCE, Chunks
+from elastic3d.parallel.context.chunks import SEQUENCE, SequenceChunks
 from elastic3d.parallel.context.passes import POSITIONS, ChunkCaller
 from elastic3d.parallel.pipeline.stages import find_blocks
 
@@ -52,7 +52,7 @@ def prove(build: initial.Build, blocks: str | None, given: Any, chunks: int, see
             return False
         if not expected or not all(bool(tensor.isfinite().all()) for tensor in expected):
             return False
-        attention = Attention(Chunks(count=chunks), None)
+        attention = Attention(SequenceChunks(count=chunks), None)
         for name, block in named.items():
             attention.watch(name, block)
         try:

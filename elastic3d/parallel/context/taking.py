@@ -9,7 +9,7 @@ from torch import nn
 from elastic3d.errors import LayoutError, ModelError
 from elastic3d.parallel.context import chunks as cutting
 from elastic3d.parallel.context.attention import Attention
-from elastic3d.parallel.context.chunks import Chunks
+from elastic3d.parallel.context.chunks import SequenceChunks
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.numerics.recompute import Recompute
 from elastic3d.planner.legality import uncut
@@ -28,7 +28,7 @@ def attention(model: nn.Module, chunks: int, mesh: Mesh, recompute: Recompute) -
     if chunks == 1:
         return None
     check_model(model)
-    mine = Chunks(count=chunks, ranks=mesh.layout.cp, rank=mesh.place.cp)
+    mine = SequenceChunks(count=chunks, ranks=mesh.layout.cp, rank=mesh.place.cp)
     return Attention(mine, mesh.cp.get_group() if mesh.cp is not None else None, mesh.progress)
 
 
