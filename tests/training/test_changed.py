@@ -135,7 +135,7 @@ def test_a_schedule_may_change_where_the_script_says_so(before: Any, after: Any,
 def test_only_what_may_change_can_be_accepted(tmp_path: Path) -> None:
     """A name that is none is refused, and another optimizer is refused whatever is named."""
     for wrong in ("optimizer", ["data", "seed"], [3]):
-        with pytest.raises(UsageError, match="accept= takes 'config', 'data', 'schedule', 'extra', 'stop', 'weights'; "):
+        with pytest.raises(UsageError, match="takes 'config', 'data', 'schedule', 'extra', 'stop', 'weights'; "):
             identity.accepted(wrong)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="earlier data sets"):
         Order(length=5, global_batch=2, micro_batch=1, seed=0, earlier=((4, 0),))
