@@ -20,6 +20,7 @@ import contextlib
 import http.client
 import importlib
 import json
+import math
 import os
 import pickle
 import re
@@ -37,7 +38,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _WorkerServer
 
-from chaos.machine.processes import free_port, leashed
+from chaos.machine.processes import free_port, leashed, wait_until
 from chaos.scripts.train_gpt import GPT, SourceFiles, cross_entropy
 
 WORLD, WIDTH, BLOCKS, CONTEXT, MICRO_BATCH, ROUNDS = 4, 32, 5, 32, 2, 2
@@ -73,7 +74,9 @@ def main() -> None:
 
 def train(options: argparse.Namespace) -> None:
     """Be one rank: train until the end of the world."""
-    kind, culprit, when = re.fullmatch(r"([a-z]+):(\d+)@(\d+)", options.fault).groups()  # type: ignore[union-attr]
+    fault = re.fullmatch(r"([a-z]+):(\d+)@(\d+)", options.fault)
+    assert fault is not None, options.fault
+    kind, culprit, when = fault.groups()
     rank, out = options.rank, Path(options.out)
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -101,7 +104,7 @@ def train(options: argparse.Namespace) -> None:
                 first = ((step * ROUNDS + number) * WORLD + rank) * MICRO_BATCH
                 pairs = [data[at % len(data)] for at in range(first, first + MICRO_BATCH)]
                 inputs, targets = (torch.stack(part) for part in zip(*pairs, strict=True))
-                (cross_entropy(model(inputs), targets) / ROUNDS).backward()  # type: ignore[no-untyped-call]
+                torch.autograd.backward(cross_entropy(model(inputs), targets) / ROUNDS)
             leave("compute")
             section("reduce")
             flat = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -147,12 +150,12 @@ def monitor(socket_path: str, *, tuned: bool) -> Any:
 
 def ask_when_still(out: Path) -> None:
     """Wait until no rank has made a step for `STUCK` seconds, get all ranks' records, and have them analyzed."""
-    while (
-        not (steps := list(out.glob("steps-*"))) or len(steps) < WORLD or not all(one.stat().st_size for one in steps)
-    ):
-        time.sleep(0.1)
-    while time.time() - max(one.stat().st_mtime for one in steps) < STUCK:
-        time.sleep(0.1)
+
+    def steps() -> list[os.stat_result]:
+        return [one.stat() for one in out.glob("steps-*")]
+
+    wait_until(lambda: sum(one.st_size > 0 for one in steps()) == WORLD, math.inf)
+    wait_until(lambda: time.time() - max(one.st_mtime for one in steps()) >= STUCK, math.inf)
     folder = out / "dumps"
     folder.mkdir()
     silent = []

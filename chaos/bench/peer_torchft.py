@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import sys
 import time
 from datetime import timedelta
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from chaos.machine.processes import wait_until
 from chaos.scripts.train_gpt import GPT, SourceFiles, add_sizes, cross_entropy
 
 QUICK = timedelta(seconds=5)
@@ -48,8 +50,7 @@ def train(options: argparse.Namespace) -> None:
     torchft = importlib.import_module("torchft")
     # The first ones to have imported everything would otherwise be done before the last one comes.
     (Path(options.out) / f"ready-{options.replica}").touch()
-    while len(list(Path(options.out).glob("ready-*"))) < options.replicas:
-        time.sleep(0.1)
+    wait_until(lambda: len(list(Path(options.out).glob("ready-*"))) == options.replicas, math.inf)
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     model: Any = GPT(width=options.width, blocks=options.blocks, context=options.context)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def _save(saver: Contender, state: State, figures: Figures) -> None:
     memory = [0.0, 0.0]
     for step in range(1, repeats + 1):
         state.change()
-        memory[0] = max(memory[0], _peak(lambda step=step: figures.save.append(_timed(lambda: saver.save(step)))))  # type: ignore[misc]
+        memory[0] = max(memory[0], _peak(partial(_save_one, saver, step, figures)))
     for _ in range(repeats):
         state.clear()
         memory[1] = max(memory[1], _peak(lambda: figures.load.append(_timed(lambda: saver.load(repeats)))))
@@ -94,14 +95,18 @@ def _save(saver: Contender, state: State, figures: Figures) -> None:
     figures.memory_save, figures.memory_load = (_largest(value / state.nbytes) for value in memory)
 
 
+def _save_one(saver: Contender, step: int, figures: Figures) -> None:
+    figures.save.append(_timed(partial(saver.save, step)))
+
+
 def _integrity(saver: Ours, state: State, figures: Figures) -> None:
     for step in range(1, 2 * state.job.repeats + 1):
         state.change()
         if step % 2:
-            figures.save.append(_timed(lambda step=step: saver.save(step)))  # type: ignore[misc]
+            _save_one(saver, step, figures)
         else:
             with blind(step):
-                figures.blind.append(_timed(lambda step=step: saver.save(step)))  # type: ignore[misc]
+                figures.blind.append(_timed(partial(saver.save, step)))
 
 
 def _beside(saver: Any, job: Job, figures: Figures) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -121,7 +122,7 @@ class Cast:
             for step in range(first, first + own.steps):
                 for attempt in range(self._job.attempts):
                     save = names.Save(step=step, made_in=own.number, attempt=attempt)
-                    me.wait(lambda save=save: self._settled(own, save))  # type: ignore[misc]
+                    me.wait(functools.partial(self._settled, own, save))
                     self._commit(seat, me, own, save)
                 if own.committed and Random(f"{self._job.seed} parent {step}").random() < 0.6:
                     own.parent = self._again(seat, lambda: self._open(seat)) or own.parent

@@ -103,13 +103,15 @@ def read_costs(path: Path | None, given: Iterable[str] = ()) -> RecoveryCosts:
 
 def _replaced(costs: RecoveryCosts, data: dict[str, object], where: str) -> RecoveryCosts:
     names = [one.name for one in fields(costs)]
+    numbers: dict[str, float] = {}
     for name, value in data.items():
         if name not in names:
             raise UsageError(f"{where}: there is no cost {name!r}; there are {', '.join(names)}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(f"{where}: {name} is {value!r}; give a number")
+        numbers[name] = value
     try:
-        return replace(costs, **data)  # type: ignore[arg-type]
+        return replace(costs, **numbers)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
 
