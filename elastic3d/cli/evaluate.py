@@ -15,9 +15,10 @@ from checkpointing.errors import CheckpointError, NoCheckpoint
 from checkpointing.reading.announcing import reading
 from checkpointing.reading.following import MOVING, Follower, is_away, place
 from checkpointing.stores.address import split_name
-from elastic3d.cli.ckpt.export_following import PATIENCE, ended_by_signals
+from elastic3d.cli.ckpt.export_following import PATIENCE, LookEvery, UntilStep, ended_by_signals
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import KeyFile, StorePlace, complain
+from elastic3d.cli.ckpt.telling import SCHEMA, plain
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import Elastic3dError, StateError, UsageError
 from elastic3d.evaluation.answering import EvaluationQuestion
@@ -38,13 +39,8 @@ def evaluate(
         str, typer.Option("--store", metavar="URL", help="The store, and which checkpoint: URL@verified, URL@1200.")
     ],
     follow: Annotated[bool, typer.Option("--follow", help="Evaluate each new one as it comes, until Ctrl-C.")] = False,
-    until_step: Annotated[
-        int | None,
-        typer.Option("--until-step", metavar="STEP", min=0, help="With --follow: end after one of this step or later."),
-    ] = None,
-    every: Annotated[
-        str, typer.Option("--every", metavar="DURATION", help="With --follow: how often to look for new ones.")
-    ] = "2s",
+    until_step: UntilStep = None,
+    every: LookEvery = "2s",
     output: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="A line for each; what has one is not evaluated again.")
     ] = Path(OUT),
@@ -170,8 +166,8 @@ class _Evaluator:
             known = self._results.points[name]
         step, _, values = known
         if self._as_json:
-            shown = {key: value if value - value == 0 else str(value) for key, value in values.items()}
-            print(json.dumps({"schema": 1, "store": self._store.url, "checkpoint": name, "step": step, **shown}))
+            head = {"schema": SCHEMA, "store": self._store.url, "checkpoint": name, "step": step}
+            print(json.dumps({**head, **plain(values)}, allow_nan=False), flush=True)
         else:
             print(f"step {step}: " + ", ".join(f"{key} {value:.6g}" for key, value in values.items()), flush=True)
         for tracker in self._trackers:

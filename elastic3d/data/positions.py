@@ -9,6 +9,7 @@ Nothing here depends on ranks, so no change of layout can lose or repeat a sampl
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -191,11 +192,12 @@ class Order:
 
     def shared(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield the positions that all islands share which are at positions [first, stop) of this one, by slice."""
-        ends = [start for start, _ in self.slices[1:]]
-        for (start, taken), end in zip(self.slices, [*ends, stop], strict=True):
-            begin, until = max(first, start), min(stop, end)
-            if begin < until:
-                yield taken + begin - start, taken + until - start
+        at = bisect.bisect_right(self.slices, first, key=lambda one: one[0]) - 1
+        while first < stop:
+            start, taken = self.slices[at]
+            end = min(stop, self.slices[at + 1][0]) if at + 1 < len(self.slices) else stop
+            yield taken + first - start, taken + end - start
+            first, at = end, at + 1
 
     def place_of(self, position: int) -> int:
         """Return the position that all islands share which is at a position of this one; the same where it has all."""

@@ -139,5 +139,5 @@ def checked(values: Any) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
-RESERVED = ("step", "at", "checkpoint", "store")
+RESERVED = ("schema", "step", "at", "checkpoint", "store")
 """What a line of results has besides."""

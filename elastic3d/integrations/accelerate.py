@@ -64,6 +64,8 @@ class AcceleratorCheckpoints:
         self._others: dict[str, Any] = {
             **{f"schedule{place}": one for place, one in enumerate(accelerator._schedulers)},
             **{f"object{place}": one for place, one in enumerate(accelerator._custom_objects)},
+            # Of losses, with mixed_precision="fp16".
+            **({"scaler": accelerator.scaler} if getattr(accelerator, "scaler", None) is not None else {}),
             **dict(extra or {}),
         }
         self._group: Any = None

@@ -40,6 +40,7 @@ class IslandMeeting:
 
     def __init__(self, mesh: Mesh, clock: Clock, *, longest: float, place: str) -> None:
         self._mesh, self._clock, self._longest, self._place = mesh, clock, longest, place
+        self._waits = False
 
     def all(self, action: Callable[[], Any]) -> list[Any]:
         """Do something on every rank; return what all ranks' actions returned, as JSON has it. A collective.
@@ -73,10 +74,7 @@ class IslandMeeting:
             if failed is None:
                 return [row["value"] for row in rows]
             if rows[0]["waited"] > self._longest:
-                raise StateError(
-                    f"the islands' store {self._place} did not answer for {rows[0]['waited']:.0f} s: {failed}. Trying "
-                    "again helps once it does; Islands(longest=) says how long to wait"
-                )
+                raise self._silent(rows[0]["waited"], failed)
             if not announced and self._mesh.rank == 0:
                 process_log().emit("island.waiting", why="store", detail=failed)
             announced = True
@@ -92,7 +90,7 @@ class IslandMeeting:
 
         look: takes the seconds that were waited; returns None to look again.
         """
-        since = self._clock.monotonic()
+        since, self._waits = self._clock.monotonic(), False
         while True:
             data = self._mesh.broadcast(self._turn(look, since) if self._mesh.rank == 0 else None)
             said = json.loads(data)
@@ -108,10 +106,15 @@ class IslandMeeting:
             "damaged: restore the object, or begin anew with another store for the islands"
         )
 
+    def _silent(self, waited: float, why: str) -> StateError:
+        return StateError(
+            f"the islands' store {self._place} did not answer for {waited:.0f} s: {why}. Trying again helps once it "
+            "does; Islands(longest=) says how long to wait"
+        )
+
     def _turn(self, look: Callable[[float], Any | None], since: float) -> bytes:
         """Look for some seconds; return what to say to all ranks."""
         begun = self._clock.monotonic()
-        trouble = ""
         while True:
             now = self._clock.monotonic()
             try:
@@ -120,14 +123,10 @@ class IslandMeeting:
                     return json.dumps({"value": value}).encode()
             except _AGAIN as error:
                 if now - since > self._longest:
-                    error_ = StateError(
-                        f"the islands' store {self._place} did not answer for {now - since:.0f} s: {error}. Trying "
-                        "again helps once it does; Islands(longest=) says how long to wait"
-                    )
-                    return json.dumps({"error": _spelled(error_)}).encode()
-                if not trouble:
+                    return json.dumps({"error": _spelled(self._silent(now - since, str(error)))}).encode()
+                if not self._waits:
                     process_log().emit("island.waiting", why="store", detail=str(error))
-                trouble = str(error)
+                self._waits = True
             except Elastic3dError as error:
                 return json.dumps({"error": _spelled(error)}).encode()
             if now - begun > _TURN:

@@ -24,7 +24,7 @@ from elastic3d.islands.meeting import Deleted, IslandMeeting
 from elastic3d.islands.options import Islands
 from elastic3d.islands.outer_parameters import OuterParameters
 from elastic3d.islands.parts import IslandParts
-from elastic3d.islands.record import Sealed, SentDelta, awaited, following, name_and_number
+from elastic3d.islands.record import Sealed, SentDelta, Setup, awaited, following, name_and_number
 from elastic3d.islands.setup import check_same, check_script, setup_of, trained_specs
 from elastic3d.islands.state import IslandState
 from elastic3d.log import process_log
@@ -84,7 +84,7 @@ class IslandMember:
                 "store (`elastic3d ckpt export`, `elastic3d ckpt import`)"
             )
         mine = setup_of(parts, self._islands, specs, initial=fresh)
-        meeting.lead(lambda: check_same(mine, exchange.setup(mine), exchange.place))
+        meeting.lead(lambda: check_same(mine, self._common(exchange, mine), exchange.place))
         self._outer = OuterParameters(
             parts=parts, islands=self._islands, state=self.state, homes=homes, exchange=exchange, meeting=meeting
         )
@@ -101,9 +101,17 @@ class IslandMember:
         parts.batches.reach = (self.state.outer + 1) * self._islands.period
         return None
 
-    def made(self, step: int) -> Moved | None:
-        """Take the outer step that follows an inner step, if one does; return where to go on, None from there."""
-        return self._outer_step() if step % self._islands.period == 0 else None
+    def due(self, step: int) -> bool:
+        """Return whether an outer step follows an inner step; no collective."""
+        return step % self._islands.period == 0
+
+    def made(self) -> Moved | None:
+        """Take the outer step that is due; return where to go on, None from there."""
+        return self._outer_step()
+
+    def _common(self, exchange: Exchange, mine: Setup) -> Setup:
+        """Return what all islands have in common, which is this one's if it is the first."""
+        return exchange.setup(mine)
 
     def leave(self, why: str) -> None:
         """Have the others wait for this island no longer."""
@@ -147,7 +155,7 @@ class IslandMember:
     def _join(self, why: str) -> Moved:
         """Be admitted, and begin a round from the outer parameters. why: it is behind, "" for one that is new."""
         assert self._outer is not None
-        outer, parts, mesh = self._outer, self._parts, self._parts.mesh
+        outer, mesh = self._outer, self._parts.mesh
         if why and not mesh.rank:
             process_log().emit("island.behind", island=self.state.island, outer=self.state.outer, detail=why)
         asking = Admission(exchange=outer.exchange, islands=self._islands, name=self._name, token=self.state.token)
@@ -159,15 +167,24 @@ class IslandMember:
 
         self.state.island, data = outer.meeting.first(look)
         record = from_json(Sealed, data)
-        outer.reach(record.outer)
-        reshard(parts.model)
-        self.state.give(parts.model)
-        left_at, step = parts.batches.step, record.outer * self._islands.period
-        self._begin_anew(step)
+        moved = self._begin_at(record)
         self._hand_out(record)
         detail = f"it was behind: {why}" if why else "it is new"
         if not mesh.rank:
-            process_log().emit("island.joined", island=self.state.island, outer=record.outer, step=step, detail=detail)
+            process_log().emit(
+                "island.joined", island=self.state.island, outer=record.outer, step=moved.step, detail=detail
+            )
+        return moved
+
+    def _begin_at(self, record: Sealed) -> Moved:
+        """Begin a round with the outer parameters of a record alone."""
+        assert self._outer is not None
+        model, left_at = self._parts.model, self._parts.batches.step
+        self._outer.reach(record.outer)
+        reshard(model)
+        self.state.give(model)
+        step = record.outer * self._islands.period
+        self._begin_anew(step)
         return Moved(left_at=left_at, step=step)
 
     def _ask(self, asking: Admission, why: str) -> None:

@@ -12,7 +12,7 @@ from elastic3d.errors import StateError, StateUnfit, UsageError
 from elastic3d.islands import tensors
 from elastic3d.islands.exchange import Exchange
 from elastic3d.islands.member import IslandMember, Moved
-from elastic3d.islands.record import Sealed
+from elastic3d.islands.record import Sealed, Setup
 from elastic3d.log import process_log
 from elastic3d.parallel.reduction.units import reshard
 from elastic3d.parallel.state import local
@@ -25,19 +25,25 @@ class ReplayedIsland(IslandMember):
     def leave(self, why: str) -> None:
         """Do nothing: it is no member."""
 
+    def _common(self, exchange: Exchange, mine: Setup) -> Setup:
+        """Return what the islands have in common; UsageError where none has begun, and nothing is written there."""
+        there = exchange.agreed()
+        if there is None:
+            raise UsageError(
+                f"elastic3d.Islands(replay={self._islands.replay!r}): no island has begun in {exchange.place}; give "
+                "the store that they share"
+            )
+        return there
+
     def _join(self, why: str) -> Moved:
         """Begin where the island did, from the outer parameters of then."""
         assert self._outer is not None
-        outer, parts, island = self._outer, self._parts, self._islands.replay
+        outer = self._outer
         record = from_json(Sealed, outer.meeting.lead(lambda: to_json(self._admission(outer.exchange))))
-        self.state.island = island
-        outer.reach(record.outer)
-        reshard(parts.model)
-        self.state.give(parts.model)
-        left_at, step = parts.batches.step, record.outer * self._islands.period
-        self._begin_anew(step)
+        self.state.island = self._islands.replay
+        moved = self._begin_at(record)
         self._go_on(record)
-        return Moved(left_at=left_at, step=step)
+        return moved
 
     def _admission(self, exchange: Exchange) -> Sealed:
         """Return the record that admitted the island; UsageError where none did."""

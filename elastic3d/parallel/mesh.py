@@ -20,7 +20,6 @@ from elastic3d.health.phases import Axis
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.dtypes import dtype_mark
 from elastic3d.planner import place_of
-from elastic3d.planner.passing import passed_on
 from elastic3d.port import UNRECORDED, Assignment, Progress
 from elastic3d.values import Layout
 
@@ -46,7 +45,15 @@ class Mesh:
     What ranks tell each other besides (votes, numbers, bytes) is on the CPU: it waits for no device, and none for it.
     """
 
-    def __init__(self, layout: Layout, rank: int, device: ComputeDevice, *, progress: Progress = UNRECORDED) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        rank: int,
+        device: ComputeDevice,
+        *,
+        progress: Progress = UNRECORDED,
+        passes: bool = False,
+    ) -> None:
         self.layout, self.rank, self.computes_on, self.progress = layout, rank, device, progress
         self.device = device.torch_device
         self.place = place_of(rank, layout)
@@ -80,7 +87,7 @@ class Mesh:
             self.tp = mesh["tp"]
         self.groups = self._by_axis()
         for axis, group in self.groups.items():
-            if axis != "pp" and not (axis == "replica" and passed_on(layout)):
+            if axis != "pp" and not (axis == "replica" and passes):
                 device.connect(group)
 
     def _by_axis(self) -> dict[str, dist.ProcessGroup]:

@@ -45,8 +45,10 @@ class IslandRun:
 
     def made(self, step: int, ledger: Ledger) -> tuple[Ledger, bool]:
         """Take the outer step that follows a step, if one does; return as `begin` does."""
+        if not self._member.due(step):
+            return ledger, False
         with self._around(self._member.longest):
-            return self._followed(self._member.made(step), ledger)
+            return self._followed(self._member.made(), ledger)
 
     def end(self, why: str) -> None:
         """Have other islands not wait for this one any more."""

@@ -48,15 +48,18 @@ class Peers:
         if device.exclusive:
             await_memory(device, assignment.device_free, clock=self._clock)
 
-    def join(self, assignment: Assignment, layout: Layout) -> Mesh:
-        """Meet the other ranks and make the mesh; a collective, to be called within `followed`."""
+    def join(self, assignment: Assignment, layout: Layout, *, passes: bool) -> Mesh:
+        """Meet the other ranks and make the mesh; a collective, to be called within `followed`.
+
+        passes: sums go from replica to replica.
+        """
         device, progress = self._port.device, self._port.progress
         if assignment.world > 1:
             meeting = progress.enter(Axis.WORLD, fingerprint(0))
             store = join_world(assignment, device)
             self.ranks = AllRanks(store, rank=self._rank, world=assignment.world)
             progress.leave(Axis.WORLD, meeting)
-        mesh = Mesh(layout, self._rank, device, progress=progress)
+        mesh = Mesh(layout, self._rank, device, progress=progress, passes=passes)
         if mesh.groups and device.exclusive:
             self._group_errors = GroupErrors(mesh.groups, device, self._group_failed)
         for axis, ranks in (("tp", mesh.tp), ("cp", mesh.cp)):

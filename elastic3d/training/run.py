@@ -56,6 +56,7 @@ from elastic3d.parallel.refusals import look_at_optimizer, look_at_parameters
 from elastic3d.parallel.state import tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Outcome
+from elastic3d.planner.passing import passed_on
 from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import LocalState, Port, StateRestored
 from elastic3d.pretrained.adapters import configurations
@@ -284,7 +285,9 @@ class Run:
             self._progress.measure_by(self._port.device.stopwatch())
         self._parts.end(parts.TURN)
         with self._peers.followed():
-            self._mesh = self._peers.join(self._assignment, self._layout)
+            self._mesh = self._peers.join(
+                self._assignment, self._layout, passes=self._plan.reduction == "ordered" and passed_on(self._layout)
+            )
             self._parts.end(parts.GROUPS)
             self._assembly = Assembly(
                 self._plan,
@@ -562,7 +565,7 @@ class Run:
                     scalars=self._scalars,
                     step=done,
                     checkpoint=due,
-                    clip=clip is not None or measured,
+                    clip=clip is not None,
                     skip=skip,
                     extras=self._extras.number,
                     measured=measured,

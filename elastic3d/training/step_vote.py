@@ -27,7 +27,7 @@ def vote(
     clip: bool,
     skip: bool,
     extras: float,
-    measured: bool = False,
+    measured: bool,
 ) -> Outcome:
     """Finish the gradient's reduction and vote on the step; a collective, with the same outcome on every rank.
 
@@ -38,12 +38,14 @@ def vote(
 
     checks: those of the generation, whose results are said with it; Convicted, on a rank whose state has changed.
     scalars: what the script says of the step. extras: the number of what it keeps of its own. step: the one that is
-    voted on. checkpoint: one is due here. clip: the norm is wanted. measured: and so are the squares of leaves, which
-    the passes have measured. skip: no update is to be made where the gradient is not finite. Samples are counted by the
-    first rank of each replica alone, and losses by the first of each tensor or context group.
+    voted on. checkpoint: one is due here. clip: the norm is wanted. measured: the squares of leaves are wanted, which
+    the passes have measured, and the norm with them. skip: no update is to be made where the gradient is not finite.
+    Samples are counted by the first rank of each replica alone, and losses by the first of each tensor or context
+    group.
     """
     flags = port.flags()
-    device, reads_gradient = assembly.mesh.computes_on, clip or skip
+    norm = clip or measured
+    device, reads_gradient = assembly.mesh.computes_on, norm or skip
     # A device is given all there is to do before any of it is waited for; on the host, waiting is what there is to do.
     first = reads_gradient or assembly.mesh.device.type != "cpu"
     place = assembly.mesh.place
@@ -54,8 +56,8 @@ def vote(
     if first:
         assembly.reduction.finish()
     counts = place.pp == 0 and leads
-    squares = assembly.squares.now() if clip else RowSquares()
-    finites = [] if clip or not skip else finite(assembly.model)
+    squares = assembly.squares.now() if norm else RowSquares()
+    finites = [] if norm or not skip else finite(assembly.model)
     leaves = assembly.leaf_squares if measured else None
     sums = leaves.sums if leaves is not None else []
     reading = early or device.begin_reading([*parts.values(), *logged, *finites, *sums, squares.values])
@@ -82,7 +84,7 @@ def vote(
         excluded=loss.batch.excluded_samples if counts else 0,
         excluded_sum=loss.batch.excluded_sum if counts else 0,
         present=assembly.present(),
-        rows=replace(squares, values=next(read)) if clip else squares,
+        rows=replace(squares, values=next(read)) if norm else squares,
         last=checks.last if checks is not None else 0.0,
         disputes=checks is not None and checks.disputes,
         extras=extras,
@@ -92,8 +94,8 @@ def vote(
         leaf_squares=leaves.placed(measures, loss.batch.count // assembly.plan.leaf) if leaves is not None else None,
     )
     paper = assembly.paper(loss.batch.count, sheets=port.assignment.sheets, scalars=scalars.columns)
-    votes = assembly.mesh.begin_sum(paper.fill(port.assignment.rank, ballot, norm=clip, step=step))
+    votes = assembly.mesh.begin_sum(paper.fill(port.assignment.rank, ballot, norm=norm, step=step))
     if not first:
         assembly.reduction.finish()
     port.progress.phase(Phase.VOTE)
-    return paper.read(votes(), norm=clip, step=step, excluded=loss.batch.excluded)
+    return paper.read(votes(), norm=norm, step=step, excluded=loss.batch.excluded)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from elastic3d.data import Order, check
 from elastic3d.data.ledger import add, left_out
 from elastic3d.values import from_json, to_json
@@ -17,6 +19,22 @@ def test_positions_of_an_island_are_those_of_its_chunks() -> None:
     assert [island.place_of(position) for position in (0, 11, 12, 30)] == [24, 35, 60, 78]
     assert from_json(Order, to_json(island)) == island
     assert ORDER.place_of(7) == 7
+
+
+def test_slices_are_found_wherever_positions_begin_and_end() -> None:
+    """As by looking at each position alone."""
+    draw = random.Random(3)
+    starts = [0, *sorted(draw.sample(range(1, 200), 12))]
+    island = ORDER
+    for start in starts:
+        island = island.slicing(start, 1000 * draw.randrange(1, 50) + start)
+    for _ in range(100):
+        first = draw.randrange(220)
+        stop = first + draw.randrange(40)
+        spread = [at for begin, end in island.shared(first, stop) for at in range(begin, end)]
+        assert spread == [island.place_of(position) for position in range(first, stop)]
+        slices = [max(one for one in island.slices if one[0] <= position) for position in range(first, stop)]
+        assert spread == [taken + at - start for (start, taken), at in zip(slices, range(first, stop), strict=True)]
 
 
 def test_a_slice_replaces_those_that_begin_there_or_later() -> None:

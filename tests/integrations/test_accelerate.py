@@ -59,3 +59,14 @@ def test_what_cannot_be_saved_is_refused_at_once(more: dict[str, Any], words: st
     """Before anything is trained."""
     with pytest.raises(UsageError, match=words):
         AcceleratorCheckpoints(prepared(**more), tmp_path)
+
+
+def test_the_scale_of_losses_goes_on(tmp_path: Path) -> None:
+    """A run with mixed_precision="fp16" does not find it anew."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler.scale(torch.ones(1))
+    AcceleratorCheckpoints(prepared(scaler=scaler), tmp_path).save(3, wait=True)
+    other = torch.amp.GradScaler("cpu", init_scale=2.0)
+    other.scale(torch.ones(1))
+    assert AcceleratorCheckpoints(prepared(scaler=other), tmp_path).restore() == 3
+    assert other.get_scale() == 64.0

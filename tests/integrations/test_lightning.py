@@ -141,3 +141,11 @@ def test_what_could_not_be_found_again_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateUnfit, match=r"callbacks\.mine .*\$tensor"):
         taken_apart({"callbacks": {"mine": {"$tensor": 1}}})
     assert put_together(taken_apart({})) == {}
+
+
+def test_no_two_places_have_one_name() -> None:
+    """Keys with dots or slashes, numbers beside the same in text, and what looks like a skeleton of ours."""
+    one, two, three, four = (torch.full((1,), float(number)) for number in range(4))
+    given = {"a": {"b.c": one, "b": {"c": two}, 1: three, "1": four, "b/c": two + 5}, "skeleton/a": one + 7}
+    again = put_together(taken_apart(given))
+    assert str(again) == str(given)

@@ -174,6 +174,13 @@ def test_a_replay_that_comes_to_other_bits_says_where(tmp_path: Path) -> None:
         alone(tmp_path, replay="east.2")
 
 
+def test_a_replay_writes_nothing_where_no_island_has_begun(tmp_path: Path) -> None:
+    """Else the islands that begin there would have to have what it has."""
+    with pytest.raises(UsageError, match=r"replay='east.1'\): no island has begun in "):
+        alone(tmp_path, replay="east.1")
+    assert not any((tmp_path / "between").rglob("*.json"))
+
+
 def test_what_is_not_finite_is_not_merged(tmp_path: Path) -> None:
     """It would spoil the parameters of all."""
 

@@ -64,6 +64,12 @@ def test_layouts_that_chunks_rule_out_are_refused_with_the_reason(layout: str, c
     assert words in reason
 
 
+def test_what_is_asked_for_and_does_not_go_with_chunks_is_said_to_be_that() -> None:
+    """Not that sizes do not fit, which more nodes would change."""
+    with pytest.raises(LayoutError, match="use pp=1"):
+        plan(2, 4, replace(LONG, chunks=8), Layout(pp=2))
+
+
 def test_cp_is_one_unless_it_is_asked_for_or_left_free() -> None:
     """As tp is; a free one may be any that divides the chunks and the slots of a node."""
     assert {one.cp for one in legal_layouts(8, LONG, Layout())} == {1}

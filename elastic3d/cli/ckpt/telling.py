@@ -43,16 +43,17 @@ def print_json(store: Store, data: CheckpointDocument) -> None:
 
 def document(url: str, data: CheckpointDocument) -> dict[str, Any]:
     """Return what `--json` prints."""
-    return {"schema": SCHEMA, "store": url, **_plain(to_json(data))}
+    return {"schema": SCHEMA, "store": url, **plain(to_json(data))}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value for JSON, in which numbers that JSON cannot express are strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
+        return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(inner) for inner in value]
+        return [plain(inner) for inner in value]
     return value
 
 

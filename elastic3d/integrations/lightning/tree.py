@@ -13,6 +13,7 @@ import torch
 from elastic3d.errors import StateUnfit
 
 HOLE = "$tensor"
+_SKELETON = "skeleton/"
 
 
 def taken_apart(nested: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,22 +24,26 @@ def taken_apart(nested: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     places: dict[int, str] = {}
     for key, value in nested.items():
-        flat[f"skeleton/{key}"] = _skeleton(value, key, flat, places)
+        flat[f"{_SKELETON}{key}"] = _skeleton(value, key, flat, places)
     return flat
 
 
 def put_together(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `taken_apart` was given."""
-    skeletons = {key.removeprefix("skeleton/"): value for key, value in flat.items() if key.startswith("skeleton/")}
+    skeletons = {key.removeprefix(_SKELETON): value for key, value in flat.items() if key.startswith(_SKELETON)}
     return {key: _filled(value, flat) for key, value in skeletons.items()}
 
 
 def _skeleton(value: Any, path: str, flat: dict[str, Any], places: dict[int, str]) -> Any:
     if isinstance(value, torch.Tensor):
-        name = places.setdefault(id(value), path)
-        if name == path:
+        if id(value) not in places:
+            # Keys may have dots, too, and two places may be called alike: the skeleton says which name is whose.
+            name = f"~{path}" if path.startswith(_SKELETON) else path
+            while name in flat:
+                name += "~"
+            places[id(value)] = name
             flat[name] = value.detach().to("cpu", copy=True)
-        return {HOLE: name}
+        return {HOLE: places[id(value)]}
     if isinstance(value, Mapping):
         if HOLE in value:
             raise StateUnfit(f"{path} of the checkpoint has a key {HOLE!r}, which stands for a tensor here; rename it")

@@ -88,6 +88,10 @@ class Attention:
         self._layers.clear()
         self._length = length
 
+    def end(self) -> None:
+        """Forget the last micro-batch of a step."""
+        self._layers.clear()
+
     @contextmanager
     def turn(self, number: int, *, backward: bool = False) -> Iterator[None]:
         """Take over attention for this rank's chunk of a turn, on its way forward or back."""

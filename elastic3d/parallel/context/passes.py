@@ -85,6 +85,7 @@ class ChunkedLoop:
             made = self._forward(batch, round_, part, loss_fn)
             losses.append([loss.detach() for loss in made])
             self._backward(batch, round_, part, made)
+        self._attention.end()
         self._reduction.end_passes()
         if not losses:
             return {}

@@ -125,7 +125,7 @@ class Ordered:
         self._lanes.meet_on(Axis.SHARD if passes else Axis.DP)
         if turns:
             self._lanes.deepen(sum(fold.exchanges for fold in self._folds))
-        for fold in self._folds if passes else ():
+        for fold in self._folds if passes else self._passed:
             fold.release()
         for fold in (*self._folds, *self._passed):
             fold.rest()
@@ -197,9 +197,10 @@ class Ordered:
 
     def begin_chunk(self, round_: int) -> None:
         """Tell every fold that the gradients of a chunk come next, and others of the same micro-batch after them."""
+        turn = SenderTurn.of_all(round_ // self._leaf, self._ranks)
         for fold in self._folds:
             fold.begin_chunk()
-            fold.note(SenderTurn.of_all(round_ // self._leaf, self._ranks))
+            fold.note(turn)
         prepare(self._units, last=False, zero=self._zero)
 
     def hold(self) -> None:

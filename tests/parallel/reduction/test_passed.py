@@ -127,6 +127,7 @@ def test_audited_steps_pass_nothing_on() -> None:
     whole = played(partial(exchanged_mains.train, steps=7), layout)
     assert 0 < len(some[0].result.spread) < len(whole[0].result.spread)
     assert all(report.audits == [] for report in some)
+    assert {report.result.idle for report in some} == {0}, "a step has the memory of its own kind of sums alone"
 
 
 @pytest.mark.gloo
