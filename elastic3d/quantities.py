@@ -100,3 +100,9 @@ def rate(value: int | str, name: str) -> int:
         return size(text, name)
     except UsageError as error:
         raise UsageError(f"{name}={value!r}: {NO_RATE}") from error
+
+
+def whole(value: object, name: str, least: int, of: str) -> None:
+    """Raise UsageError, naming option `name` of `of`, for what is not a whole number of at least so much."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{of}({name}={value!r}): give a whole number, {least} or more")

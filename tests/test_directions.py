@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "pace",
         "rollback",
         "quantities",
+        "script_processes",
         "shortfall",
         "tagged",
         "threads",

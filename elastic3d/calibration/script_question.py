@@ -7,10 +7,8 @@ runs on meta up to `run.restore`, the answer is written where the question says,
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,16 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from elastic3d import environment
+from elastic3d import environment, script_processes
 from elastic3d.calibration.record import BlockTimes
 from elastic3d.errors import CalibrationFailed, UsageError
 from elastic3d.values import ModelProfile, from_json, to_json
 
 if TYPE_CHECKING:
     from elastic3d.training.run import Run
-
-LINES = 12
-"""Most lines of the script's output that an error quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,37 +69,21 @@ def ask(
     with tempfile.TemporaryDirectory(prefix="elastic3d-") as folder:
         answer, said = Path(folder, "answer.json"), Path(folder, "said")
         question = ScriptQuestion(answer=str(answer), parent=os.getpid(), blocks=blocks, device=device, seconds=seconds)
-        variables = {
-            **os.environ,
-            environment.ASKED.name: json.dumps(to_json(question)),
-            environment.THREADS.name: environment.THREADS.read(),
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        }
+        asked = {environment.ASKED.name: json.dumps(to_json(question))}
         with said.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, script, *arguments],
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process = script_processes.start(script, arguments, asked, output)
             try:
                 code = process.wait(limit)
             except subprocess.TimeoutExpired:
                 raise CalibrationFailed(
                     f"{script} did not reach run.restore within {limit:.0f} s: does it build or load something large "
-                    f"before? Give it longer with --timeout.{_tail(said)}"
+                    f"before? Give it longer with --timeout.{script_processes.last_lines(said)}"
                 ) from None
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                script_processes.end(process)
         if not answer.exists():
-            how = f"ended with code {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-            if code == 0:
-                how = "ended without calling elastic3d.run"
-            raise UsageError(f"{script} {how} before its model was known.{_tail(said)}")
+            how = script_processes.how_ended(code)
+            raise UsageError(f"{script} {how} before its model was known.{script_processes.last_lines(said)}")
         return from_json(ScriptAnswer, json.loads(answer.read_text()))
 
 
@@ -152,8 +131,3 @@ def answer_if_asked(main: Callable[[Run], None]) -> None:
 
 def _leave_main(profile: ModelProfile) -> NoReturn:
     raise _ProfileMade(profile)
-
-
-def _tail(said: Path) -> str:
-    lines = said.read_text(errors="replace").strip().splitlines()[-LINES:]
-    return "\nIt said last:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""

@@ -13,9 +13,8 @@ from rich.text import Text
 
 from checkpointing.errors import CheckpointError
 from checkpointing.reading.reader import read_record
-from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.cli.ckpt.naming import choose
-from elastic3d.cli.ckpt.place import Json, KeyFile, StorePlace, complain
+from elastic3d.cli.ckpt.place import Json, KeyFile, OneOf, StorePlace, complain
 from elastic3d.cli.ckpt.render.words import table
 from elastic3d.cli.ckpt.telling import SCHEMA, bar
 from elastic3d.cli.render import clean
@@ -48,10 +47,7 @@ def check_samples(
         str,
         typer.Argument(metavar="[URL]", help="A directory, or a URL such as s3://bucket/prefix.", show_default=False),
     ] = "",
-    checkpoint: Annotated[
-        str,
-        typer.Option("--of", metavar="CHECKPOINT", help="Which one.", autocompletion=complete_checkpoints),
-    ] = "latest",
+    checkpoint: OneOf = "latest",
     events: Annotated[
         Path | None,
         typer.Option("--events", metavar="FOLDER", help="Check a run's event files instead.", show_default=False),

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
+import select
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
-from elastic3d import environment
+from elastic3d import environment, script_processes
 from elastic3d.errors import StateError, UsageError
 from elastic3d.evaluation.answering import EvaluationAnswer, EvaluationQuestion
+from elastic3d.script_processes import ScriptProcess
 from elastic3d.values import from_json, to_json
-
-LINES = 12
-"""Most lines of a script's output that an error quotes."""
 
 
 class StoreAway(StateError):
@@ -39,19 +33,20 @@ def ask(script: str, arguments: Sequence[str], question: EvaluationQuestion) -> 
     with tempfile.TemporaryDirectory(prefix="elastic3d-") as folder, _meeting(question.layout.world) as port:
         answer, said = Path(folder, "answer.json"), Path(folder, "said")
         whole = replace(question, answer=str(answer), parent=os.getpid(), port=port)
-        processes: list[subprocess.Popen[bytes]] = []
+        processes: list[ScriptProcess] = []
         try:
             with said.open("wb") as output:
                 for rank in range(question.layout.world):
-                    processes.append(_start(script, arguments, replace(whole, rank=rank), output))
+                    mine = {environment.EVALUATED.name: json.dumps(to_json(replace(whole, rank=rank)))}
+                    processes.append(script_processes.start(script, arguments, mine, output))
             codes = _wait(processes)
         finally:
             for process in processes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                script_processes.end(process)
         if not answer.exists():
-            raise StateError(f"{script} {_how(codes)} before its evaluation was there.{_tail(said)}")
+            how = script_processes.how_ended(next((code for code in codes if code), 0))
+            last = script_processes.last_lines(said)
+            raise StateError(f"{script} {how} before its evaluation was there.{last}")
         made = from_json(EvaluationAnswer, json.loads(answer.read_text()))
         if made.away:
             raise StoreAway(made.error)
@@ -60,32 +55,11 @@ def ask(script: str, arguments: Sequence[str], question: EvaluationQuestion) -> 
         return made.values
 
 
-def _start(
-    script: str, arguments: Sequence[str], question: EvaluationQuestion, output: BinaryIO
-) -> subprocess.Popen[bytes]:
-    variables = {
-        **os.environ,
-        environment.EVALUATED.name: json.dumps(to_json(question)),
-        environment.THREADS.name: environment.THREADS.read(),
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    return subprocess.Popen(
-        [sys.executable, script, *arguments],
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+def _wait(processes: Sequence[ScriptProcess]) -> list[int]:
     """Wait until all have ended, or one of them badly; return the codes of those that have."""
     left = {os.pidfd_open(process.pid): process for process in processes}
     codes: list[int] = []
     try:
-        import select
-
         while left and not any(codes):
             ready, _, _ = select.select(list(left), [], [])
             for descriptor in ready:
@@ -108,15 +82,3 @@ def _meeting(world: int) -> Iterator[int]:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield store.port
     del store
-
-
-def _how(codes: Sequence[int]) -> str:
-    code = next((code for code in codes if code), 0)
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with code {code}" if code else "ended without calling elastic3d.run"
-
-
-def _tail(said: Path) -> str:
-    lines = said.read_text(errors="replace").strip().splitlines()[-LINES:]
-    return "\nIt said last:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""

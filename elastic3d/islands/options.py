@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from checkpointing.errors import StoreUnfit
 from checkpointing.stores.address import parse, redacted
 from elastic3d.errors import UsageError
-from elastic3d.quantities import rate, some_seconds
+from elastic3d.quantities import rate, some_seconds, whole
 
 AVERAGE, NESTEROV = "average", "nesterov"
 LR, MOMENTUM = 0.7, 0.9
@@ -80,9 +80,9 @@ class Islands:
         except StoreUnfit as error:
             raise UsageError(f"{_OF}(store={redacted(self.url)!r}): {error}") from error
         for name, least in (("every", 1), ("minimum", 1), ("fragments", 1)):
-            _whole(getattr(self, name), name, least)
+            whole(getattr(self, name), name, least, _OF)
         if self.keep is not None:
-            _whole(self.keep, "keep", 1)
+            whole(self.keep, "keep", 1, _OF)
         if not isinstance(self.name, str) or (self.name and not _NAME.fullmatch(self.name)):
             raise UsageError(f"{_OF}(name={self.name!r}): take letters, digits, _ and -, at most 60")
         if not isinstance(self.replay, str) or (self.replay and not _ISLAND.fullmatch(self.replay)):
@@ -134,8 +134,3 @@ class Islands:
                 "digits, _ and -, at most 60"
             )
         return self.name or run_id
-
-
-def _whole(value: object, name: str, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{_OF}({name}={value!r}): give a whole number, {least} or more")

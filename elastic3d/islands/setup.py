@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 
 from blake3 import blake3
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 from checkpointing.format.tiles import TensorSpec
@@ -15,6 +14,7 @@ from elastic3d.errors import UsageError
 from elastic3d.islands.options import Islands
 from elastic3d.islands.parts import IslandParts
 from elastic3d.islands.record import Setup
+from elastic3d.islands.state import trained
 from elastic3d.parallel.digest import state_digest
 
 _OF = "elastic3d.Islands"
@@ -45,11 +45,6 @@ def check_script(parts: IslandParts, islands: Islands) -> None:
             f"{_OF}: parameter {whole[0]} is not sharded over the data-parallel ranks, and cannot be merged; build it "
             "in the model that run.shard is given"
         )
-
-
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that islands merge: those that are trained."""
-    return {name: one for name, one in model.named_parameters() if one.requires_grad}
 
 
 def trained_specs(parts: IslandParts) -> list[TensorSpec]:

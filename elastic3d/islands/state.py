@@ -17,15 +17,19 @@ NAME = "islands"
 """Of the object among those of `run.restore(extra=)`."""
 
 
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that islands merge: those that are trained."""
+    return {name: one for name, one in model.named_parameters() if one.requires_grad}
+
+
 class IslandState:
     """See the module. momentum: whether there is one. island: "" before it was admitted. token: tells its job from
     others of one name.
     """
 
     def __init__(self, model: nn.Module, *, momentum: bool, device: torch.device) -> None:
-        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
-        self.anchors = {name: _nothing(one, device) for name, one in trained.items()}
-        self.momenta = {name: _nothing(one, device) for name, one in trained.items()} if momentum else {}
+        self.anchors = {name: _nothing(one, device) for name, one in trained(model).items()}
+        self.momenta = {name: _nothing(one, device) for name, one in trained(model).items()} if momentum else {}
         self.island, self.outer, self.token = "", 0, ""
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from checkpointing import Checkpoint
 from checkpointing.errors import NotExportable
 from checkpointing.format.tiles import TensorSpec
 from checkpointing.interchange import safetensors_files
+from checkpointing.interchange.appearing import appearing
 from checkpointing.interchange.contents import Contents
 from elastic3d.pretrained import names
 
@@ -72,8 +72,6 @@ def export_adapters(
 
     NotExportable if it has none, or the folder is there already.
     """
-    if target.exists() or target.is_symlink():
-        raise NotExportable(f"{target}: is there already; nothing is overwritten")
     said: Any = checkpoint.facts.get(FACT)
     configs: dict[str, dict[str, Any]] = said if isinstance(said, dict) else {}
     biases = {name: str(config.get("bias", "none")) for name, config in configs.items()}
@@ -84,26 +82,29 @@ def export_adapters(
             "like. `elastic3d ckpt export` writes whole models"
         )
     contents = Contents(checkpoint)
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        partial.mkdir(parents=True)
+    sizes = {adapter: _nbytes(tensors.values()) for adapter, tensors in found_adapters.items()}
+    total, before = sum(sizes.values()), 0
+    with appearing(target) as whole:
+        whole.mkdir(parents=True)
         for adapter, tensors in found_adapters.items():
-            folder = partial if adapter == DEFAULT else partial / adapter
+            folder = whole if adapter == DEFAULT else whole / adapter
             folder.mkdir(exist_ok=True)
-            safetensors_files.write(contents, tensors, folder / TENSORS, progress)
+            safetensors_files.write(contents, tensors, folder / TENSORS, partial(_after, before, total, progress))
+            before += sizes[adapter]
             if adapter in configs:
                 config = {**configs[adapter], "inference_mode": True}
                 (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        partial.rename(target)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise NotExportable(f"{target}: cannot be written: {error}; nothing is left of it") from error
-        raise
-    specs = [spec for tensors in found_adapters.values() for spec in tensors.values()]
     return ExportedAdapters(
         adapters=tuple(found_adapters),
-        tensors=len(specs),
-        bytes=sum(spec.box.numel * spec.itemsize for spec in specs),
+        tensors=sum(map(len, found_adapters.values())),
+        bytes=total,
         without_config=tuple(sorted(found_adapters.keys() - configs.keys())),
     )
+
+
+def _after(before: int, total: int, progress: Callable[[int, int], None], done: int, _: int) -> None:
+    progress(before + done, total)
+
+
+def _nbytes(specs: Iterable[TensorSpec]) -> int:
+    return sum(spec.box.numel * spec.itemsize for spec in specs)

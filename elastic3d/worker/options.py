@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from checkpointing.format.announcement import ANNOUNCED_AFTER
 from checkpointing.format.fields import LARGEST_TILE
@@ -21,7 +20,7 @@ from elastic3d.health.options import Watching
 from elastic3d.log import LIMIT
 from elastic3d.metrics.address import MetricsAddress
 from elastic3d.planner.costs import Costs
-from elastic3d.quantities import Every, every, rate, seconds, size
+from elastic3d.quantities import Every, every, rate, seconds, size, whole
 from elastic3d.snapshots.interval import AUTO
 from elastic3d.telemetry.address import CollectorAddress
 from elastic3d.trackers.choice import Named
@@ -154,9 +153,9 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.snapshot_every is not None:
-            _whole(self.snapshot_every, "snapshot_every", 0)
+            whole(self.snapshot_every, "snapshot_every", 0, "elastic3d.run")
         for name, least in (("threads", 1), ("stale_snapshots", LEAST_SNAPSHOTS)):
-            _whole(getattr(self, name), name, least)
+            whole(getattr(self, name), name, least, "elastic3d.run")
         if not self.stale_after > 0:
             raise UsageError(f"elastic3d.run(stale_after={self.stale_after!r}): give a time above 0, such as '30s'")
         if not isinstance(self.fresh, bool):
@@ -222,10 +221,10 @@ def saving(given: Checkpointing, due: int | str = 10) -> Saving:
     if given.verify not in set(Verification):
         raise UsageError(f"{_OF}(verify={given.verify!r}): give one of {', '.join(Verification)}")
     if given.keep is not None:
-        _whole(given.keep, "keep", 1, _OF)
+        whole(given.keep, "keep", 1, _OF)
     elif given.keep_every:
         raise UsageError(f"{_OF}(keep_every=...): everything is kept; say with keep= how many of the newest are")
-    _whole(given.keep_every, "keep_every", 0, _OF)
+    whole(given.keep_every, "keep_every", 0, _OF)
     left = seconds(given.grace, f"{_OF}: grace")
     if left < LEAST_GRACE:
         raise UsageError(
@@ -260,8 +259,3 @@ def refuse_moved(names: Iterable[str]) -> None:
         )
     for name in names:
         raise TypeError(f"run() got an unexpected keyword argument {name!r}")
-
-
-def _whole(value: Any, name: str, least: int, of: str = "elastic3d.run") -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{of}({name}={value!r}): give a whole number, {least} or more")

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from elastic3d.training import Run
+from tests.parallel.agreed import trained
 from tests.parallel.models import Sentences
 
 VOCABULARY, LENGTH, CHUNKS = 29, 24, 4
@@ -110,12 +111,7 @@ def train(
     data = Sentences(VOCABULARY, LENGTH)
     batches = run.batches(data, global_batch=14, micro_batch=2, seed=11, exclude=exclude)
     run.restore(model=model, optimizer=optimizer, batches=batches)
-    losses = []
-    for batch in batches.until(step=steps):
-        loss = run.backward(model, batch, loss_fn)
-        run.step(optimizer, loss=loss, clip=0.5)
-        losses.append(loss.value)
-    return run.digest(), losses, [record.gradient_norm for record in run._port.records]  # type: ignore[attr-defined]
+    return trained(run, model, optimizer, batches.until(step=steps), loss_fn)
 
 
 def train_uncut(run: Run) -> tuple[str, list[float], list[float]]:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from elastic3d.training import Run
+from tests.parallel.agreed import trained
 from tests.parallel.models import Sentences, loss_fn
 
 VOCABULARY, LENGTH = 32, 6
@@ -181,12 +182,7 @@ def train_deep(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     batches = run.batches(Sentences(VOCABULARY, LENGTH), global_batch=2 * ROUNDS, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, batches=batches)
-    losses = []
-    for batch in batches.until(step=steps):
-        loss = run.backward(model, batch, loss_fn)
-        run.step(optimizer, loss=loss, clip=0.5)
-        losses.append(loss.value)
-    return run.digest(), losses, [record.gradient_norm for record in run._port.records]  # type: ignore[attr-defined]
+    return trained(run, model, optimizer, batches.until(step=steps), loss_fn)
 
 
 def train_drawn(run: Run) -> tuple[str, list[float], list[float]]:

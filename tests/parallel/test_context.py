@@ -10,24 +10,10 @@ import pytest
 
 from elastic3d.values import Layout
 from tests.parallel import contexts
-from tests.parallel.worlds import Orders, Report, run_world
+from tests.parallel.agreed import carried_on, result
+from tests.parallel.worlds import Orders, run_world
 
 pytestmark = [pytest.mark.gloo, pytest.mark.long]
-
-
-def finished(main: Callable[..., Any], layout: str, **orders: Any) -> list[Report]:
-    reports = run_world(main, Orders(layout=Layout.parse(layout), **orders))
-    for report in reports:
-        assert report.ended == "done", report.error
-    return reports
-
-
-def result(main: Callable[..., Any], layout: str, **orders: Any) -> Any:
-    reports = finished(main, layout, **orders)
-    assert {repr(report.result) for report in reports} == {repr(reports[0].result)}
-    samples = [[(r.samples, r.sample_sum) for r in report.records] for report in reports]
-    assert all(seen == samples[0] for seen in samples)
-    return reports[0].result
 
 
 @pytest.fixture(scope="module")
@@ -91,15 +77,8 @@ def test_attention_to_later_positions_takes_a_rank_for_each_chunk() -> None:
 
 def test_a_change_of_cp_and_dp_changes_no_bit(reference: Any, tmp_path: Path) -> None:
     """Leaving at a step and going on with other numbers of ranks ends with the same digest."""
-    took = None
-    for number, text in enumerate(["pp=1,dp=1,cp=2", "pp=1,dp=2,zero=2", "pp=1,dp=1,cp=4"]):
-        layout, kept = Layout.parse(text), tmp_path / str(number)
-        kept.mkdir()
-        leave = dict.fromkeys(range(layout.world), 0) if number < 2 else {}
-        reports = run_world(contexts.train, Orders(layout=layout, keep=kept, take=took, leave_at=leave))
-        assert {report.ended for report in reports} == {"left" if leave else "done"}, reports[0].error
-        took = kept
-    assert {report.result[0] for report in reports} == {reference[0]}
+    layouts = ["pp=1,dp=1,cp=2", "pp=1,dp=2,zero=2", "pp=1,dp=1,cp=4"]
+    assert carried_on(contexts.train, layouts, tmp_path)[0] == reference[0]
 
 
 def test_other_chunks_than_those_of_the_state_are_refused(tmp_path: Path) -> None:

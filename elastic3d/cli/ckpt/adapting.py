@@ -9,10 +9,9 @@ import typer
 from rich.text import Text
 
 from checkpointing.reading.announcing import reading
-from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.cli.ckpt.documents import ExportDocument
 from elastic3d.cli.ckpt.naming import choose
-from elastic3d.cli.ckpt.place import StorePlace
+from elastic3d.cli.ckpt.place import OneOf, StorePlace
 from elastic3d.cli.ckpt.render.words import count, size
 from elastic3d.cli.ckpt.telling import bar, tell
 from elastic3d.errors import UsageError
@@ -21,10 +20,7 @@ from elastic3d.errors import UsageError
 def adapters(
     place: StorePlace,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="A folder that is not there yet.")],
-    checkpoint: Annotated[
-        str,
-        typer.Option("--of", metavar="CHECKPOINT", help="Which one.", autocompletion=complete_checkpoints),
-    ] = "latest",
+    checkpoint: OneOf = "latest",
     *,
     as_json: bool,
 ) -> None:

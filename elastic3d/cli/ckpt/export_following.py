@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -23,6 +23,14 @@ from elastic3d.clock import SYSTEM
 
 if TYPE_CHECKING:
     from elastic3d.cli.ckpt.exporting import ExportWish
+
+UntilStep = Annotated[
+    int | None,
+    typer.Option("--until-step", metavar="STEP", min=0, help="With --follow: end after one of this step or later."),
+]
+LookEvery = Annotated[
+    str, typer.Option("--every", metavar="DURATION", help="With --follow: how often to look for new ones.")
+]
 
 PATIENCE = 10.0
 """Seconds for which one operation is tried again, before it is said that the store is waited for."""

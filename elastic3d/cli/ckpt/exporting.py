@@ -14,11 +14,11 @@ from checkpointing.reading.announcing import reading
 from checkpointing.reading.following import MOVING
 from checkpointing.reading.reader import Checkpoint
 from elastic3d.cli.ckpt import export_following
-from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.cli.ckpt.documents import ExportDocument
+from elastic3d.cli.ckpt.export_following import LookEvery, UntilStep
 from elastic3d.cli.ckpt.interchange import SUFFIXES
 from elastic3d.cli.ckpt.naming import choose
-from elastic3d.cli.ckpt.place import StorePlace
+from elastic3d.cli.ckpt.place import OneOf, StorePlace
 from elastic3d.cli.ckpt.provenance import made_by
 from elastic3d.cli.ckpt.render.words import count, size
 from elastic3d.cli.ckpt.telling import Advance, bar, tell
@@ -89,10 +89,7 @@ class ExportWish:
 def export(
     place: StorePlace,
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="A file or folder that is not there yet.")],
-    checkpoint: Annotated[
-        str,
-        typer.Option("--of", metavar="CHECKPOINT", help="Which one.", autocompletion=complete_checkpoints),
-    ] = "latest",
+    checkpoint: OneOf = "latest",
     kind: Annotated[
         ExportFormat | None,
         typer.Option("--to", "--as", help="The format; hf is a folder for from_pretrained.", show_default="by TARGET"),
@@ -124,13 +121,8 @@ def export(
         int | None,
         typer.Option("--once-after", metavar="STEP", min=-1, help="With --follow: end after one later than this step."),
     ] = None,
-    until_step: Annotated[
-        int | None,
-        typer.Option("--until-step", metavar="STEP", min=0, help="With --follow: end after one of this step or later."),
-    ] = None,
-    every: Annotated[
-        str, typer.Option("--every", metavar="DURATION", help="With --follow: how often to look for new ones.")
-    ] = "2s",
+    until_step: UntilStep = None,
+    every: LookEvery = "2s",
     *,
     as_json: bool,
 ) -> None:

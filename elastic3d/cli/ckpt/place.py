@@ -47,6 +47,9 @@ Which = Annotated[
         autocompletion=complete_checkpoints,
     ),
 ]
+OneOf = Annotated[
+    str, typer.Option("--of", metavar="CHECKPOINT", help="Which one.", autocompletion=complete_checkpoints)
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ import typer
 from checkpointing import Box, Checkpoint, TensorSpec, open_checkpoint, verify
 from checkpointing.inspection.arrays import array, widened
 from checkpointing.reading.resolver import resolve
-from elastic3d.cli.ckpt.completing import complete_checkpoints, complete_tensors
+from elastic3d.cli.ckpt.completing import complete_tensors
 from elastic3d.cli.ckpt.documents import CatDocument, VerifyDocument
 from elastic3d.cli.ckpt.naming import choose
-from elastic3d.cli.ckpt.place import StorePlace, complain
+from elastic3d.cli.ckpt.place import OneOf, StorePlace, complain
 from elastic3d.cli.ckpt.render import checks as shown
 from elastic3d.cli.ckpt.telling import bar, print_json, tell
 from elastic3d.errors import UsageError
@@ -37,10 +37,7 @@ class Form(StrEnum):
 def cat(
     place: StorePlace,
     tensor: Annotated[str, typer.Argument(metavar="TENSOR", help="Its name.", autocompletion=complete_tensors)],
-    checkpoint: Annotated[
-        str,
-        typer.Option("--of", metavar="CHECKPOINT", help="Which one.", autocompletion=complete_checkpoints),
-    ] = "latest",
+    checkpoint: OneOf = "latest",
     part: Annotated[
         str,
         typer.Option("--slice", "-s", metavar="A:B,C,...", help="Only these rows.", show_default="all"),

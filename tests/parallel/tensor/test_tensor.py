@@ -8,24 +8,10 @@ import pytest
 
 from elastic3d.values import Layout
 from tests.parallel import tensors
-from tests.parallel.worlds import Orders, Report, run_world
+from tests.parallel.agreed import carried_on, finished, result
+from tests.parallel.worlds import Orders, run_world
 
 pytestmark = [pytest.mark.gloo, pytest.mark.long]
-
-
-def finished(main: Callable[..., Any], layout: Layout, **orders: Any) -> list[Report]:
-    reports = run_world(main, Orders(layout=layout, **orders))
-    for report in reports:
-        assert report.ended == "done", report.error
-    return reports
-
-
-def result(main: Callable[..., Any], layout: Layout, **orders: Any) -> Any:
-    reports = finished(main, layout, **orders)
-    assert {repr(report.result) for report in reports} == {repr(reports[0].result)}
-    samples = [[(r.samples, r.sample_sum) for r in report.records] for report in reports]
-    assert all(seen == samples[0] for seen in samples)
-    return reports[0].result
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +70,8 @@ def test_state_moves_between_layouts_whose_tp_differs(before: str, after: str, t
 @pytest.mark.slow
 def test_a_change_of_pp_and_dp_changes_no_bit(reference: Any, tmp_path: Path) -> None:
     """With one tp, leaving and going on elsewhere ends with the same digest."""
-    took = None
-    for number, text in enumerate(["pp=1,dp=2,tp=2", "pp=2,dp=1,tp=2", "pp=1,dp=1,tp=2"]):
-        layout, kept = Layout.parse(text), tmp_path / str(number)
-        kept.mkdir()
-        leave = dict.fromkeys(range(layout.world), 0) if number < 2 else {}
-        reports = run_world(tensors.train, Orders(layout=layout, keep=kept, take=took, leave_at=leave))
-        assert {report.ended for report in reports} == {"left" if leave else "done"}, reports[0].error
-        took = kept
-    assert reports[0].result[0] == reference[0]
+    layouts = ["pp=1,dp=2,tp=2", "pp=2,dp=1,tp=2", "pp=1,dp=1,tp=2"]
+    assert carried_on(tensors.train, layouts, tmp_path)[0] == reference[0]
 
 
 @pytest.mark.parametrize(
