@@ -233,7 +233,7 @@ def test_the_json_document_has_the_documented_fields() -> None:
         *("number", "cause", "nodes", "layout", "first_step", "steps_repeated", "restored_from"),
         "seconds_to_first_step",
     }
-    assert second["layout"] == {"pp": 1, "dp": 3, "tp": 1, "zero": 3}
+    assert second["layout"] == {"pp": 1, "dp": 3, "cp": 1, "tp": 1, "zero": 3}
 
 
 def test_the_text_output_names_the_nodes_and_the_verdict() -> None:
