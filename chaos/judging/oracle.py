@@ -261,7 +261,7 @@ def document(outcome: Outcome, verdict: Verdict) -> dict[str, Any]:
                 "number": view.number,
                 "cause": view.cause,
                 "nodes": list(view.nodes),
-                "layout": {axis: ({"cp": 1} | view.layout).get(axis) for axis in ("pp", "dp", "cp", "tp", "zero")},
+                "layout": {axis: {"cp": 1, **view.layout}.get(axis) for axis in ("pp", "dp", "cp", "tp", "zero")},
                 "first_step": view.first_step,
                 "steps_repeated": view.steps_repeated,
                 "restored_from": view.restored_from,
