@@ -61,7 +61,16 @@ class NodesOutside:
     leaving: int
 
 
-Input = RecordedEvent | NodesOutside
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTold:
+    """The newest step at `at`, as a keeper without trainers is told it now and then."""
+
+    at: int
+    generation: int
+    step: int
+
+
+Input = RecordedEvent | NodesOutside | StepTold
 
 
 class LiveAccount:
@@ -115,12 +124,22 @@ class LiveAccount:
         """The sealed generation's number, 0 before the first."""
         return self._number
 
+    @property
+    def trains(self) -> bool:
+        """Whether the node's own trainers take part in that generation."""
+        return self._trains
+
     def take(self, said: Input) -> None:
         """Take in an event of the keeper's own journal, or how many nodes are outside; times never go back."""
         at = said.at if self._at is None else max(said.at, self._at)
         self._pass(at)
         if isinstance(said, NodesOutside):
             self._joining, self._leaving = said.joining, said.leaving
+            return
+        if isinstance(said, StepTold):
+            others = not self._trains and said.generation == self._number and self._failed is None
+            if others and said.step > max(0, self._step):
+                self._follow(said.step, at)
             return
         own = self._trains and said.generation == self._number
         match said.name:
@@ -309,6 +328,24 @@ class LiveAccount:
             self._spend(Category(category), spent)
         self._lengthen(step, costs)
         self._steps += 1
+        self._step, self._reached = step, at
+        self._forget()
+        self._mark()
+
+    def _follow(self, step: int, at: int) -> None:
+        """Account for steps of others, of which nothing is known but that they were made: all of their time is useful.
+
+        How the generation began is not known either: it is accounted for up to the first step that is told.
+        """
+        if self._step < 0:
+            self._go_back(step - 1)
+            for span in self._ended(at):
+                self._spend(span.category, self._active * span.length, self._cause)
+        else:
+            costs = Counter({Category.USEFUL.value: self._active * max(0, at - self._reached)})
+            self._sums.update(costs)
+            self._lengthen(step, costs)
+            self._steps += step - self._step
         self._step, self._reached = step, at
         self._forget()
         self._mark()

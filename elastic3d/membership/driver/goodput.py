@@ -2,6 +2,8 @@
 
 A new leader reads what the one before it left, once it has the lead: nothing that is fenced on an older token can be
 written after that. What is in the record is not known here.
+
+A leader that does not train hears of no step. It reads now and then what the node of rank 0 writes for people.
 """
 
 from __future__ import annotations
@@ -25,6 +27,12 @@ class GoodputKeeping(Protocol):
 
     def due(self, *, last: bool) -> bytes | None:
         """Return what to write now, None for nothing. last: this is the last time."""
+
+    def beside(self) -> str:
+        """Return the id of the member that is to be asked how far the trainers are, "" for none."""
+
+    def told(self, value: bytes) -> None:
+        """Take that member's pulse."""
 
     def resign(self) -> None:
         """Take note that this member no longer leads."""
@@ -52,6 +60,11 @@ class GoodputWriter:
                 item = self._client.get(self._root + keys.GOODPUT, budget=BUDGET)
                 self._keeping.resume(None if item is None else item.value)
                 self._token = token
+            trains = self._keeping.beside()
+            if trains:
+                item = self._client.get(self._root + keys.pulse(trains), budget=BUDGET)
+                if item is not None:
+                    self._keeping.told(item.value)
             value = self._keeping.due(last=last)
             if value is None:
                 return

@@ -2,7 +2,8 @@
 
 Every keeper keeps what it heard lately. One that comes to lead takes the last leader's record, finds the moment that it
 is as of among what it heard itself, and goes on from there: no clocks are compared. A keeper that was not there at that
-moment, as a spare does not hear of steps, goes on from now, and what lies between is in no category.
+moment, as a spare does not hear of steps, goes on from now, and what lies between is in no category. While it leads it
+looks into the pulse of the node of rank 0 now and then.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from elastic3d.accounting.live_account import HEARD, Input, LiveAccount, NodesOutside
+from elastic3d.accounting.live_account import HEARD, Input, LiveAccount, NodesOutside, StepTold
 from elastic3d.accounting.live_record import GoodputRecord
 from elastic3d.accounting.recorded_events import SECOND, RecordedEvent
 from elastic3d.accounting.spans import Category
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import ConfigurationError
-from elastic3d.etcd_keys import GOODPUT
+from elastic3d.etcd_keys import GOODPUT, PULSES
 from elastic3d.membership import events as m
-from elastic3d.membership.records import NewerSchema, Out, decode, encode
+from elastic3d.membership.records import NewerSchema, Out, Pulse, decode, encode
 from elastic3d.port import StepRecord
 from elastic3d.values import Cause
 
@@ -46,6 +47,7 @@ class LiveGoodput:
         self._base: Mapping[str, int] = {}
         self._counted = dict.fromkeys(map(str, Category), 0)
         self._wrote: tuple[float, int] | None = None
+        self._asked = -EVERY
         self._number = 0
         self._said = False
 
@@ -147,6 +149,23 @@ class LiveGoodput:
                 return encode(self._account.record(self._now(), self._clock.wall()))
             return None
 
+    def beside(self) -> str:
+        """Return the id of the node of rank 0 if this one leads without training, now and then, else ""."""
+        now, trains = self._clock.monotonic(), self._census.first
+        if self._account is None or self._account.trains or now - self._asked < EVERY:
+            return ""
+        self._asked = now
+        return trains
+
+    def told(self, value: bytes) -> None:
+        """Take how far that node's trainers are; what cannot be read is told elsewhere."""
+        try:
+            pulse = decode(Pulse, value, PULSES)
+        except ConfigurationError:
+            return
+        with self._lock:
+            self._put(StepTold(at=self._now(), generation=pulse.generation, step=pulse.step))
+
     def resign(self) -> None:
         """Count no longer: another keeper leads."""
         self._count()
@@ -232,11 +251,15 @@ def _replay(account: LiveAccount, heard: Iterable[Input]) -> None:
 
 
 class _Census:
-    """Which members the sealed generation has, by id, and which it does not have. For the member's thread."""
+    """Which members the sealed generation has, by id, and which it does not have. For the member's thread.
+
+    first: the member that holds rank 0, "" for none.
+    """
 
     def __init__(self) -> None:
         self._members: set[str] = set()
         self.inside: set[str] = set()
+        self.first = ""
         self._former: set[str] = set()
         self._counts = (0, 0)
 
@@ -266,3 +289,4 @@ class _Census:
         inside = {node.id for node in (*event.generation.nodes, *event.generation.spares)}
         self._former |= self.inside - inside
         self.inside = inside
+        self.first = event.generation.nodes[0].id if event.generation.nodes else ""

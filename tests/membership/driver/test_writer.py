@@ -36,11 +36,15 @@ TTL = 2.0
 
 
 class Account:
-    """An account that is always due. resumed: what it went on from; last: how often it was the last time."""
+    """An account that is always due. resumed: what it went on from; last: how often it was the last time.
+
+    asked: the member whose pulse it is told.
+    """
 
     def __init__(self) -> None:
         self.value, self.written, self.last = b"one", 0, 0
         self.resumed: list[bytes | None] = []
+        self.asked, self.heard = "", b""
 
     def resume(self, value: bytes | None) -> None:
         self.resumed.append(value)
@@ -48,6 +52,12 @@ class Account:
     def due(self, *, last: bool) -> bytes | None:
         self.last += last
         return self.value
+
+    def beside(self) -> str:
+        return self.asked
+
+    def told(self, value: bytes) -> None:
+        self.heard = value
 
     def resign(self) -> None:
         self.resumed.append(b"resigned")
@@ -391,6 +401,13 @@ def test_a_leaders_account_is_written_with_its_token_only(etcd: EtcdServer) -> N
         item = desk.other.get(key)
         assert item is not None
         assert item.value == b"one"
+        account.asked = "nobody@1"
+        desk.other.put(desk.root + "pulses/other@1", b"a pulse", idempotent=True)
+        written = account.written
+        wait(lambda: account.written > written + 1, 5)
+        assert account.heard == b""
+        account.asked = "other@1"
+        wait(lambda: account.heard == b"a pulse", 5)
         account.value = b"late"
         desk.other.put(desk.root + "board/leader", b"another", idempotent=True)
         before = account.written

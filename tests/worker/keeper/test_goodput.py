@@ -10,7 +10,7 @@ import pytest
 from elastic3d.accounting.live_account import LiveAccount
 from elastic3d.accounting.live_record import GoodputRecord
 from elastic3d.membership import events as m
-from elastic3d.membership.records import SCHEMA, MemberRecord, Out, Tomb, decode, encode
+from elastic3d.membership.records import SCHEMA, MemberRecord, Out, Pulse, Tomb, decode, encode
 from elastic3d.port import StepRecord
 from elastic3d.values import Cause, Generation, Node
 from elastic3d.worker.keeper.goodput import EVERY, LiveGoodput
@@ -157,6 +157,40 @@ def test_a_leader_that_did_not_train_along_goes_on_from_now() -> None:
     value = a.due(3)
     c.lead(10, value)
     assert c.spent(12) == {"useful": 6.0, "spare": 5.0, "unknown": 4.0}
+
+
+def test_a_leader_without_trainers_is_told_of_steps_now_and_then() -> None:
+    """From the first one on their time is useful, without doubled or missing steps for whoever leads after it."""
+    a, spare = Keeper("a"), Keeper("c")
+    for keeper in (a, spare):
+        keeper.seal(0, 1, (A, B), Cause.START, (C,))
+    spare.lead(0, None)
+
+    def ask(at: float, step: int, generation: int = 1) -> bool:
+        spare.clock.now = at
+        asked = spare.goodput.beside()
+        if asked:
+            spare.goodput.told(encode(Pulse(state="active", generation=generation, every=5.0, step=step)))
+        return asked == A.id
+
+    assert ask(1, -1)
+    assert not ask(5, 2)
+    for step in range(3, 34):
+        a.step(step, step - 2)
+    assert ask(12, 10)
+    assert ask(22, 20)
+    assert not ask(30, 28)
+    assert ask(32, 30)
+    assert spare.spent(32) == {"unknown": 24.0, "useful": 40.0, "spare": 32.0}
+    value = spare.due(32, last=True)
+    a.lead(33, value)
+    assert a.spent(33) == {"unknown": 24.0, "useful": 42.0, "spare": 33.0}
+    assert ask(42, 99, generation=2)  # of a generation of which nobody has heard
+    assert ask(52, 7)
+    spare.clock.now = 62.0
+    spare.goodput.told(b"garbage")
+    assert spare.spent(62) == {"unknown": 24.0 + 60.0, "useful": 40.0, "spare": 62.0}
+    assert a.goodput.beside() == ""
 
 
 def test_newcomers_and_leavers_are_counted_while_one_leads() -> None:
