@@ -245,7 +245,9 @@ def _be_worker(end: socket.socket) -> None:
     script, *arguments = request["arguments"]
     sys.argv = [script, *arguments]
     sys.orig_argv = [sys.executable, "-u", script, *arguments]
-    sys.path[0] = str(Path(script).resolve().parent)
+    # As a fresh interpreter would look for modules.
+    own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path[1:]]
+    sys.path[:1] = [str(Path(script).resolve().parent), *own]
     runpy.run_path(script, run_name="__main__")
 
 

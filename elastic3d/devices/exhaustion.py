@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import resource
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,12 @@ from elastic3d.shortfall import STANDBY
 
 MESSAGES = ("out of memory", "can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
 """In errors that are no `OutOfMemoryError`: of cuBLAS, cuDNN and NCCL, and of torch's allocator on the host."""
+
+UNSAID = "could not create a primitive"
+"""In oneDNN's errors, whatever the reason: that memory ran out is one of them."""
+
+LITTLE = 64 << 20
+"""Bytes below which what a process may still have is as good as nothing."""
 
 MOST = 5
 """Processes that are named."""
@@ -51,6 +59,8 @@ def is_out_of_memory(error: BaseException) -> bool:
             return True
         if isinstance(seen, (RuntimeError, OSError)) and any(message in str(seen) for message in MESSAGES):
             return True
+        if isinstance(seen, RuntimeError) and UNSAID in str(seen) and left() < LITTLE:
+            return True
         seen = seen.__cause__
     return False
 
@@ -71,10 +81,26 @@ def of_host(error: BaseException) -> bool:
     while seen is not None:
         if isinstance(seen, torch.OutOfMemoryError):
             return False
-        if isinstance(seen, MemoryError | OSError) or any(words in str(seen) for words in MESSAGES[1:]):
+        if isinstance(seen, MemoryError | OSError) or any(words in str(seen) for words in (*MESSAGES[1:], UNSAID)):
             return True
         seen = seen.__cause__
     return False
+
+
+def left() -> float:
+    """Return the bytes that this process may still have by its own limits (`ulimit -d`, `ulimit -v`), inf for any."""
+    limits = (("VmData", resource.RLIMIT_DATA), ("VmSize", resource.RLIMIT_AS))
+    bounds = {field: resource.getrlimit(limit)[0] for field, limit in limits}
+    if set(bounds.values()) == {resource.RLIM_INFINITY}:
+        return math.inf
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    held = {
+        field: int(kilobytes) << 10 for field, kilobytes in re.findall(r"^(Vm\w+):\s+(\d+) kB$", status, re.MULTILINE)
+    }
+    return min(
+        (bound - held[field] for field, bound in bounds.items() if bound != resource.RLIM_INFINITY and field in held),
+        default=math.inf,
+    )
 
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")

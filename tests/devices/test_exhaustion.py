@@ -56,6 +56,28 @@ def test_the_host_says_so_itself() -> None:
     assert asked(caught.value) == 4 << 50
 
 
+LIMITED = """
+import resource, sys
+from elastic3d.devices.exhaustion import is_out_of_memory, left, of_host
+error = RuntimeError("could not create a primitive")
+assert left() == float("inf") and not is_out_of_memory(error)
+kind = getattr(resource, sys.argv[1])
+for room, short in ((1 << 30, False), (32 << 20, True)):
+    resource.setrlimit(kind, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    held = 1 << 40
+    resource.setrlimit(kind, (held, resource.RLIM_INFINITY))
+    resource.setrlimit(kind, (held - int(left()) + room, resource.RLIM_INFINITY))
+    assert is_out_of_memory(error) is short and of_host(error), (room, left())
+assert not is_out_of_memory(RuntimeError("expected a tensor of shape [3]"))
+"""
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_DATA", "RLIMIT_AS"])
+def test_an_error_that_gives_no_reason_is_about_memory_where_hardly_any_is_left(limit: str) -> None:
+    """As oneDNN's; by the limits of the process itself."""
+    subprocess.run([sys.executable, "-c", LIMITED, limit], check=True, timeout=60)
+
+
 @pytest.mark.parametrize(
     ("words", "nbytes"),
     [

@@ -138,6 +138,7 @@ def test_metrics_go_on_over_a_death_and_agree_with_the_events(job_etcd: EtcdServ
         "elastic3d_checkpoint_age_seconds",
         "elastic3d_slow_nodes",
         "elastic3d_node_slowness_ratio",
+        "elastic3d_noise_scale",
     }, missing
     for name in (first, last):
         with pytest.raises(OSError, match="refused"):
