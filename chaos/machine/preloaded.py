@@ -47,6 +47,10 @@ _PRELOADED = (
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "chaos.scripts.train_gpt",
+    # What `elastic3d` and its rendezvous import where they are first used.
+    "elastic3d.entry",
+    "elastic3d.rendezvous.resident",
+    "elastic3d.rendezvous.restart",
 )
 
 
