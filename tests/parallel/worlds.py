@@ -43,6 +43,7 @@ PRELOAD = [
     "torch.distributed.pipelining",
     "elastic3d.parallel.pipeline.handed_on",
     "tests.parallel.models",
+    "tests.parallel.worlds",
 ]
 
 
