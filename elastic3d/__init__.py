@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from elastic3d.torch_support import check_version
 
 if TYPE_CHECKING:
-    from elastic3d.data import Adaptive, Growing, Mixture, Packed, Stratified, TokenFile
+    from elastic3d.data import Adaptive, Cached, Growing, Mixture, Packed, Remote, Stratified, TokenFile
     from elastic3d.entry import run
     from elastic3d.errors import Elastic3dError
     from elastic3d.health.options import Health
@@ -39,6 +39,8 @@ __all__ = [
     "Packed",
     "Stratified",
     "Mixture",
+    "Cached",
+    "Remote",
     "Tracker",
     "Elastic3dError",
 ]
@@ -58,6 +60,8 @@ _HOMES = {
     "Packed": "elastic3d.data",
     "Stratified": "elastic3d.data",
     "Mixture": "elastic3d.data",
+    "Cached": "elastic3d.data",
+    "Remote": "elastic3d.data",
     "Tracker": "elastic3d.trackers",
     "Elastic3dError": "elastic3d.errors",
 }

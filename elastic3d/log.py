@@ -182,10 +182,11 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # Written only by the slot that holds rank 0. `step` counts the updates made, this one included. `samples` is
         # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves. `processor`:
         # seconds of processor time that rank 0 has used for the step. `data`, `copy`: of its `seconds`, those in which
-        # rank 0 waited for its data loader, and for the copy of a snapshot. `excluded`, where there are any: positions
-        # among `samples` that are no part of it, as [first, stop) each. `tokens`: of the others, where the data set
-        # says how many its samples have. `logged`: what scripts gave to `run.log` for it, by name. `noise_scale`: of
-        # the gradient, in samples, where the global batch follows it.
+        # rank 0 waited for its data loader, and for the copy of a snapshot. `read`, where there are any: bytes from
+        # object storage that rank 0's samples were made of. `excluded`, where there are any: positions among `samples`
+        # that are no part of it, as [first, stop) each. `tokens`: of the others, where the data set says how many its
+        # samples have. `logged`: what scripts gave to `run.log` for it, by name. `noise_scale`: of the gradient, in
+        # samples, where the global batch follows it.
         "step.committed": _debug(
             "step",
             "loss",
@@ -197,6 +198,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             "processor",
             "data",
             "copy",
+            "read",
             "tokens",
             "excluded",
             "logged",
@@ -411,6 +413,11 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "island.waiting": _info("why", "detail"),
         # `cache=` cannot be used: tiles are read from the store each time.
         "cache.unfit": _warning("error"),
+        # A rank's `Cached` keeps no more samples in its folder, or not those of which `detail` speaks: they are made
+        # each time. Once for each reason.
+        "samples.uncached": _warning("folder", "detail"),
+        # A sample's file in the folder of a `Cached` was damaged, and the sample was made again. Once for each rank.
+        "sample.remade": _warning("folder", "sample", "error"),
         # A snapshot that a node offers for the start of a generation is ignored: it belongs to another history.
         "snapshot.unbelieved": _warning("step", "made_in", "newest"),
         # A tile of it is damaged: state is restored from an older one.

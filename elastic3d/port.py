@@ -159,7 +159,8 @@ class StepRecord:
     skipped since they were not finite. spike: the newest step in which the loss had jumped up, -1 for none.
     sheets: the rows of some ranks' steps (`health.sheet`); only on the first slot of a node, where steps are measured.
     clean: the newest step that audits vouch for, -1 where nothing is audited. data, copy: of `seconds`, those in which
-    this rank waited for its data loader, and for the copy of a snapshot. tokens: of the samples that were not left out,
+    this rank waited for its data loader, and for the copy of a snapshot. read: bytes from object storage that its
+    samples were made of. tokens: of the samples that were not left out,
     0 where the data set does not say how many its samples have. logged: what scripts logged of it, by name; only on the
     first slot of a node. stopped: why the script ended the run after it, "" where it did not. resized: why the next
     step has another global batch, "" where it has not. noise_scale: of the gradient, in samples; None where it is not
@@ -189,6 +190,7 @@ class StepRecord:
     sheets: tuple[tuple[float, ...], ...] = ()
     clean: int = -1
     data: float = 0.0
+    read: int = 0
     copy: float = 0.0
     tokens: int = 0
     logged: dict[str, float] = field(default_factory=dict)

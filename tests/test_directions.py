@@ -23,6 +23,7 @@ PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "accounting",
+        "awaited",
         "values",
         "errors",
         "clock",

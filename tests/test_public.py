@@ -25,6 +25,8 @@ def test_elastic3d_exports_exactly_the_listed_names() -> None:
         "Packed",
         "Stratified",
         "Mixture",
+        "Cached",
+        "Remote",
         "Tracker",
         "Elastic3dError",
     }

@@ -2,11 +2,13 @@
 
 from elastic3d.data.adaptive import Adaptive
 from elastic3d.data.batches import Batch, Batches, MicroBatch
+from elastic3d.data.cached import Cached
 from elastic3d.data.ledger import Account, Line, check
 from elastic3d.data.mixture import Mixture
 from elastic3d.data.packing import Packed
 from elastic3d.data.permutation import KeyedPermutation
 from elastic3d.data.positions import Order
+from elastic3d.data.remote import Remote
 from elastic3d.data.sizes import Growing
 from elastic3d.data.sources import Share
 from elastic3d.data.stratified import Stratified
@@ -27,6 +29,8 @@ __all__ = [
     "Packed",
     "Stratified",
     "Mixture",
+    "Cached",
+    "Remote",
     "Line",
     "Account",
     "check",

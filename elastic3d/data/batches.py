@@ -105,7 +105,8 @@ PASSED_OVER = 1000
 
 class Batches:
     """Iterate the steps of a run over a data set, map-style or a stream. `step` is the number of steps made, `goal` the
-    one up to which to iterate, 0 before that is known. `untried` are holes that were known before their steps. `varies`
+    one up to which to iterate, 0 before that is known. `read` is how many bytes the present step's samples were
+    made of, as far as their sources count them. `untried` are holes that were known before their steps. `varies`
     is whether micro-batches may be of several shapes, `sample_tokens` the number of tokens of each sample, 0 where the
     data set does not say. `stepped` is called when the script asks for the next batch, or that there is none. In an
     island, `reach` is the step up to which it is known which samples there are, which `stepped` moves on, and `rounds`
@@ -162,7 +163,7 @@ class Batches:
         self.device = device or torch.device("cpu")
         self.progress = progress
         self.step = 0
-        self.goal = 0
+        self.goal = self.read = 0
         self._yielded = -1
         self._resized = False
         self._stopped: int | None = None
@@ -288,6 +289,7 @@ class Batches:
                 before = self.step
                 self.progress.loading()
                 part = next(loaded)
+                self.read = part.read
                 if part.cursor is not None:
                     present = self._cursors.get(before, Cursor())
                     self._cursors = {before: present, before + 1: part.cursor}

@@ -1,7 +1,8 @@
-"""What a data set says of itself, where it says anything: a fingerprint, and the names of its samples."""
+"""What a data set says of itself, where it says anything: a fingerprint, its samples' names, and what it fetches."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from blake3 import blake3
@@ -27,3 +28,15 @@ def name_of(dataset: Any, number: int) -> str:
     """Return what people call a sample: by the data set's own `name_of`, if it numbers the samples of others."""
     own = getattr(dataset, "name_of", None)
     return str(own(number)) if own is not None else f"sample {number} of the data set"
+
+
+def ahead_of(dataset: Any) -> int:
+    """Return of how many samples a data set wants to know before they are due, to fetch them; 0 for none."""
+    said = getattr(dataset, "ahead", 0) if hasattr(dataset, "prefetch") else 0
+    return said if isinstance(said, int) else 0
+
+
+def prefetch(dataset: Any, numbers: Sequence[int]) -> None:
+    """Tell a data set which samples it will be asked for next in this process, nearest first, if it wants to know."""
+    if ahead_of(dataset):
+        dataset.prefetch(numbers)

@@ -67,7 +67,7 @@ class Undrawn:
         """Watch torch's operations in this thread, and compare the other generators before and after."""
         with nullcontext() if self.beside else _lent():
             before = self._states()
-            with _Watch():  # type: ignore[no-untyped-call]
+            with _watching(_refuse):
                 yield
             if before != self._states():
                 raise Drawn
@@ -76,16 +76,56 @@ class Undrawn:
         """Do nothing."""
 
     def _states(self) -> Any:
-        state: Any = np.random.get_state(legacy=False)
-        others = random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"]
-        return others if self.beside else (torch.get_rng_state().numpy().tobytes(), others)
+        return _not_torchs() if self.beside else (torch.get_rng_state().numpy().tobytes(), _not_torchs())
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    drawn: Callable[[], None]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags and not (kwargs or {}).get("generator"):
-            raise Drawn
+            self.drawn()
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _watching(drawn: Callable[[], None]) -> Iterator[None]:
+    """Call `drawn` whenever this thread draws from torch's global generator."""
+    watch = _Watch()  # type: ignore[no-untyped-call]
+    watch.drawn = drawn
+    with watch:
+        yield
+
+
+def _refuse() -> None:
+    raise Drawn
+
+
+class DrawsNoticed:
+    """Whether a sample was made with `any` random numbers of the global generators.
+
+    Of torch's it sees the draws of this thread, of numpy's and Python's those of all threads.
+    """
+
+    def __init__(self) -> None:
+        self.any = False
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Watch while a sample is made."""
+        before = _not_torchs()
+        with _watching(self._drawn):
+            yield
+        self.any |= before != _not_torchs()
+
+    def _drawn(self) -> None:
+        self.any = True
+
+
+def _not_torchs() -> Any:
+    """Return the states of the generators of numpy and Python."""
+    state: Any = np.random.get_state(legacy=False)
+    return random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"]
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from elastic3d.data.dataset_facts import fingerprint_of, is_numbered, name_of
+from elastic3d.data.dataset_facts import ahead_of, fingerprint_of, is_numbered, name_of, prefetch
 from elastic3d.data.proportions import MixedSource, Proportions, stages_of
 from elastic3d.data.stratified import Stratified
 from elastic3d.errors import UsageError
@@ -55,6 +55,17 @@ class Mixture:
         """Return a sample by its number, counted one source after the other."""
         source, own = self._place(number)
         return self._datasets[source][own]
+
+    @property
+    def ahead(self) -> int:
+        """Of how many samples its sources want to know before they are due."""
+        return max(map(ahead_of, self._datasets))
+
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        """Tell each source which of its samples are due next."""
+        places = [self._place(number) for number in numbers]
+        for source, dataset in enumerate(self._datasets):
+            prefetch(dataset, [own for at, own in places if at == source])
 
     def name_of(self, number: int) -> str:
         """Return what a sample is called in its source."""

@@ -19,6 +19,7 @@ import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from elastic3d.data.dataset_facts import ahead_of, prefetch
 from elastic3d.data.permutation import KeyedPermutation
 from elastic3d.errors import UsageError
 
@@ -129,6 +130,15 @@ class Packed:
             at += size
         inputs = np.stack([tokens, positions]) if self._positions else tokens
         return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    @property
+    def ahead(self) -> int:
+        """Of how many rows to know before they are due: each has a document at least of those to be fetched."""
+        return ahead_of(self._documents)
+
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        """Tell the data set of documents which of them are due next."""
+        prefetch(self._documents, [document for number in numbers for document, _, _ in self.row(number)])
 
     @staticmethod
     def document_ids(positions: torch.Tensor) -> torch.Tensor:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 from torch.utils.data._utils import worker
 
+from elastic3d import awaited
+from elastic3d.data import notes
 from elastic3d.data.collating import Collating, Pair
-from elastic3d.data.dataset_facts import name_of
+from elastic3d.data.dataset_facts import ahead_of, name_of, prefetch
 from elastic3d.data.foreign_streams import own_state_is_exact
 from elastic3d.data.making import Draws, Keyed, naming
 from elastic3d.data.positions import Order
@@ -95,12 +99,14 @@ class Share:
 class Loaded:
     """One rank's samples of one step, a pair for each round. cursor: of a stream, after the step.
 
-    kept: by their number, micro-batches of a stream that may have to be run again.
+    kept: by their number, micro-batches of a stream that may have to be run again. read: bytes from storage that they
+    were made of, as far as who reads them counts.
     """
 
     pairs: list[Pair]
     cursor: Cursor | None = None
     kept: dict[int, Pair] = field(default_factory=dict)
+    read: int = 0
 
 
 class SampleSource(Protocol):
@@ -137,46 +143,76 @@ class Numbered:
 
     def steps(self, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> Iterator[Loaded]:
         """Load this rank's part of each step."""
+        asked = self._asked(first, stop, 1)
         for step in range(first, stop):
             wanted = self._share.wanted(step, self._order.micro_batches_at(step))
-            yield Loaded(pairs=[self._pair(step, index, draws) for index in wanted])
+            pairs = [self._pair(next(asked), draws) for _ in wanted]
+            yield Loaded(pairs=pairs, read=notes.bytes_read())
 
     def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
         """Load in processes forked from the trainer; together they load at least a step ahead."""
+        awaited.clear()
         counts = [self._order.micro_batches_at(step) for step in range(first, stop)]
         most = max((self._share.rounds(count) for count in counts), default=1)
         loader: DataLoader[Any] = DataLoader(
             _Sampled(self._dataset, self._order),
-            batch_sampler=_Given(self._places(first, stop)),
+            batch_sampler=_Given(self._asked(first, stop, workers)),
             num_workers=workers,
             prefetch_factor=max(2, -(-most // workers)),
-            collate_fn=self._collated,
+            collate_fn=self._carried,
+            worker_init_fn=notes.carry,
             pin_memory=pin,
             # A separate generator: the loader draws a seed, and must not draw it from the model's random numbers.
             generator=torch.Generator(),
             multiprocessing_context="fork",
         )
-        with _working(loader) as pairs:
+        with _working(loader) as loaded:
             for step, count in enumerate(counts, first):
-                yield Loaded(pairs=[next(pairs) for _ in self._share.wanted(step, count)])
+                pairs, read = [], 0
+                for _ in self._share.wanted(step, count):
+                    pair, said, nbytes = next(loaded)
+                    notes.log(said)
+                    pairs.append(pair)
+                    read += nbytes
+                yield Loaded(pairs=pairs, read=read)
 
     def example(self, draws: Draws) -> Pair:
         """Return the first micro-batch of the run."""
-        return self._pair(0, 0, draws)
+        return self._pair(self._places(0, 0), draws)
 
     def again(self, step: int, index: int, draws: Draws) -> Pair:
         """Return any micro-batch of a step."""
-        return self._pair(step, index, draws)
+        return self._pair(self._places(step, index), draws)
 
-    def _places(self, first: int, stop: int) -> Iterator[list[tuple[int, int]]]:
-        for step in range(first, stop):
-            for index in self._share.wanted(step, self._order.micro_batches_at(step)):
-                yield self._order.micro_batch_places(step, index)
+    def _asked(self, first: int, stop: int, every: int) -> Iterator[list[_Asked]]:
+        """Yield the samples of each micro-batch, the first of them with those that the same process is asked for next.
 
-    def _pair(self, step: int, index: int, draws: Draws) -> Pair:
+        every: how many processes load, each of them one micro-batch after the other in turn.
+        """
+        ahead = ahead_of(self._dataset)
+        further = every * -(-ahead // self._order.micro_batch)
+        wanted = (
+            self._places(step, index)
+            for step in range(first, stop)
+            for index in self._share.wanted(step, self._order.micro_batches_at(step))
+        )
+        coming = deque(islice(wanted, further + 1))
+        while coming:
+            numbers = [asked.number for one in islice(coming, 0, None, every) for asked in one]
+            head, *rest = coming.popleft()
+            yield [replace(head, ahead=tuple(numbers[:ahead])), *rest]
+            coming.extend(islice(wanted, 1))
+
+    def _places(self, step: int, index: int) -> list[_Asked]:
+        return [_Asked(position, number) for position, number in self._order.micro_batch_places(step, index)]
+
+    def _pair(self, asked: list[_Asked], draws: Draws) -> Pair:
         sampled = _Sampled(self._dataset, self._order)
         with self._alone, draws.around():
-            return self._collated([sampled.make(place, draws) for place in self._order.micro_batch_places(step, index)])
+            return self._collated([sampled.make(one, draws) for one in asked])
+
+    def _carried(self, named: list[tuple[str, Any]]) -> tuple[Pair, list[notes.Note], int]:
+        return self._collated(named), notes.said(), notes.bytes_read()
 
     def _collated(self, named: list[tuple[str, Any]]) -> Pair:
         return self._collating.pair([sample for _, sample in named], [name for name, _ in named])
@@ -211,22 +247,26 @@ class Streamed:
                 pairs=[pairs[index] for index in wanted],
                 cursor=reader.cursor(),
                 kept={index: pairs[index] for index in kept},
+                read=notes.bytes_read(),
             )
 
     def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
         """Load two steps ahead in one process, since a stream is read in one place."""
+        awaited.clear()
         loader: DataLoader[Any] = DataLoader(
             _Steps(self, first, stop, cursor, Keyed(self._order.seed, lent=False)),
             batch_size=None,
             num_workers=1,
+            worker_init_fn=notes.carry,
             prefetch_factor=2,
             pin_memory=pin,
             generator=torch.Generator(),
             multiprocessing_context="fork",
         )
         with _working(loader) as steps:
-            for pairs, reached, kept in steps:
-                yield Loaded(pairs=pairs, cursor=reached, kept=kept)
+            for pairs, reached, kept, said, read in steps:
+                notes.log(said)
+                yield Loaded(pairs=pairs, cursor=reached, kept=kept, read=read)
 
     def example(self, draws: Draws) -> Pair:
         """Return the stream's first micro-batch; the data set's own state stays as it is."""
@@ -244,21 +284,33 @@ class Streamed:
         """Return None: a stream is read once, and `Loaded.kept` has what may be run again."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A sample by its position in the run and its number in the data set. ahead: numbers that are asked for next."""
+
+    position: int
+    number: int
+    ahead: tuple[int, ...] = ()
+
+
 class _Sampled(torch.utils.data.Dataset[Any]):
-    """The samples of a data set by (position in the run, number in the data set), each with its name."""
+    """The samples of a data set, each with its name."""
 
     def __init__(self, dataset: Any, order: Order) -> None:
         self._dataset, self._order = dataset, order
 
-    def __getitem__(self, place: tuple[int, int]) -> tuple[str, Any]:
-        return self.make(place, Keyed(self._order.seed, lent=False))
+    def __getitem__(self, asked: _Asked) -> tuple[str, Any]:
+        return self.make(asked, Keyed(self._order.seed, lent=False))
 
-    def make(self, place: tuple[int, int], draws: Draws) -> tuple[str, Any]:
-        position, number = place
+    def make(self, asked: _Asked, draws: Draws) -> tuple[str, Any]:
+        position, number = asked.position, asked.number
+        if asked.ahead:
+            prefetch(self._dataset, asked.ahead)
         name = name_of(self._dataset, number)
         with naming(lambda: f"{name}, at position {position} of the run, in step {self._order.step_at(position)}"):
             draws.before(self._order.place_of(position))
-            return name, self._dataset[number]
+            with awaited.source(type(self._dataset).__name__):
+                return name, self._dataset[number]
 
 
 @contextmanager
@@ -271,14 +323,14 @@ def _working(loader: DataLoader[Any]) -> Iterator[Iterator[Any]]:
         items._shutdown_workers()
 
 
-class _Given(Sampler[list[tuple[int, int]]]):
-    """Passes the places of one micro-batch after the other to a DataLoader."""
+class _Given(Sampler[list[_Asked]]):
+    """Passes the samples of one micro-batch after the other to a DataLoader."""
 
-    def __init__(self, places: Iterator[list[tuple[int, int]]]) -> None:
-        self._places = places
+    def __init__(self, asked: Iterator[list[_Asked]]) -> None:
+        self._asked = asked
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return self._places
+    def __iter__(self) -> Iterator[list[_Asked]]:
+        return self._asked
 
 
 class _Steps(IterableDataset[Any]):
@@ -287,9 +339,9 @@ class _Steps(IterableDataset[Any]):
     def __init__(self, source: Streamed, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> None:
         self._given = source, first, stop, cursor, draws
 
-    def __iter__(self) -> Iterator[tuple[list[Pair], Cursor | None, dict[int, Pair]]]:
+    def __iter__(self) -> Iterator[tuple[list[Pair], Cursor | None, dict[int, Pair], list[notes.Note], int]]:
         # One process reads all of the stream; a library that sees a worker, though the only one, may draw otherwise.
         worker._worker_info = None
         source, *rest = self._given
         for loaded in source.steps(*rest):  # type: ignore[arg-type]
-            yield loaded.pairs, loaded.cursor, loaded.kept
+            yield loaded.pairs, loaded.cursor, loaded.kept, notes.said(), loaded.read

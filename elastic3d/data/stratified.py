@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from blake3 import blake3
 
-from elastic3d.data.dataset_facts import fingerprint_of, is_numbered, name_of
+from elastic3d.data.dataset_facts import ahead_of, fingerprint_of, is_numbered, name_of, prefetch
 from elastic3d.data.strata import LONGEST, Strata, check_strata
 from elastic3d.errors import UsageError
 
@@ -62,6 +63,15 @@ class Stratified:
         if not 0 <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")
         return self._dataset[int(self.row[number])]
+
+    @property
+    def ahead(self) -> int:
+        """Of how many samples `dataset` wants to know before they are due."""
+        return ahead_of(self._dataset)
+
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        """Tell `dataset` which samples are due next."""
+        prefetch(self._dataset, [int(self.row[number]) for number in numbers])
 
     def name_of(self, number: int) -> str:
         """Return what a sample is called in `dataset`."""

@@ -13,6 +13,7 @@ reader copies the page and parses the copy.
     128 to 6271    ring of the last 3,072 operations: steps made and axis, fingerprint
     6272 to 7807   the last 64 steps in numbers, 24 words each: step, time of its end, forward passes, then nanoseconds
                    in each phase and in waits along each axis; waits are no part of a phase
+    7808 to 8191   what the processes that load samples wait for, see `elastic3d.awaited`
 
 Numbers that may be -1 are stored with 1 added. The steps' own operations, from the beginning of their passes on, are in
 the ring, in the order in which they were posted: a rank's last step is the program that the present one is held to.
@@ -29,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elastic3d import threads
+from elastic3d.awaited import PLACES, WORDS, longest_awaited
 from elastic3d.clock import SYSTEM, nanoseconds
 from elastic3d.health import stacks
 from elastic3d.health.device_times import DeviceTimes, MadeStep
@@ -61,6 +63,7 @@ _WAITS = _PHASES - 1
 _NOTE, _NOTE_WORDS = 112, 8
 _RING = 128
 _SHEETS = _RING + 2 * RING
+_AWAITED = _SHEETS + SHEETS * SHEET_WORDS
 _BEGIN = 0xFFFF
 """Stands where a ring's entry has its axis, for the beginning of a step; the fingerprint is the kind of the step."""
 
@@ -82,7 +85,8 @@ def fingerprint(operation: int, *numbers: int) -> int:
 class ProgressWriter:
     """The trainer's end, a `port.Progress`. For one thread at a time; only the beat has another.
 
-    page: writable memory of `SIZE` bytes. now: nanoseconds of the monotonic clock.
+    page: writable memory of `SIZE` bytes. now: nanoseconds of the monotonic clock. `awaited`: the part of the page that
+    is for `awaited.record_in`.
     """
 
     def __init__(self, page: memoryview, now: Callable[[], int] = nanoseconds) -> None:
@@ -98,6 +102,7 @@ class ProgressWriter:
         self._block_at = 0
         self._device: DeviceTimes | None = None
         self._sheets = SheetWriter(self._words[_SHEETS : _SHEETS + SHEETS * SHEET_WORDS])
+        self.awaited = self._words[_AWAITED : _AWAITED + PLACES * WORDS]
         self._words[_THREAD] = threading.main_thread().ident or 0
         self._words[_AT] = self._words[_BEAT] = self._at
         self._words[_VERSION] = VERSION
@@ -290,7 +295,8 @@ class ProgressRecord:
 
     step: the newest made, -1 for none. made: how many in this generation. longest: gaps between ticks by phase, waits
     left out; longest_wait: of those. pause: what the script asked for, and why. odd: as in `RankStall`. caught: SIGUSR2
-    may be sent. thread: the main thread's number.
+    may be sent. thread: the main thread's number. source: what the loader has been waiting for longest, "" if it is not
+    waited for, or does not say.
     """
 
     ticks: int
@@ -310,6 +316,7 @@ class ProgressRecord:
     odd: str = ""
     caught: bool = False
     thread: int = 0
+    source: str = ""
 
 
 def parse(page: bytes) -> ProgressRecord | None:
@@ -346,6 +353,7 @@ def parse(page: bytes) -> ProgressRecord | None:
         odd=_odd(words),
         caught=bool(words[_CAUGHT]),
         thread=words[_THREAD],
+        source=longest_awaited(words[_AWAITED : _AWAITED + PLACES * WORDS]) if phase is Phase.DATA else "",
     )
 
 

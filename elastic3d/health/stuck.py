@@ -200,6 +200,7 @@ def _stands(case: _Case, sinks: list[int]) -> Verdict | None:
             everybody and len(phases) == 1 and phase in _OUTSIDE and (len(sinks) > 1 or phase is Phase.USER)
         ):
             detail = f"{len(alike)} of {len(case.ranks)} ranks stand at {_at(phase)}: {_what_all_use(phase)}"
+            detail += _sources([case.ranks[number] for number in alike])
             return case.verdict(Fault.STALLED, alike, detail, confidence=0.5, act=False, named=False)
     blocked = [number for number in sinks if case.ranks[number].state is RankState.BLOCKED]
     if blocked:
@@ -231,7 +232,9 @@ def _named(case: _Case, fault: Fault, ranks: list[int], *, confidence: float, ac
         Fault.STOPPED: "stopped (state T)",
         Fault.HELD: "not running Python: something holds its interpreter",
         Fault.BLOCKED: f"blocked in the kernel{f' in {first.wchan}' if first.wchan else ''}",
-        Fault.LOADER: "waiting for its data loader" + ("" if first.loader_moves else ", whose processes do nothing"),
+        Fault.LOADER: "waiting for its data loader"
+        + ("" if first.loader_moves else ", whose processes do nothing")
+        + _sources([case.ranks[number] for number in ranks]),
         Fault.SPINNING: "computing without progress",
         Fault.LEFT: "at its end while others train",
         Fault.COPY: "waiting for the copy of its snapshot",
@@ -247,6 +250,15 @@ def _named(case: _Case, fault: Fault, ranks: list[int], *, confidence: float, ac
     # Where all nodes are at fault, none is.
     named = len(case.nodes_of(ranks)) < len(case.generation.nodes) or len(case.generation.nodes) == 1
     return case.verdict(fault, ranks, detail, confidence=confidence, act=act, named=named)
+
+
+def _sources(ranks: list[RankStall]) -> str:
+    """Return in words what the data loaders of some ranks wait for, most of them first; "" where none says."""
+    named = Counter(rank.source for rank in ranks if rank.source).most_common()
+    if not named:
+        return ""
+    who = "it waits" if len(ranks) == 1 else "they wait"
+    return f" ({who} for {', '.join(name for name, _ in named[:2])}{', ...' if len(named) > 2 else ''})"
 
 
 def _phase(rank: RankStall) -> Phase:

@@ -108,6 +108,7 @@ def assess(
         odd=record.odd,
         wchan=last.wchan,
         loader_moves=others_cpu >= share or others_io >= SOME_BYTES,
+        source=record.source,
     )
     return Assessment(stall=stall, over=silent >= limit and (known or state is RankState.STOPPED))
 

@@ -58,7 +58,8 @@ class RankStall:
     silence. axes: those on which it posted anything. wait: what it waits for, None if it is in no collective. odd:
     where its present step is no beginning of its last one, in words, "" if it is or cannot be compared. wchan: where
     in the kernel it waits, "" if unknown. top_frame: where its main thread is, "" if unknown. loader_moves: whether
-    processes that it started, such as a data loader's workers, use the processor or read.
+    processes that it started, such as a data loader's workers, use the processor or read. source: what its data loader
+    waits for, a URL or the name of a class, "" if unknown.
     """
 
     rank: int
@@ -80,6 +81,12 @@ class RankStall:
     wchan: str = ""
     top_frame: str = ""
     loader_moves: bool = False
+    source: str = ""
+
+    @property
+    def where(self) -> str:
+        """Where the rank is, in words: its code, and the source that its data loader waits for; "" if unknown."""
+        return "; ".join(filter(None, (self.top_frame, f"waits for {self.source}" if self.source else "")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

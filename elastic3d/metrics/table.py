@@ -203,6 +203,13 @@ _LIST: tuple[Metric, ...] = (
         rules=(Rule(event="step.committed", amount="processor"),),
     ),
     Metric(
+        name="elastic3d_data_read_bytes_total",
+        kind=_C,
+        source=Source.FIRST,
+        help="Bytes from object storage that rank 0's samples were made of, as `elastic3d.Remote` reads them.",
+        rules=(Rule(event="step.committed", amount="read"),),
+    ),
+    Metric(
         name="elastic3d_step_phase_seconds",
         kind=_G,
         source=Source.NODE,

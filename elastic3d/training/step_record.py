@@ -83,6 +83,7 @@ class StepTimer:
             sheets=outcome.sheets if self._assignment.slot == 0 else (),
             clean=-1 if clean is None else clean,
             data=data,
+            read=batches.read,
             copy=copy,
             tokens=counted * batches.sample_tokens,
             logged=dict(agreed.scalars) if self._assignment.slot == 0 else {},

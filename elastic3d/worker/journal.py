@@ -146,7 +146,7 @@ class Journal:
                     seconds=rank.silent / 1000,
                     state=str(rank.state),
                     odd=rank.odd or None,
-                    detail=rank.top_frame or None,
+                    detail=rank.where or None,
                     generation=int(stall.key.partition(".")[0]),
                     rank=rank.rank,
                 )
@@ -261,6 +261,7 @@ class Journal:
                     processor=record.processor,
                     data=record.data,
                     copy=record.copy,
+                    **({"read": record.read} if record.read else {}),
                     **({"tokens": record.tokens} if record.tokens else {}),
                     **({"excluded": excluded} if excluded else {}),
                     **({"logged": record.logged} if record.logged else {}),

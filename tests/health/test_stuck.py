@@ -401,3 +401,19 @@ def test_who_forges_its_record_has_nobody_else_blamed(case: tuple[Generation, di
     whole, said, may_be = case
     verdict = judge(whole, said, 0.0)
     assert verdict is None or set(verdict.culprits) <= may_be, verdict
+
+
+def test_a_verdict_names_the_sources_that_loaders_wait_for() -> None:
+    """In its sentence, which the event and `elastic3d explain` show; most ranks' first, where all wait."""
+    at_data = {"phase": "data", "silent": 31_000, "allowed_idle": 30_000, "wait": None}
+    held = verdict(ALONE, with_rank(sink(ALONE, 1), 1, source="s3://bucket/a.bin", **at_data))
+    assert held is not None
+    assert held.fault == Fault.LOADER
+    assert "its data loader, whose processes do nothing (it waits for s3://bucket/a.bin), at data" in held.detail
+    ranks = sink(ALONE, 1)
+    for rank, name in enumerate(("s3://bucket/a.bin", "s3://bucket/b.bin", "s3://bucket/b.bin", "")):
+        ranks = with_rank(ranks, rank, source=name, **at_data)
+    held = verdict(ALONE, ranks)
+    assert held is not None
+    assert held.fault == Fault.STALLED
+    assert held.detail.endswith("is read from (they wait for s3://bucket/b.bin, s3://bucket/a.bin)")

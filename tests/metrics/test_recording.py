@@ -58,8 +58,9 @@ def test_a_step_is_counted_with_its_samples() -> None:
     """Those that were left out are counted apart."""
     node = Node()
     node.step(1)
-    node.step(2, excluded=[[17, 19], [20, 21]], loss="nan", safe_step=-1)
+    node.step(2, excluded=[[17, 19], [20, 21]], loss="nan", safe_step=-1, read=1_000)
     assert node.value("elastic3d_steps_total") == 2
+    assert node.value("elastic3d_data_read_bytes_total") == 1_000
     assert node.value("elastic3d_samples_total") == 13
     assert node.value("elastic3d_samples_excluded_total") == 3
     assert math.isnan(node.value("elastic3d_loss"))

@@ -19,7 +19,7 @@ def test_a_rank_recovers_by_moving_and_not_by_the_end_of_its_generation(tmp_path
     """Its stall is taken back either way."""
     layout = Layout(pp=1, dp=2)
     steps = {rank: [program(layout, rank) for _ in range(STEPS)] for rank in range(2)}
-    ranks = with_rank(standstill(layout, steps, {1: 9}), 1, state=RankState.STOPPED)
+    ranks = with_rank(standstill(layout, steps, {1: 9}), 1, state=RankState.STOPPED, source="s3://bucket/a")
     first = generation(layout)
     stall: Stall = stalls(first, ranks)["n1@1"]
     journal = Journal(str(tmp_path), "run", "n1")
@@ -32,11 +32,11 @@ def test_a_rank_recovers_by_moving_and_not_by_the_end_of_its_generation(tmp_path
     journal.noted(m.RanksMoving(key=first.key))
     assert journal.flush(30)
     journal.close()
-    names = [json.loads(line)["event"] for line in (tmp_path / "n1-0.jsonl").read_text().splitlines()]
-    assert [name for name in names if name.startswith("rank.")] == [
-        "rank.suspected",
-        "rank.recovered",
-        "rank.suspected",
+    events = [json.loads(line) for line in (tmp_path / "n1-0.jsonl").read_text().splitlines()]
+    assert [(event["event"], event.get("detail")) for event in events if event["event"].startswith("rank.")] == [
+        ("rank.suspected", "waits for s3://bucket/a"),
+        ("rank.recovered", None),
+        ("rank.suspected", "waits for s3://bucket/a"),
     ]
 
 

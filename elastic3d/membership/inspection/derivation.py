@@ -119,7 +119,7 @@ def _suspects(run_keys: RunKeys) -> tuple[SuspectRank, ...]:
             phase=rank.phase,
             state=str(rank.state),
             seconds=rank.silent / 1000,
-            detail="; ".join(filter(None, (rank.odd, rank.top_frame))),
+            detail="; ".join(filter(None, (rank.odd, rank.where))),
         )
         for id, stall in run_keys.stalls.items()
         for rank in stall.ranks
