@@ -26,6 +26,7 @@ from chaos.machine.cluster import started_by
 from chaos.machine.preloaded import PreloadedServer
 from chaos.playing.own_script import ScriptSetting, known_steps
 from chaos.playing.play import Outcome, Player, Setting
+from chaos.playing.standing import Standing
 from chaos.servers.etcd import EtcdServer
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.etcd import EtcdClient
@@ -201,13 +202,13 @@ class _Soaked(Player):
         """Play until time is over or something breaks; return what, "" for nothing."""
         for number in range(self.setting.nodes):
             self.start(node_name(number))
-        last = self.clock.monotonic()
+        standing = Standing.since(self.clock.monotonic(), self.setting.patience)
         while True:
             running = set(self.cluster.running())
             new = self.follower.poll()
             now = self.clock.monotonic()
+            standing.hear(new, now)
             if new:
-                last = now
                 lately = [one for one in self.injections if one.at > self.clock.wall() - _REMEMBERED]
                 self.account.hear(new, lately)
                 self.picture = self.account.picture
@@ -218,8 +219,8 @@ class _Soaked(Player):
             self._clean()
             if not running and not new:
                 return self._all_ended()
-            if now - last > self.setting.patience:
-                return f"nothing happened for {self.setting.patience:.0f} s; {', '.join(sorted(running))} hang"
+            if why := standing.why(self.picture, running, now):
+                return why
             if self.dismissed and (lasting := self._dismiss(running, now)):
                 return lasting
             if not self._ending:

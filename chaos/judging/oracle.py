@@ -36,6 +36,11 @@ class Promise:
         """Whether it held, None where nobody can tell."""
         return False if self.broken else True if self.judged else None
 
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What speaks against it, each with what was promised, and by which page."""
+        return tuple(f"{self.says} ({self.page}): {text}" for text in self.broken)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -50,6 +55,11 @@ class Verdict:
     def kept(self) -> bool:
         """Whether every promise held."""
         return not self.broken
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Each broken promise, with what was promised, and by which page."""
+        return tuple(text for promise in self.promises for text in promise.told)
 
     def with_promises(self, more: Iterable[Promise]) -> Verdict:
         """Return this verdict with more promises, judged elsewhere."""
@@ -83,12 +93,6 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
         seen="it ended by itself",
         broken=(outcome.failure,) if outcome.failure else (),
     )
-    yield Promise(
-        says="every fault of the schedule comes to pass",
-        page="guides/chaos.md",
-        seen=f"{len(outcome.faults) - len(outcome.undone)} of {len(outcome.faults)}",
-        broken=tuple(f"{fault}: its moment never came" for fault in outcome.undone),
-    )
     yield _exits(outcome)
     yield Promise(
         says="nothing that happens makes the script raise",
@@ -99,6 +103,13 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
         ),
     )
     yield from _ending(outcome)
+    # A job that ends early leaves faults out, and is what went wrong then.
+    yield Promise(
+        says="every fault of the schedule comes to pass",
+        page="guides/chaos.md",
+        seen=f"{len(outcome.faults) - len(outcome.undone)} of {len(outcome.faults)}",
+        broken=tuple(f"{fault}: its moment never came" for fault in outcome.undone),
+    )
     planned = [view for view in picture.generations if view.planned_repeats]
     yield Promise(
         says="a planned change of nodes repeats no step",

@@ -1,5 +1,6 @@
 """A job while it is played.
 
 play          one history: a cluster is started, faults are made, the job is followed to its end
+standing      when a job counts as left standing
 own_script    a job of anybody's script, and the run of it that nothing happens to
 """

@@ -22,6 +22,7 @@ from chaos.machine.clocks import Clocks
 from chaos.machine.cluster import Cluster, Launch
 from chaos.machine.leftovers import leases_left, shared_memory, shared_memory_left
 from chaos.machine.network import Network
+from chaos.playing.standing import Standing
 from chaos.schedules.schedule import bounds
 from chaos.scripts import mark_of
 from chaos.servers.etcd import EtcdCluster, EtcdServer
@@ -76,7 +77,7 @@ class Setting:
     conf: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     script: Path = TRAIN_GPT
-    # How long the job may make no progress at all before the history is given up.
+    # How long the job may be silent before the history is given up: see `standing`.
     patience: float = 180.0
     proxy: S3Proxy | None = field(default=None, compare=False, repr=False)
     network: Network | None = field(default=None, compare=False, repr=False)
@@ -105,8 +106,9 @@ class Setting:
 class Outcome:
     """The outcome of a history.
 
-    killed, dismissed: nodes ended by SIGKILL and by SIGTERM. undone: faults whose moment never came. failure: why it
-    was given up, or "". logs: by node, the end of what an agent printed that ended as it should not have.
+    killed, dismissed: nodes ended by SIGKILL and by SIGTERM. undone: faults whose moment never came. failure: that it
+    was left standing, and was given up, or "". logs: by node, the end of what an agent printed that ended as it should
+    not have.
     store: the URL of its checkpoints. injections: what was done, and when. made: the faults that were made, and when.
     hit: the node that each of `made` happened to, "" for none. events: of all nodes, by this machine's clock.
     damage: what was found wrong with committed checkpoints when every byte of the store was read at the end.
@@ -223,23 +225,26 @@ class Player:
             self.start(node_name(number))
         for name in self._joiners:
             self.cluster.start_node(name, held=True)
-        heard = self.clock.monotonic()
+        standing = Standing.since(self.clock.monotonic(), self.setting.patience)
         while True:
             self._kill_who_sleeps()
             running = set(self.cluster.running())
             new = self.follower.poll()
+            standing.hear(new, self.clock.monotonic())
             if new:
-                heard = self.clock.monotonic()
                 self._events += new
                 self.picture = picture(self._events, self.injections, started_at)
                 if self.watch is not None:
                     self.watch(self.picture)
             self.inject()
-            # A joiner that still waits at its gate when all others have ended would wait forever.
+            if not running and not new:
+                return ""
             if running <= set(self._joiners) and not new:
-                return "" if not running else "the job ended before its joiners were let in"
-            if self.clock.monotonic() - heard > self.setting.patience:
-                return f"nothing happened for {self.setting.patience:.0f} s; {', '.join(sorted(running))} hang"
+                # Joiners that are still at their gates when all others have ended would wait forever.
+                for name in running:
+                    self.cluster.kill_node(name)
+            if why := standing.why(self.picture, running, self.clock.monotonic()):
+                return why
             self.clock.sleep(0.01)
 
     def outcome(self, faults: Sequence[Fault], failure: str) -> Outcome:

@@ -48,7 +48,7 @@ class DrawnRun:
     skipped: tuple[SkippedFault, ...]
     """Faults of its schedule that were not made."""
     broken: tuple[str, ...]
-    """Each broken promise."""
+    """Each broken promise: what was promised, the page that promises it, and what was seen."""
     generations: int
     """Generations that the job had."""
     steps_repeated: int

@@ -90,7 +90,7 @@ def summary(outcome: Outcome, verdict: Verdict) -> RenderableType:
         lines.append(Text.assemble(("Loss     ", "bold"), f"{_loss(outcome.picture)} after step {last.number}"))
     lines.append(Text.assemble(("Digest   ", "bold"), outcome.digest or "none"))
     lines.append(_verdict(verdict))
-    lines += [Text(f"  {line}", style="red") for line in verdict.broken]
+    lines += [Text(f"  {line}", style="red") for line in verdict.told]
     return Group(*lines)
 
 

@@ -44,7 +44,7 @@ def test_found_{name}(tmp_path: Path) -> None:
     """Every promise holds, of a job to which this happens."""
     schedule = parse(tomllib.loads(SCHEDULE), "schedule", nodes=JOB.nodes)
     storm = play_storm(schedule, JOB, workdir=tmp_path / "work", kept=tmp_path, console=Console(stderr=True))
-    assert storm.kept, "\\n".join(storm.verdict.broken)
+    assert storm.kept, "\\n".join(storm.verdict.told)
 '''
 
 

@@ -141,7 +141,7 @@ def play_run(schedule: Schedule, job: Job, *, kept: Path, out: Path, clock: Cloc
         made,
         verdict=verdict_of(storm),
         seconds=round(clock.monotonic() - began, 2),
-        broken=storm.verdict.broken,
+        broken=storm.verdict.told,
         generations=len(views),
         steps_repeated=sum(view.steps_repeated for view in views),
         folder=None if where is None else str(where),

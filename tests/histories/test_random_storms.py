@@ -34,9 +34,11 @@ def chaos(tmp_path: Path) -> Chaos:
     return call
 
 
-def drawn(chaos: Chaos, script: Path, options: Sequence[str], *, steps: int, every: int) -> tuple[int, Document]:
-    """Play drawn schedules on a small job of a script."""
-    job = [f"--steps={steps}", f"--checkpoint-every={every}", *SMALL]
+def drawn(
+    chaos: Chaos, script: Path, options: Sequence[str], *, steps: int, every: int, given: Sequence[str] = ()
+) -> tuple[int, Document]:
+    """Play drawn schedules on a small job of a script. given: more of its arguments."""
+    job = [f"--steps={steps}", f"--checkpoint-every={every}", *SMALL, *given]
     return chaos("random", "--script", str(script), "--patience", "90", *options, "--", *job)
 
 

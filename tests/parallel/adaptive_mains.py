@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from elastic3d.data import Adaptive, check
 from elastic3d.data.collating import Collate
 from elastic3d.data.holes import Holes
+from elastic3d.parallel.leaf_squares import LeafPlaces
 from elastic3d.training import Run
 from tests.parallel.models import Model, Sentences, loss_fn
 
@@ -82,6 +84,33 @@ def train(
         rates=tuple(rates),
         holes=order.holes,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squared:
+    """What a run came to, and the squared norm of each leaf in each vote that measured them, as hex text."""
+
+    trained: Trained
+    squares: tuple[tuple[str, ...], ...]
+
+
+def train_squared(run: Run, **choices: Any) -> Squared:
+    """Train as `train` does, and keep the squares that all ranks have put together."""
+    squares: list[tuple[str, ...]] = []
+    fold = LeafPlaces.fold
+
+    def noted(places: LeafPlaces, row: torch.Tensor) -> tuple[float, ...]:
+        folded = fold(places, row)
+        squares.append(tuple(one.hex() for one in folded))
+        return folded
+
+    replace(LeafPlaces, "fold", noted)
+    return Squared(trained=train(run, **choices), squares=tuple(squares))
+
+
+def replace(owner: type, name: str, by: Callable[..., Any]) -> None:
+    """Have the runtime call another function."""
+    setattr(owner, name, by)
 
 
 def summed(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, int]:

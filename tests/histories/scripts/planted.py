@@ -1,13 +1,15 @@
 """Train the demo's model with a promise broken on purpose: the environment's PLANTED says which.
 
 Each waits for something that schedules bring about, and then does what the promise excludes: the script itself where it
-begins again after step 0, the node's keeper as it writes down what happens.
+begins again after step 0, the node's keeper as it writes down what happens, or either of them by code of the runtime
+that is another one from the beginning.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,12 +20,21 @@ import torch
 import elastic3d
 from chaos.scripts.train_gpt import GPT, SourceFiles, arguments, cross_entropy, report, start
 from elastic3d.data.batches import Batches
+from elastic3d.data.positions import Order
 from elastic3d.log import Level
+from elastic3d.membership.records import SavedStep
+from elastic3d.training import Run
+from elastic3d.worker.checkpoints.node_checkpoints import Checkpoints
+from elastic3d.worker.checkpoints.uploader import TilesUploaded, WriteFailed
 from elastic3d.worker.journal import Journal
 
 PLANTED = os.environ.get("PLANTED", "")
 LONG = 1_000.0
 """Seconds that are longer than anybody waits."""
+DAWDLING = 20.0
+"""Seconds that are longer than a recovery was asked to take."""
+LATE = 2.0
+"""Seconds by which a commit is too late that somebody else makes at once."""
 
 Fields = Mapping[str, Any]
 emit_at = Journal.emit_at
@@ -47,6 +58,11 @@ def main(run: elastic3d.Run) -> None:
     report(run, options.out)
 
 
+def replace(owner: type, name: str, by: Callable[..., Any]) -> None:
+    """Have the runtime call another function."""
+    setattr(owner, name, by)
+
+
 def noise(batches: Batches, optimizer: torch.optim.Optimizer, goal: int) -> int:
     """Restore a state that is almost the right one."""
     with torch.no_grad():
@@ -64,6 +80,42 @@ def early(batches: Batches, optimizer: torch.optim.Optimizer, goal: int) -> int:
 def raises(batches: Batches, optimizer: torch.optim.Optimizer, goal: int) -> int:
     """Fail where nothing but the nodes is another one."""
     raise RuntimeError("planted")
+
+
+def dawdles(batches: Batches, optimizer: torch.optim.Optimizer, goal: int) -> int:
+    """Take longer to go on than anybody asked for."""
+    time.sleep(DAWDLING)
+    return goal
+
+
+def ends(batches: Batches, optimizer: torch.optim.Optimizer, goal: int) -> int:
+    """Make no more steps, so that nothing comes of what is to happen in them."""
+    return batches.step
+
+
+def skips(batches: Batches, optimizer: torch.optim.Optimizer, goal: int) -> int:
+    """Pass over the samples of a step."""
+    positions, size = Order.positions, batches.global_batch
+
+    def later(order: Order, first: int, stop: int | None = None) -> tuple[int, int]:
+        begin, end = positions(order, first, stop)
+        return begin + size, end + size
+
+    replace(Order, "positions", later)
+    return goal
+
+
+def unsaved(batches: Batches, optimizer: torch.optim.Optimizer, goal: int) -> int:
+    """Save nothing at the end."""
+
+    finish = Run.finish
+
+    def finished(run: Run) -> int:
+        run._stored_step = run.steps
+        return finish(run)
+
+    replace(Run, "finish", finished)
+    return goal
 
 
 def alarm(journal: Journal, name: str, fields: Fields) -> None:
@@ -101,12 +153,56 @@ def exits(journal: Journal, name: str, fields: Fields) -> None:
         os._exit(3)
 
 
+def repeats() -> None:
+    """Leave at a step's boundary without a snapshot of that step."""
+    keep = Run._keep_step
+
+    def keep_step(run: Run) -> bool:
+        leaves = run._ending is not None and run._ending.leave
+        if leaves:
+            run._ending = None
+        return leaves or keep(run)
+
+    replace(Run, "_keep_step", keep_step)
+
+
+def unheard() -> None:
+    """Keep it from everybody who reads events that a peer was lost."""
+
+    def emit(journal: Journal, level: Level | None, name: str, **fields: Any) -> None:
+        if name != "peer.lost":
+            emit_at(journal, level, name, **fields)
+
+    replace(Journal, "emit_at", emit)
+
+
+def usurps() -> None:
+    """Have nodes that do not lead commit the saves of odd steps, once the nodes have changed; who leads comes later."""
+    heard, commit = Checkpoints.heard, Checkpoints.commit
+
+    def also(checkpoints: Checkpoints, event: TilesUploaded | WriteFailed) -> SavedStep | None:
+        saved = heard(checkpoints, event)
+        if saved is not None and _changed and not checkpoints._leads and saved.step % 2:
+            commit(checkpoints, saved, saved.made_in)
+        return saved
+
+    def late(checkpoints: Checkpoints, saved: SavedStep, number: int) -> None:
+        if _changed and saved.step % 2:
+            threading.Timer(LATE, commit, (checkpoints, saved, number)).start()
+        else:
+            commit(checkpoints, saved, number)
+
+    replace(Checkpoints, "heard", also)
+    replace(Checkpoints, "commit", late)
+
+
 AGAIN: Mapping[str, Callable[[Batches, torch.optim.Optimizer, int], int]] = {
-    one.__name__: one for one in (noise, early, raises)
+    one.__name__: one for one in (noise, early, ends, raises, skips, unsaved, dawdles)
 }
 HEARD: Mapping[str, Callable[[Journal, str, Fields], None]] = {
     one.__name__: one for one in (alarm, left, damage, stands, exits)
 }
+OTHERWISE: Mapping[str, Callable[[], None]] = {one.__name__: one for one in (repeats, unheard, usurps)}
 _changed: list[int] = []
 _folders: list[Path] = []
 begin = Journal.__init__
@@ -123,12 +219,15 @@ def hear(journal: Journal, level: Level | None, name: str, **fields: Any) -> Non
     emit_at(journal, level, name, **fields)
     if name == "generation.sealed" and fields["number"] > 1:
         _changed.append(fields["number"])
-    HEARD[PLANTED](journal, name, fields)
+    if PLANTED in HEARD:
+        HEARD[PLANTED](journal, name, fields)
 
 
-if PLANTED in HEARD:
-    Journal.__init__ = opened  # type: ignore[assignment, method-assign]
-    Journal.emit_at = hear  # type: ignore[assignment, method-assign]
+if PLANTED in (*HEARD, *OTHERWISE):
+    replace(Journal, "__init__", opened)
+    replace(Journal, "emit_at", hear)
+if PLANTED in OTHERWISE:
+    OTHERWISE[PLANTED]()
 
 if __name__ == "__main__":
     start(main, arguments())

@@ -12,7 +12,15 @@ from elastic3d.data import Growing
 from elastic3d.health.phases import Axis
 from elastic3d.planner.passing import LEAST, passed_on
 from elastic3d.values import Layout
-from tests.parallel import exchanged_mains, mains, numeric_mains, passed_mains, pipeline_mains, recorded_mains
+from tests.parallel import (
+    adaptive_mains,
+    exchanged_mains,
+    mains,
+    numeric_mains,
+    passed_mains,
+    pipeline_mains,
+    recorded_mains,
+)
 from tests.parallel import unsound_mains as unsound
 from tests.parallel.worlds import Orders, Report, run_world
 
@@ -42,9 +50,9 @@ def played(main: Callable[..., Any], layout: str, **orders: Any) -> list[Report]
 
 
 @cache
-def alone(main: Callable[..., Any]) -> Report:
+def alone(main: Callable[..., Any], **orders: Any) -> Report:
     """Return what one rank says, which every layout must equal."""
-    return finished(run_world(main, Orders(layout=Layout(pp=1, dp=1))))[0]
+    return finished(run_world(main, Orders(layout=Layout(pp=1, dp=1), **orders)))[0]
 
 
 @pytest.mark.gloo
@@ -100,6 +108,49 @@ def test_stages_pass_their_sums_on_in_one_order(layout: str) -> None:
     """Several stages of a rank do so in one group."""
     digest = alone(pipeline_mains.train).result
     assert {report.result.trained for report in played(pipeline_mains.train, layout)} == {digest}
+
+
+MEASURED = adaptive_mains.train_squared
+TWO = partial(MEASURED, leaf=2)
+POISONED = partial(
+    MEASURED,
+    dataset=unsound.Poisoned({5: unsound.LOSS, 20: unsound.GRADIENT, 30: unsound.LOSS}),
+    loss=unsound.poisoned_loss,
+)
+
+
+@pytest.mark.gloo
+def test_leaves_are_measured_alike_where_sums_are_passed_on() -> None:
+    """To the last bit of each square: those of one rank, in steps of which a replica has no leaf of the last turn."""
+    wanted = alone(MEASURED).result
+    assert len(set(wanted.trained.sizes)) == 3
+    assert any(len(squares) % 4 in (1, 2) for squares in wanted.squares)
+    for report in played(MEASURED, "pp=1,dp=4,zero=2,replicas=2"):
+        assert report.result.trained == wanted
+
+
+@pytest.mark.gloo
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("main", "layout", "orders"),
+    [
+        (TWO, "pp=1,dp=4,zero=3,replicas=2", {}),
+        (MEASURED, "pp=1,dp=4,zero=1,replicas=2", {"audit": 0.3}),
+        (POISONED, "pp=1,dp=4,zero=2,replicas=2", {"numerics": "skip"}),
+        pytest.param(MEASURED, "pp=1,dp=6,zero=2,replicas=3", {}, marks=pytest.mark.slow),
+        pytest.param(MEASURED, "pp=1,dp=8,zero=2,replicas=2", {}, marks=pytest.mark.slow),
+        pytest.param(TWO, "pp=2,dp=4,zero=2,replicas=2,schedule=1f1b", {}, marks=pytest.mark.slow),
+    ],
+    ids=["leaves", "audited", "left out", "three", "four ranks", "stages"],
+)
+def test_leaves_are_measured_alike_however_they_are_passed_on(
+    main: Callable[..., Any], layout: str, orders: dict[str, Any]
+) -> None:
+    """Of several micro-batches, in audited steps between others, without what is not finite, and in stages."""
+    wanted = alone(main, **orders).result
+    assert len(set(wanted.trained.sizes)) > 1
+    for report in played(main, layout, **orders):
+        assert report.result.trained == wanted
 
 
 @pytest.mark.gloo
