@@ -86,6 +86,8 @@ class JobReader:
     def hurry(self) -> None:
         """Look again a second after the last look began: somebody came to watch, or gave an order. From any thread."""
         self._wanted.set()
+        if self._store is not None:
+            self._store.hurry()
 
     def look(self) -> bool:
         """Look once; return whether etcd answered.

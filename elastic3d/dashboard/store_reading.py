@@ -102,6 +102,10 @@ class StoreReader:
             wish.answer.cancel()
             raise StoreBusy(f"the store has not answered within {self._patience:g} s; try again later") from None
 
+    def hurry(self) -> None:
+        """Look as often as is due while somebody watches: somebody came."""
+        self._wishes.put(None)
+
     def stop(self) -> None:
         """End `run` when the store answers; at once if nothing is asked of it."""
         self._ended.set()
@@ -115,8 +119,7 @@ class StoreReader:
             begun = self._clock.monotonic()
             complete = self._look()
             took = self._clock.monotonic() - begun
-            pause = max(EVERY if self._watched() else UNWATCHED, SHARE * took)
-            self._serve(begun + took + pause if complete else begun)
+            self._serve(begun + took, SHARE * took if complete else None)
 
     def _look(self) -> bool:
         """Look once; return whether that was all there is to read for now."""
@@ -129,11 +132,15 @@ class StoreReader:
         self._end(replace(self._seen, listing=listing, read_at=self._clock.wall(), problem=""))
         return listing.complete
 
-    def _serve(self, until: float) -> None:
-        """Compare what is asked for, until the next look is due; what is asked already in any case."""
+    def _serve(self, looked: float, least: float | None) -> None:
+        """Compare what is asked for, until the next look is due; what is asked already in any case.
+
+        looked: when the last one ended. least: seconds between the two, None for none.
+        """
         while not self._ended.is_set():
+            pause = 0.0 if least is None else max(EVERY if self._watched() else UNWATCHED, least)
             try:
-                wish = self._wishes.get(timeout=max(0.0, until - self._clock.monotonic()))
+                wish = self._wishes.get(timeout=max(0.0, looked + pause - self._clock.monotonic()))
             except queue.Empty:
                 return
             if wish is None or not wish.answer.set_running_or_notify_cancel():

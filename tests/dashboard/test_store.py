@@ -21,11 +21,12 @@ from elastic3d.dashboard.document import PageDocument
 from elastic3d.dashboard.event_files import EventFolder
 from elastic3d.dashboard.feed import ViewFeed
 from elastic3d.dashboard.store_listing import StoredCheckpoint, StoreLister, StoreListing
-from elastic3d.dashboard.store_reading import StoreBusy, StoreReader, StoreSeen
+from elastic3d.dashboard.store_reading import EVERY, StoreBusy, StoreReader, StoreSeen
 from elastic3d.dashboard.store_view import comparison_page
 from elastic3d.dashboard.view import view
 from tests.cli.ckpt import scenes
 from tests.cli.status.scenes import SCENES
+from tests.clocks import HandClock
 from tests.dashboard.serving import serving
 from tests.dashboard.test_page import document_of, rendered
 from tests.dashboard.test_reading import Source
@@ -174,6 +175,21 @@ def _compares(reader: StoreReader) -> bool:
         return reader.difference("3", "4").same
     except StoreBusy:
         return False
+
+
+def test_whoever_comes_to_watch_sees_the_store_of_now() -> None:
+    """Not that of the look before, which was made for nobody; where there was one just now, that is new enough."""
+    clock, watchers = HandClock(wall=1000.0), [False]
+    lister = Hanging()
+    with reading(lister, watched=lambda: watchers[0], clock=clock) as reader:
+        eventually(lambda: reader.seen().read_at == 1000.0)
+        clock.now, clock.at = clock.now + EVERY + 1, 1011.0
+        reader.hurry()
+        assert reader.difference("1", "2").same
+        assert reader.seen().read_at == 1000.0
+        watchers[0] = True
+        reader.hurry()
+        eventually(lambda: reader.seen().read_at == 1011.0)
 
 
 def test_a_store_that_is_away_is_said_to_be_and_looked_for_again() -> None:
