@@ -143,8 +143,9 @@ class Numbered:
 
     def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
         """Load in processes forked from the trainer; together they load at least a step ahead."""
-        counts = [self._order.micro_batches_at(step) for step in range(first, stop)]
-        most = max((self._share.rounds(count) for count in counts), default=1)
+        order, share = self._order, self._share
+        begins = [first, *(step for step, _ in order.changes if first < step < stop)]
+        most = max(share.rounds(order.micro_batches_at(step)) for step in begins)
         loader: DataLoader[Any] = DataLoader(
             _Sampled(self._dataset, self._order),
             batch_sampler=_Given(self._places(first, stop)),
@@ -157,8 +158,8 @@ class Numbered:
             multiprocessing_context="fork",
         )
         with _working(loader) as pairs:
-            for step, count in enumerate(counts, first):
-                yield Loaded(pairs=[next(pairs) for _ in self._share.wanted(step, count)])
+            for step in range(first, stop):
+                yield Loaded(pairs=[next(pairs) for _ in share.wanted(step, order.micro_batches_at(step))])
 
     def example(self, draws: Draws) -> Pair:
         """Return the first micro-batch of the run."""
