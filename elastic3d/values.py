@@ -498,7 +498,12 @@ _PLAIN = (str, int, float, bool, type(None))
 
 @functools.cache
 def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind) if not field.metadata.get("here"))
+    return tuple(field.name for field in written_fields(kind))
+
+
+def written_fields(kind: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a dataclass that are written, all but those that stay in their process."""
+    return [field for field in dataclasses.fields(kind) if not field.metadata.get("here")]
 
 
 def from_json(kind: type[T], data: Any) -> T:
@@ -530,7 +535,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
     hints = typing.get_type_hints(kind)
-    known = {f.name: _reader(hints[f.name]) for f in dataclasses.fields(kind) if f.init and not f.metadata.get("here")}
+    known = {f.name: _reader(hints[f.name]) for f in written_fields(kind) if f.init}
     what = f"an object for {kind}"
 
     def read(data: Any) -> Any:
