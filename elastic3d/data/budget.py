@@ -11,6 +11,7 @@ to know how many micro-batches there are and which are its own, and must not loa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -20,9 +21,10 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from elastic3d.data.dataset_facts import is_numbered
+from elastic3d.data.dataset_facts import is_numbered, name_of
 from elastic3d.data.making import naming
 from elastic3d.data.permutation import Indices
+from elastic3d.data.stratified import Stratified
 from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.values import HERE
 
@@ -48,9 +50,10 @@ class TokenBudget:
 
     tokens: the budget, of the longest sample's length times the number of samples. lengths: one number of tokens for
     each sample, as a column of the data set, or a function of a sample's number; None, the default, for the data set's
-    own `lengths`. too_long: "refuse", the default, for a sample that is longer than the budget, or "alone" to make it a
-    micro-batch by itself, which exceeds the budget. multiple: the number of micro-batches of every step is a multiple
-    of this one, 1 by default; it divides the global batch.
+    own `lengths`, or those of a mixture's sources. Of a stratified data set they go by the numbers of what was
+    stratified, as labels do; of a mixture one source after the other. too_long: "refuse", the default, for a sample
+    that is longer than the budget, or "alone" to make it a micro-batch by itself, which exceeds the budget. multiple:
+    the number of micro-batches of every step is a multiple of this one, 1 by default; it divides the global batch.
     """
 
     def __init__(
@@ -81,6 +84,9 @@ class TokenBudget:
                 "long they will be; give a map-style data set, or a number of samples as micro_batch="
             )
         given = getattr(dataset, "lengths", None) if self._lengths is None else self._lengths
+        if self._lengths is not None and isinstance(dataset, Stratified):
+            given = dataset.renumbered(given)
+        name = functools.partial(name_of, dataset)
         if given is None:
             raise UsageError(
                 f"TokenBudget: {type(dataset).__name__} has no `lengths`; give them, as lengths=column of one number "
@@ -88,8 +94,8 @@ class TokenBudget:
             )
         alone = self.too_long is OverBudget.ALONE
         if callable(given):
-            called = _Called(given)
-            return Budget(tokens=self.tokens, multiple=self.multiple, alone=alone, lengths=called)
+            called = _Called(given, name)
+            return Budget(tokens=self.tokens, multiple=self.multiple, alone=alone, lengths=called, name=name)
         column = _column(given, len(dataset))
         shortest, longest, digest = _looked_over(column)
         if longest > self.tokens and not alone:
@@ -98,7 +104,7 @@ class TokenBudget:
                 for start in range(0, len(column), CHUNK)
                 if int(column[start : start + CHUNK].max()) > self.tokens
             )
-            raise _too_long(first, int(column[first]), self.tokens)
+            raise _too_long(name(first), int(column[first]), self.tokens)
         return Budget(
             tokens=self.tokens,
             multiple=self.multiple,
@@ -107,6 +113,7 @@ class TokenBudget:
             longest=longest,
             digest=digest,
             lengths=lambda samples: np.asarray(column[samples], dtype=np.int64),
+            name=name,
         )
 
 
@@ -115,8 +122,8 @@ class Budget:
     """A budget and what is known of the lengths: part of a run's order. tokens, multiple: as in `TokenBudget`.
 
     alone: samples that are longer are micro-batches by themselves. shortest, longest: of all samples, 0 where a
-    function has their lengths; digest: of all lengths, "" likewise. lengths: of samples by their numbers; None in what
-    is read of a saved state, which says nothing of them.
+    function has their lengths; digest: of all lengths, "" likewise. lengths, name: of samples by their numbers; they
+    are no part of what is written, and None in what is read.
     """
 
     tokens: int
@@ -126,6 +133,7 @@ class Budget:
     longest: int = 0
     digest: str = ""
     lengths: LengthsOf | None = field(default=None, compare=False, repr=False, metadata=HERE)
+    name: Callable[[int], str] | None = field(default=None, compare=False, repr=False, metadata=HERE)
 
     def __str__(self) -> str:
         """Return it in words, for people."""
@@ -163,7 +171,9 @@ class Budget:
         lengths = self.lengths_of(samples)
         long = np.flatnonzero(lengths > self.tokens)
         if long.size and not self.alone:
-            raise _too_long(int(samples[long[0]]), int(lengths[long[0]]), self.tokens)
+            number = int(samples[long[0]])
+            called = f"sample {number}" if self.name is None else self.name(number)
+            raise _too_long(called, int(lengths[long[0]]), self.tokens)
         return cut(lengths, self.tokens, self.multiple)
 
     def lengths_of(self, samples: Indices) -> Lengths:
@@ -207,17 +217,17 @@ def cut(lengths: Lengths, tokens: int, multiple: int = 1) -> list[Places]:
 class _Called:
     """The lengths of samples, by a function of their numbers."""
 
-    def __init__(self, function: Callable[[int], int]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[[int], int], name: Callable[[int], str]) -> None:
+        self._function, self._name = function, name
 
     def __call__(self, samples: Indices) -> Lengths:
         return np.array([self._one(number) for number in samples.tolist()], dtype=np.int64)
 
     def _one(self, number: int) -> int:
-        with naming(lambda: f"lengths= of sample {number}"):
+        with naming(lambda: f"lengths= of {self._name(number)}"):
             made: Any = self._function(number)
         if not isinstance(made, int | np.integer) or isinstance(made, bool) or made < 0:
-            raise UsageError(f"TokenBudget: lengths= gave {made!r} for sample {number}; a length is a whole number")
+            raise UsageError(f"TokenBudget: lengths= gave {made!r} for {self._name(number)}, and not a whole number")
         return int(made)
 
 
@@ -244,8 +254,8 @@ def _looked_over(column: NDArray[Any]) -> tuple[int, int, str]:
     return least or 0, most, digest.hexdigest(length=16)
 
 
-def _too_long(sample: int, length: int, tokens: int) -> UsageError:
+def _too_long(sample: str, length: int, tokens: int) -> UsageError:
     return UsageError(
-        f"TokenBudget: sample {sample} of the data set has {length} tokens, more than the budget of {tokens}; cut or "
+        f"TokenBudget: {sample} has {length} tokens, more than the budget of {tokens}; cut or "
         f'drop such samples, take tokens={length}, or have each be a micro-batch by itself: too_long="alone"'
     )

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic3d.data import Adaptive, Batches, Growing, Order, Share, TokenBudget
+from elastic3d.data import Adaptive, Batches, Growing, Mixture, Order, Share, Stratified, TokenBudget
 from elastic3d.data.budget import cut
 from elastic3d.errors import ConfigurationError, UsageError
 from elastic3d.values import from_json, to_json
@@ -139,6 +139,24 @@ def test_lengths_are_a_column_a_function_or_the_data_sets_own(lengths: Any) -> N
     """The same micro-batches come of each."""
     order, alike = made(TokenBudget(20, lengths=lengths)).order, made(TokenBudget(20)).order
     assert [order.sizes_at(step) for step in range(4)] == [alike.sizes_at(step) for step in range(4)]
+
+
+@pytest.mark.parametrize("lengths", [None, SIZES, SIZES.__getitem__], ids=("own", "list", "function"))
+def test_lengths_follow_samples_that_are_numbered_anew(lengths: Any) -> None:
+    """Of a stratified data set they are those of its own order, and of a mixture those of all sources."""
+    stratified = Stratified(Texts(), labels=[number % 3 for number in range(len(SIZES))])
+    mixture = Mixture({"a": Texts(), "b": Texts()}, weights={"a": 0.5, "b": 0.5})
+    for dataset in (stratified, mixture):
+        given = [*SIZES, *SIZES] if lengths == SIZES and dataset is mixture else lengths
+        budget = TokenBudget(20, lengths=(lambda one: SIZES[one % 23]) if callable(given) else given)
+        batches = Batches(dataset, global_batch=12, micro_batch=budget, seed=5, collate=padded)
+        for batch in batches.until(step=3):
+            for part in batch.micro_batches:
+                sizes = [SIZES[number] for number in part.target.tolist()]
+                assert part.input.shape == (len(sizes), max(sizes))
+                assert part.input.numel() <= 20
+                assert sizes == sorted(sizes, reverse=True)
+            batches.step += 1
 
 
 def test_no_sample_is_loaded_to_cut_a_step() -> None:

@@ -99,6 +99,16 @@ def test_every_choice_that_has_the_same_bits_has_them_here(choice: str) -> None:
     assert made(main, Layout(pp=1, dp=2, zero=2)) == made(main, ALONE)
 
 
+@pytest.mark.long
+def test_audited_steps_have_the_same_bits() -> None:
+    """Micro-batches of several sizes are computed twice, and compared; a multiple gives each replica one."""
+    main = partial(budget_mains.train, budget=TokenBudget(budget_mains.TOKENS, multiple=2))
+    audited = Orders(layout=Layout(pp=1, dp=2, zero=2), audit=1.0, at_rest=1.0)
+    reports = run_world(main, audited)
+    assert {report.result for report in reports} == {made(main, ALONE)}, reports[0].error
+    assert all(report.coverage is not None and report.coverage.every for report in reports)
+
+
 def test_a_run_goes_on_in_another_layout(alone: Trained, tmp_path: Path) -> None:
     """In the middle of an epoch, from the state of two replicas, and by one; then by three."""
     before = Orders(layout=Layout(pp=1, dp=2, zero=3), keep=tmp_path, snapshot_every=1, leave_at={0: 2, 1: 2})
@@ -168,5 +178,5 @@ def _by_text(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def test_pipeline_stages_are_refused_by_name() -> None:
     """Stages pass on activations of one shape."""
     reports = run_world(budget_mains.train, Orders(layout=Layout(pp=2, dp=1)))
-    assert {report.ended for report in reports} == {"crashed"}
+    assert {report.ended for report in reports} == {"raised"}
     assert all("a TokenBudget" in report.error for report in reports), reports[0].error
