@@ -63,8 +63,8 @@ def unstaged(layout: Layout) -> str | None:
         return None
     return (
         f"pp={layout.pp} passes on activations of one shape, and collate= or a TokenBudget may make micro-batches of "
-        "several: use pp=1, or a number as micro_batch=, pad all to one length and say "
-        "run.batches(..., one_shape=True)"
+        "several: use pp=1, or pad all to one length and say run.batches(..., one_shape=True), with a number as "
+        "micro_batch="
     )
 
 
