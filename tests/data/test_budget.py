@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -254,9 +254,9 @@ def test_a_text_longer_than_the_budget_is_refused_or_alone() -> None:
         ("multiple is a whole number", lambda: TokenBudget(8, multiple=True)),
         ("too_long must be one of refuse, alone", lambda: TokenBudget(8, too_long="cut")),
         ("one whole number for each of 23 samples", lambda: made(TokenBudget(9, lengths=[1, 2]))),
-        ("array of float64", lambda: made(TokenBudget(9, lengths=[1.5] * 23))),
+        ("array of float64", lambda: made(TokenBudget(9, lengths=cast(Any, [1.5] * 23)))),
         ("sample 1 was given a length of -2", lambda: made(TokenBudget(9, lengths=[1, -2, *SIZES[2:]]))),
-        ("gave 'x' for sample", lambda: made(TokenBudget(9, lengths=lambda _: "x")).order.micro_batches),
+        ("gave 'x' for sample", lambda: made(TokenBudget(9, lengths=cast(Any, lambda _: "x"))).order.micro_batches),
         ("list has no `lengths`", lambda: Batches([1], global_batch=1, micro_batch=TokenBudget(9), seed=0)),
         ("does not go with global_batch=Adaptive", lambda: made(TokenBudget(9), global_batch=Adaptive(4, 8))),
         ("one_shape=True says", lambda: made(TokenBudget(9), one_shape=True)),
