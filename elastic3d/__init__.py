@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from elastic3d.torch_support import check_version
 
 if TYPE_CHECKING:
-    from elastic3d.data import Adaptive, Cached, Growing, Mixture, Packed, Remote, Stratified, TokenFile
+    from elastic3d.data import Adaptive, Cached, Growing, Mixture, Packed, Remote, Stratified, TokenBudget, TokenFile
     from elastic3d.entry import run
     from elastic3d.errors import Elastic3dError
     from elastic3d.health.options import Health
@@ -35,6 +35,7 @@ __all__ = [
     "Layout",
     "Growing",
     "Adaptive",
+    "TokenBudget",
     "TokenFile",
     "Packed",
     "Stratified",
@@ -56,6 +57,7 @@ _HOMES = {
     "Layout": "elastic3d.values",
     "Growing": "elastic3d.data",
     "Adaptive": "elastic3d.data",
+    "TokenBudget": "elastic3d.data",
     "TokenFile": "elastic3d.data",
     "Packed": "elastic3d.data",
     "Stratified": "elastic3d.data",

@@ -234,8 +234,9 @@ class ModelProfile:
     that tp must divide; 0 for a model without a tensor-parallel plan. tied: the first and the last part share a
     parameter. varies: micro-batches may be of several shapes. held_bytes, compute_bytes, gradient_bytes,
     optimizer_bytes: per parameter, as it is held sharded, as forward and backward use it, of the gradients' sum, of the
-    optimizer's state. recompute: the kind the run uses. counts: all numbers of micro-batches that a step may have, the
-    smallest of which is micro_batches; () for that one. experts: a number that dp must divide if experts are spread
+    optimizer's state. recompute: the kind the run uses. counts: all numbers of micro-batches that a step may have, or
+    those that stand for them (`Order.counts`); () for that one. micro_batches: the smallest of them, or that of a usual
+    step where a budget of tokens makes them. experts: a number that dp must divide if experts are spread
     over it; 0 if none are. compress, leaf: as in `run.shard`; the latter divides all numbers of micro-batches.
     chunks: into which sequences are cut, 1 for whole ones; cp divides it.
     audit: share of the computing that audits may take.
@@ -274,8 +275,13 @@ class ModelProfile:
 
     @property
     def leaves(self) -> int:
-        """Return the smallest number of leaves of any step, each of `leaf` micro-batches of one rank."""
+        """Return the smallest number of leaves of any step, each of `leaf` micro-batches of one rank; or the usual."""
         return self.micro_batches // self.leaf
+
+    @property
+    def fewest(self) -> int:
+        """Return the smallest number of leaves that any step may have."""
+        return min(self.counts or (self.micro_batches,)) // self.leaf
 
     def rounds(self, dp: int, shares: tuple[int, ...] = ()) -> int:
         """Return how many micro-batches each of `dp` ranks runs in such a step; with shares, the one with most."""
@@ -467,6 +473,10 @@ class Generation:
         return None
 
 
+HERE = {"here": True}
+"""Metadata of a dataclass's field that stays in its process: it has a default, and is left out of what is written."""
+
+
 def to_json(value: Any) -> Any:
     """Return `value` as plain JSON data (dict, list, str, int, float, bool, None)."""
     kind = type(value)
@@ -488,7 +498,12 @@ _PLAIN = (str, int, float, bool, type(None))
 
 @functools.cache
 def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+    return tuple(field.name for field in written_fields(kind))
+
+
+def written_fields(kind: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields of a dataclass that are written, all but those that stay in their process."""
+    return [field for field in dataclasses.fields(kind) if not field.metadata.get("here")]
 
 
 def from_json(kind: type[T], data: Any) -> T:
@@ -520,7 +535,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 def _dataclass_reader(kind: type) -> Callable[[Any], Any]:
     hints = typing.get_type_hints(kind)
-    known = {f.name: _reader(hints[f.name]) for f in dataclasses.fields(kind) if f.init}
+    known = {f.name: _reader(hints[f.name]) for f in written_fields(kind) if f.init}
     what = f"an object for {kind}"
 
     def read(data: Any) -> Any:

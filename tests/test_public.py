@@ -21,6 +21,7 @@ def test_elastic3d_exports_exactly_the_listed_names() -> None:
         "Layout",
         "Growing",
         "Adaptive",
+        "TokenBudget",
         "TokenFile",
         "Packed",
         "Stratified",

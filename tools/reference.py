@@ -49,6 +49,7 @@ from elastic3d.membership.records import GenerationHistory
 from elastic3d.metrics import table
 from elastic3d.metrics.metric import COMMON
 from elastic3d.report.document import RunReport
+from elastic3d.values import written_fields
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -247,7 +248,7 @@ def documents() -> str:
             continue
         lines += ["", "| field | type | |", "|---|---|---|"]
         hints, docs = typing.get_type_hints(kind), _docstrings(kind)
-        for field in dataclasses.fields(kind):
+        for field in written_fields(kind):
             used = [part for part in _classes(hints[field.name]) if part not in seen]
             seen.update(dict.fromkeys(used))
             queue += used

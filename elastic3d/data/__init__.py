@@ -1,9 +1,11 @@
 """The samples that a run consumes, their order, and the proof that it consumed each of them once."""
 
 from elastic3d.data.adaptive import Adaptive
-from elastic3d.data.batches import Batch, Batches, MicroBatch
+from elastic3d.data.batches import Batches
+from elastic3d.data.budget import TokenBudget
 from elastic3d.data.cached import Cached
 from elastic3d.data.ledger import Account, Line, check
+from elastic3d.data.micro_batches import Batch, MicroBatch
 from elastic3d.data.mixture import Mixture
 from elastic3d.data.packing import Packed
 from elastic3d.data.permutation import KeyedPermutation
@@ -20,6 +22,7 @@ __all__ = [
     "Order",
     "Growing",
     "Adaptive",
+    "TokenBudget",
     "Batches",
     "Batch",
     "MicroBatch",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,10 +19,12 @@ import torch
 
 from elastic3d.data.adaptive import Adaptive
 from elastic3d.data.ahead import Ahead
+from elastic3d.data.budget import TokenBudget
 from elastic3d.data.collating import Collate, Collating, Pair
 from elastic3d.data.dataset_facts import fingerprint_of, is_numbered, name_of
-from elastic3d.data.holes import Holes, between, given, inside, joined
+from elastic3d.data.holes import Holes, between, given, inside, joined, length
 from elastic3d.data.making import Drawn, Keyed, Undrawn, moved, pinned
+from elastic3d.data.micro_batches import PASSED_OVER, Batch, MicroBatch
 from elastic3d.data.mixture import Mixture
 from elastic3d.data.positions import Order, fold_sums
 from elastic3d.data.sizes import Growing
@@ -30,7 +32,6 @@ from elastic3d.data.sources import Loaded, Numbered, SampleSource, Share, Stream
 from elastic3d.data.stratified import Stratified
 from elastic3d.data.streams import Cursor, check_stream
 from elastic3d.errors import UsageError
-from elastic3d.owners import SenderTurn
 from elastic3d.port import UNRECORDED, Progress
 
 
@@ -44,63 +45,6 @@ class Dataset(Protocol):
     def __getitem__(self, index: int) -> Any:
         """Return sample `index`, always the same on every node."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
-    """One micro-batch on one rank; input and target are None on stages that need neither.
-
-    index: its number j within the step. counts: False for one that is run only for its collectives. like: the number of
-    the micro-batch whose samples it has and whose random numbers it draws: its own if it counts. One that does not
-    count then uses the same parameters as another rank's, and no others get a gradient.
-    """
-
-    index: int
-    like: int
-    counts: bool
-    input: Any
-    target: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """One rank's part of one step. samples, sample_sum: really loaded by those of its micro-batches that count.
-
-    count: number M of the step's micro-batches over all ranks. excluded: the numbers of those that are no part of the
-    update, though they are run; excluded_samples, excluded_sum: loaded by those of them that are this rank's. summed:
-    whether the others are to be added up; False where all are only run to see what comes out. turns: which dp ranks
-    send gradients, leaf by leaf; () if all do each time.
-    """
-
-    step: int
-    count: int
-    micro_batches: tuple[MicroBatch, ...]
-    samples: int
-    sample_sum: int
-    excluded: tuple[int, ...] = ()
-    excluded_samples: int = 0
-    excluded_sum: int = 0
-    summed: bool = True
-    turns: tuple[SenderTurn, ...] = ()
-
-    @property
-    def counted(self) -> int:
-        """How many of its micro-batches may be added up, those with the lowest numbers; the excluded are not."""
-        return self.count if self.summed else 0
-
-    @property
-    def empty(self) -> bool:
-        """Whether all its micro-batches are excluded: it has nothing to learn from."""
-        return len(self.excluded) == self.count
-
-    @property
-    def divisor(self) -> int:
-        """Return by what mean losses are divided: the number of micro-batches that make up the update."""
-        return max(1, self.count - len(self.excluded))
-
-
-PASSED_OVER = 1000
-"""A micro-batch j that is run once more has the number M * PASSED_OVER + j: no number below it counts or fills."""
 
 
 class Batches:
@@ -122,7 +66,7 @@ class Batches:
         dataset: Dataset | Iterable[Any],
         *,
         global_batch: int | Growing | Adaptive,
-        micro_batch: int,
+        micro_batch: int | TokenBudget,
         seed: int,
         exclude: Iterable[tuple[int, int]] = (),
         share: Share | None = None,
@@ -137,25 +81,32 @@ class Batches:
         numbered = is_numbered(dataset)
         if not numbered:
             check_stream(dataset)
+        budget = micro_batch.of(dataset) if isinstance(micro_batch, TokenBudget) else None
         adaptive = global_batch if isinstance(global_batch, Adaptive) else None
         given_size = global_batch.start if isinstance(global_batch, Adaptive) else global_batch
         (_, first), *changes = given_size.parts if isinstance(given_size, Growing) else ((0, given_size),)
         self.order = Order(
             length=len(dataset) if numbered else None,  # type: ignore[arg-type]
             global_batch=first,
-            micro_batch=micro_batch,
+            micro_batch=1 if isinstance(micro_batch, TokenBudget) else micro_batch,
             seed=seed,
             changes=tuple(changes),
             holes=given(exclude),
             strata=dataset.strata if isinstance(dataset, Stratified) else (),
             proportions=dataset.proportions if isinstance(dataset, Mixture) else None,
             adaptive=adaptive,
+            budget=budget,
         )
         self.untried = self.order.holes
         self._numbered = numbered
         self._dataset = dataset
         self._collating = Collating(collate)
-        self.varies = collate is not None and not one_shape
+        if budget is not None and one_shape:
+            raise UsageError(
+                "run.batches: one_shape=True says that all micro-batches are of one shape, and those of a TokenBudget "
+                "have as many samples as fit; leave it out, or give micro_batch= as a number of samples"
+            )
+        self.varies = budget is not None or (collate is not None and not one_shape)
         self.take(share or Share())
         self.order.check_leaf(self.share.leaf)
         self._check_holes()
@@ -212,6 +163,17 @@ class Batches:
         self.order = self.order.resized(step, size)
         self.take(self.share)
         self._resized = True
+
+    def tokens(self, step: int, excluded: Sequence[int]) -> int:
+        """Return the tokens of a step's samples without some micro-batches, 0 where nobody says how many they have."""
+        order = self.order
+        if order.budget is None:
+            out = between(order.positions_of(step, excluded), *order.positions(step))
+            return length(out) * self.sample_tokens
+        left = [
+            order.micro_batch_samples(step, one) for one in range(order.micro_batches_at(step)) if one not in excluded
+        ]
+        return sum(order.budget.tokens_of(samples) for samples in left)
 
     @property
     def cursor(self) -> Cursor | None:
@@ -328,6 +290,7 @@ class Batches:
         return Batch(
             step=step,
             count=count,
+            sizes=self.order.sizes_at(step),
             micro_batches=tuple(parts),
             samples=0,
             sample_sum=0,
@@ -383,6 +346,7 @@ class Batches:
         batch = Batch(
             step=step,
             count=count,
+            sizes=self.order.sizes_at(step),
             micro_batches=tuple(micro_batches),
             samples=0,
             sample_sum=0,

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
 from elastic3d.data.dataset_facts import ahead_of, fingerprint_of, is_numbered, name_of, prefetch
 from elastic3d.data.proportions import MixedSource, Proportions, stages_of
 from elastic3d.data.stratified import Stratified
@@ -46,6 +48,12 @@ class Mixture:
             stages=stages_of(weights, self._names),
             linear=bool(linear),
         )
+
+    @property
+    def lengths(self) -> Any:
+        """The `lengths` of the samples of all sources, one source after the other; None if one of them has none."""
+        every: list[Any] = [getattr(dataset, "lengths", None) for dataset in self._datasets]
+        return None if any(one is None for one in every) else np.concatenate(every)
 
     def __len__(self) -> int:
         """Return the number of samples of all sources."""

@@ -3,15 +3,16 @@
 Position k of the run is sample pi(k mod n) of the epoch k // n; for a stream, whose length nobody knows, it is the k-th
 sample that comes; `strata` and `mixing` have the orders of stratified data sets and of mixtures. Where the data set of
 a run has changed its length, positions from there on count from 0 in it, in epochs of new numbers. Step s consumes the
-B(s) positions after those of all steps before it, and its micro-batch j the positions [j*b, (j+1)*b) among them.
-Nothing here depends on ranks, so no change of layout can lose or repeat a sample.
+B(s) positions after those of all steps before it, and its micro-batch j the positions [j*b, (j+1)*b) among them, or
+those that a budget of tokens groups (`budget`). Nothing here depends on ranks, so no change of layout can lose or
+repeat a sample.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -19,14 +20,22 @@ import numpy as np
 from elastic3d.data import holes as ranges
 from elastic3d.data import mixing, sizes, strata
 from elastic3d.data.adaptive import Adaptive
+from elastic3d.data.budget import Budget
 from elastic3d.data.holes import Holes
 from elastic3d.data.permutation import Indices, KeyedPermutation, key, mix
 from elastic3d.data.proportions import MixedSource, Proportions
 from elastic3d.data.strata import Strata, check_strata
 from elastic3d.errors import ConfigurationError, UsageError
+from elastic3d.values import HERE
 
 SUM_BITS = 40
 STRIDE = 1 << 20
+
+KEPT = 16
+"""Steps whose micro-batches an order remembers, where a budget makes them: more than are loaded ahead."""
+
+Group = tuple[Indices, Indices]
+"""The positions of the samples of a micro-batch, and their ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +48,9 @@ class Order:
     number of samples of each stratum, in whose order they are numbered. proportions: of a mixture, its sources and
     their weights. adaptive: how later sizes are chosen as the run goes, which become `changes`; None if they are not.
     slices: of an island, from which position on it takes which of the positions that all islands share: (position of
-    its own, position that it takes), in order; () for a run that has all of them.
+    its own, position that it takes), in order; () for a run that has all of them. budget: of tokens, by which
+    micro-batches are cut; micro_batch is 1 then, and their number another one in each step. None where all have as many
+    samples.
     """
 
     length: int | None
@@ -53,6 +64,8 @@ class Order:
     proportions: Proportions | None = None
     adaptive: Adaptive | None = None
     slices: tuple[tuple[int, int], ...] = ()
+    budget: Budget | None = None
+    _grouped: dict[int, list[Group]] = field(default_factory=dict, init=False, compare=False, repr=False, metadata=HERE)
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
@@ -81,6 +94,19 @@ class Order:
                 )
         if self.adaptive is not None:
             self.adaptive.check_leaf(self.micro_batch, 1)
+        if self.budget is not None:
+            self._check_budget(self.budget)
+
+    def _check_budget(self, budget: Budget) -> None:
+        assert self.micro_batch == 1
+        assert self.length is not None
+        if self.adaptive is not None:
+            raise UsageError(
+                "micro_batch=TokenBudget(...) does not go with global_batch=Adaptive(...), which compares "
+                "micro-batches of one number of samples; give one of the two as a number"
+            )
+        for _, batch in self.parts:
+            budget.check(batch)
 
     @property
     def parts(self) -> sizes.Parts:
@@ -89,12 +115,22 @@ class Order:
 
     @property
     def micro_batches(self) -> int:
-        """Smallest number M of micro-batches of any step, which every layout must be able to run."""
-        return self.counts[0]
+        """Smallest number M of micro-batches of any step, which every layout must be able to run.
+
+        With a budget that of the run's first step: the smallest that there may be is met by hardly any.
+        """
+        return self.counts[0] if self.budget is None else self.micro_batches_at(0)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Every number M of micro-batches that some step has, or may have, smallest first."""
+        """Every number M of micro-batches that some step has, or may have, smallest first.
+
+        With a budget the smallest, the next and the largest that there may be, which stand for all between.
+        """
+        if self.budget is not None:
+            bounds = [self.budget.bounds(size) for _, size in self.parts]
+            fewest, most = min(few for few, _ in bounds), max(many for _, many in bounds)
+            return tuple(sorted({fewest, min(most, fewest + self.budget.multiple), most}))
         chosen = () if self.adaptive is None else self.adaptive.sizes
         return tuple(sorted({batch // self.micro_batch for batch in (*chosen, *(size for _, size in self.parts))}))
 
@@ -103,6 +139,9 @@ class Order:
         if self.adaptive is not None:
             self.adaptive.check_leaf(self.micro_batch, leaf)
         for step, batch in self.parts:
+            if self.budget is not None:
+                self.budget.check(batch, leaf)
+                continue
             count = batch // self.micro_batch
             if count % leaf:
                 since = f" (from step {step} on)" if self.changes else ""
@@ -124,7 +163,29 @@ class Order:
 
     def micro_batches_at(self, step: int) -> int:
         """Return the number of micro-batches of a step."""
-        return self.batch_at(step) // self.micro_batch
+        return self.batch_at(step) // self.micro_batch if self.budget is None else len(self._groups(step, self.budget))
+
+    def micro_batches_of(self, step: int, samples: int) -> int:
+        """Return how many micro-batches of a step have so many samples together; about so many where a budget cuts."""
+        return samples * self.micro_batches_at(step) // self.batch_at(step) if samples else 0
+
+    def sizes_at(self, step: int) -> tuple[int, ...]:
+        """Return the number of samples of each micro-batch of a step; () where all have as many."""
+        return () if self.budget is None else tuple(len(places) for places, _ in self._groups(step, self.budget))
+
+    def _groups(self, step: int, budget: Budget) -> list[Group]:
+        """Return the micro-batches that a budget makes of a step."""
+        made = self._grouped.get(step)
+        if made is None:
+            first, stop = self.positions(step)
+            samples = self.samples(first, stop)
+            groups = budget.groups(samples)
+            made = [(group.astype(np.uint64) + np.uint64(first), samples[group]) for group in groups]
+            self._grouped[step] = made
+            # The thread that loads ahead asks, too: what it has forgotten meanwhile may be forgotten.
+            for old in [*self._grouped][:-KEPT]:
+                self._grouped.pop(old, None)
+        return made
 
     def positions(self, first_step: int, stop_step: int | None = None) -> tuple[int, int]:
         """Return the half-open positions of a step, or of steps [first_step, stop_step)."""
@@ -136,11 +197,24 @@ class Order:
         first, stop = self.positions(step)
         size = self.micro_batch
         parts = ranges.inside(self.holes, first, stop)
+        if self.budget is not None:
+            out = {position for begin, end in parts for position in range(begin, end)}
+            groups = self._groups(step, self.budget) if out else []
+            return tuple(j for j, (places, _) in enumerate(groups) if not out.isdisjoint(places.tolist()))
         numbers = {one for begin, end in parts for one in range((begin - first) // size, -(-(end - first) // size))}
         return tuple(sorted(numbers))
 
+    def empty(self, step: int) -> bool:
+        """Return whether nothing is left of a step: all its positions are holes."""
+        first, stop = self.positions(step)
+        return ranges.length(ranges.inside(self.holes, first, stop)) == stop - first
+
     def positions_of(self, step: int, micro_batches: Iterable[int]) -> Holes:
         """Return the positions of some micro-batches of a step."""
+        if self.budget is not None:
+            every = self._groups(step, self.budget)
+            places = [place for number in micro_batches for place in every[number][0].tolist()]
+            return ranges.joined((place, place + 1) for place in places)
         first, size = self.positions(step)[0], self.micro_batch
         return ranges.joined((first + number * size, first + (number + 1) * size) for number in micro_batches)
 
@@ -158,7 +232,13 @@ class Order:
         for begin, end in ranges.inside(self.holes, start, last):
             at = begin
             while at < end:
-                first, stop = self.positions(self.step_at(at))
+                step = self.step_at(at)
+                first, stop = self.positions(step)
+                if self.budget is not None:
+                    leaves = {number // leaf for number in self.excluded(step)}
+                    widened += self.positions_of(step, [one * leaf + inner for one in leaves for inner in range(leaf)])
+                    at = stop
+                    continue
                 size = self.micro_batch * leaf
                 at = min(stop, first + ((at - first) // size + 1) * size)
                 widened.append((at - size, at))
@@ -256,6 +336,9 @@ class Order:
 
     def micro_batch_places(self, step: int, index: int) -> list[tuple[int, int]]:
         """Return (position, sample id) of all samples of micro-batch `index` of a step."""
+        if self.budget is not None:
+            places, numbers = self._groups(step, self.budget)[index]
+            return list(zip(places.tolist(), numbers.tolist(), strict=True))
         first = self.positions(step)[0] + index * self.micro_batch
         samples = self.samples(first, first + self.micro_batch)
         return [(position, int(sample)) for position, sample in enumerate(samples, start=first)]

@@ -152,8 +152,9 @@ class Numbered:
     def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
         """Load in processes forked from the trainer; together they load at least a step ahead."""
         awaited.clear()
-        counts = [self._order.micro_batches_at(step) for step in range(first, stop)]
-        most = max((self._share.rounds(count) for count in counts), default=1)
+        order, share = self._order, self._share
+        begins = [first, *(step for step, _ in order.changes if first < step < stop)]
+        most = max(share.rounds(order.micro_batches_at(step)) for step in begins)
         loader: DataLoader[Any] = DataLoader(
             _Sampled(self._dataset, self._order),
             batch_sampler=_Given(self._asked(first, stop, workers)),
@@ -167,9 +168,9 @@ class Numbered:
             multiprocessing_context="fork",
         )
         with _working(loader) as loaded:
-            for step, count in enumerate(counts, first):
+            for step in range(first, stop):
                 pairs, read = [], 0
-                for _ in self._share.wanted(step, count):
+                for _ in share.wanted(step, order.micro_batches_at(step)):
                     pair, said, nbytes = next(loaded)
                     notes.log(said)
                     pairs.append(pair)

@@ -54,6 +54,22 @@ class Stratified:
         values: list[Any] = self._values.tolist()
         return values
 
+    @property
+    def lengths(self) -> Any:
+        """The `lengths` of the data set's samples, by their numbers here; None if it has none."""
+        given = getattr(self._dataset, "lengths", None)
+        return None if given is None else self.renumbered(given)
+
+    def renumbered(self, given: Any) -> Any:
+        """Return what is known of each sample of `dataset`, a column or a function of its number, by the numbers here.
+
+        A column of another length is returned as it is.
+        """
+        if callable(given):
+            return lambda number: given(int(self.row[number]))
+        column = np.asarray(given)
+        return column[self.row] if column.shape == self.row.shape else column
+
     def __len__(self) -> int:
         """Return the number of samples."""
         return self._ends[-1]

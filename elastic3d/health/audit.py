@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic3d.coverage import AuditCoverage
-from elastic3d.data.batches import PASSED_OVER
+from elastic3d.data.micro_batches import PASSED_OVER
 from elastic3d.data.permutation import key
 from elastic3d.owners import Owners
 from elastic3d.planner import place_of

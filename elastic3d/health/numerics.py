@@ -119,7 +119,7 @@ def empty_before(order: Order, step: int, most: int = MOST_EMPTY, known: Holes =
     known: positions that were left out before anybody tried them. Steps of those alone are passed over.
     """
     count, at = 0, step - 1
-    while count < most and at >= 0 and _empty(order, at):
+    while count < most and at >= 0 and order.empty(at):
         first, stop = order.positions(at)
         count += sum(max(0, min(end, stop) - max(begin, first)) for begin, end in known) < stop - first
         at -= 1
@@ -134,9 +134,5 @@ def left_out_from(order: Order, step: int, distance: int) -> int:
     at, wanted = step + 1, min(distance, (step + 2) // 2)
     while at > 0 and wanted > 0:
         at -= 1
-        wanted -= not _empty(order, at)
+        wanted -= not order.empty(at)
     return at
-
-
-def _empty(order: Order, step: int) -> bool:
-    return len(order.excluded(step)) == order.micro_batches_at(step)

@@ -26,6 +26,7 @@ def check_script(parts: IslandParts, islands: Islands) -> None:
     refused = {
         "a stream, whose samples cannot be handed out": order.length is None,
         "a mixture, whose proportions follow the steps of one run": order.proportions is not None,
+        "micro_batch=TokenBudget (give a number of samples)": order.budget is not None,
         "a global batch that changes (give one number)": bool(order.changes) or order.adaptive is not None,
         "exclude=, whose positions are those of one run": bool(order.holes),
     }

@@ -438,7 +438,7 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
         blocks=blocks,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         micro_batches=batches.order.micro_batches,
-        micro_batch=batches.order.micro_batch,
+        micro_batch=max(1, batches.order.batch_at(0) // batches.order.micro_batches_at(0)),
         digest=profile_digest(plan, [held.spec for held in held_by_model(model)], batches),
         tied=tied,
         varies=batches.varies,

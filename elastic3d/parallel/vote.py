@@ -202,18 +202,30 @@ class Paper:
                 begin = end
         return self._runs
 
-    def read(self, votes: torch.Tensor, *, norm: bool, step: int = 0, excluded: Collection[int] = ()) -> Outcome:
-        """Return the outcome of the summed vector. norm, step: as it was filled. excluded: what does not count."""
+    def read(
+        self,
+        votes: torch.Tensor,
+        *,
+        norm: bool,
+        step: int = 0,
+        excluded: Collection[int] = (),
+        sizes: Sequence[int] = (),
+    ) -> Outcome:
+        """Return the outcome of the summed vector. norm, step: as it was filled. excluded: what does not count.
+
+        sizes: the samples of each micro-batch, by which means are weighed; () where all have as many.
+        """
         counted = [number for number in range(self.micro_batches) if number not in excluded]
         measured = self._leaves is not None and len(votes) > self._size
         flags = votes[: self._sheets_at].view(self._world, FLAGS)
         rows = votes[self._sheets_at : self._scalars_at].view(-1, WIDTH).tolist()
-        total = 0.0
         losses = votes[self._losses_at : self._tokens_at].tolist()
-        for number in counted:
-            total += losses[number]
         places = votes[self._tokens_at : self._samples_at].tolist()
         tokens = _tokens([places[number] for number in counted])
+        weights = sizes if sizes and tokens is None else [1] * self.micro_batches
+        total = 0.0
+        for number in counted:
+            total += losses[number] * weights[number]
         present = votes[self._present_at : self._rows_at].tolist()
         last, disputes, extras = flags[:, 7], flags[:, 8], flags[:, 9]
         return Outcome(
@@ -223,7 +235,7 @@ class Paper:
             safe_step=int(flags[:, 4].min()),
             snapshot_needs=float(flags[:, 6].max()),
             snapshot_rank=int(flags[:, 6].argmax()),
-            loss=_mean(total, len(counted) if tokens is None else tokens),
+            loss=_mean(total, sum(weights[number] for number in counted) if tokens is None else tokens),
             tokens=tokens,
             gradients_finite=bool((flags[:, 5] != 0).all()),
             norm=norms.norm(votes[self._rows_at : self._size]) if norm else None,

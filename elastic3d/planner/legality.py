@@ -30,7 +30,7 @@ def unfit(layout: Layout, profile: ModelProfile) -> str | None:
         return why
     if profile.compress == "powersgd" and layout.dp > 1 and layout.replicas == 1:
         return f'dp={layout.dp} has one replica, and compress="powersgd" compresses what replicas exchange'
-    if layout.shares and (why := unshared(layout, profile.reduction, bool(profile.experts), profile.leaves)):
+    if layout.shares and (why := unshared(layout, profile.reduction, bool(profile.experts), profile.fewest)):
         return f"shares={'/'.join(map(str, layout.shares))} {why}"
     counts = profile.counts or (profile.micro_batches,)
     problems = (problem(layout, blocks=profile.blocks, micro_batches=count, leaf=profile.leaf) for count in counts)
@@ -62,8 +62,9 @@ def unstaged(layout: Layout) -> str | None:
     if layout.pp == 1:
         return None
     return (
-        f"pp={layout.pp} passes on activations of one shape, and collate= may make micro-batches of several: use pp=1, "
-        "or pad all to one length and say run.batches(..., one_shape=True)"
+        f"pp={layout.pp} passes on activations of one shape, and collate= or a TokenBudget may make micro-batches of "
+        "several: use pp=1, or pad all to one length and say run.batches(..., one_shape=True), with a number as "
+        "micro_batch="
     )
 
 

@@ -85,7 +85,7 @@ def shared_rounds(layout: Layout, profile: ModelProfile, slots: int, speeds: Seq
 def share_out(layout: Layout, profile: ModelProfile, slots: int, speeds: Sequence[float]) -> Layout | None:
     """Return the layout with the shares that suit its nodes best; None where equal ones do, or others cannot be."""
     possible = layout.pp == 1 and layout.zero in (1, 2) and not layout.shares and profile.chunks == 1
-    if not possible or unshared(layout, profile.reduction, bool(profile.experts), profile.leaves):
+    if not possible or unshared(layout, profile.reduction, bool(profile.experts), profile.fewest):
         return None
     shares = best_shares(profile.leaves, column_speeds(layout, slots, speeds))
     return replace(layout, shares=shares) if shares else None

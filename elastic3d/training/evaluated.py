@@ -23,7 +23,8 @@ class EvaluatedState:
         self.step = checkpoint.step
         """The number of steps that the run had made."""
         order = checkpoint.facts.get("order")
-        size = order.get("micro_batch") if isinstance(order, Mapping) else None
+        cut = isinstance(order, Mapping) and not order.get("budget")
+        size = order.get("micro_batch") if isinstance(order, Mapping) and cut else None
         self.micro_batch: int | None = size if isinstance(size, int) else None
         """Samples of a micro-batch of training, None where the checkpoint does not say."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from blake3 import blake3
 
+from elastic3d.data import Order
 from elastic3d.errors import ConfigurationError, StateError, StateUnfit, UsageError
 from elastic3d.parallel import facts
 from elastic3d.port import Assignment
@@ -57,9 +58,7 @@ def schedule_digest(optimizer: torch.optim.Optimizer, schedule: Any) -> str:
     return blake3(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def asked(
-    optimizer: torch.optim.Optimizer, schedule: Any, micro_batch: int, leaf: int = 1, chunks: int = 1
-) -> AskedState:
+def asked(optimizer: torch.optim.Optimizer, schedule: Any, order: Order, leaf: int = 1, chunks: int = 1) -> AskedState:
     """Return what the script asks for, from a fresh optimizer and schedule; saved with every state."""
     try:
         groups, state = tuple(facts.optimizer_groups(optimizer)), facts.schedule_state(schedule)
@@ -68,7 +67,8 @@ def asked(
     return AskedState(
         optimizer=kind_of(optimizer),
         schedule=kind_of(schedule),
-        micro_batch=micro_batch,
+        micro_batch=order.micro_batch,
+        budget="" if order.budget is None else str(order.budget),
         groups=groups,
         schedule_state=state,
         leaf=leaf,
@@ -174,10 +174,10 @@ def changes(saved: AskedState, now: AskedState, accept: Collection[str] = ()) ->
     if schedule_change(saved, now):
         kept = tuple({k: v for k, v in group.items() if k not in OF_SCHEDULES} for group in now.groups)
         now, saved = replace(now, groups=kept), replace(saved, schedule_state=now.schedule_state)
-    if saved.micro_batch != now.micro_batch:
+    before, after = (one.budget or str(one.micro_batch) for one in (saved, now))
+    if before != after:
         lines.append(
-            f"micro_batch was {saved.micro_batch} and is {now.micro_batch} from here on: the samples are the "
-            "same, the bits are not"
+            f"micro_batch was {before} and is {after} from here on: the samples are the same, the bits are not"
         )
     for number, (old, new) in enumerate(zip(saved.groups, now.groups, strict=False)):
         lines += [_kept(f"{key} of parameter group {number}", old, new, key) for key in new if old.get(key) != new[key]]

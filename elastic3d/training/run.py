@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.data import Adaptive, Batch, Batches, Growing, Share
+from elastic3d.data import Adaptive, Batch, Batches, Growing, Share, TokenBudget
 from elastic3d.data.batches import Dataset
 from elastic3d.data.collating import Collate
 from elastic3d.data.ledger import Ledger, add, resumed, stopped
@@ -311,7 +311,7 @@ class Run:
         dataset: Dataset | Iterable[Any],
         *,
         global_batch: int | Growing | Adaptive,
-        micro_batch: int,
+        micro_batch: int | TokenBudget,
         seed: int = 0,
         workers: int = 0,
         exclude: Iterable[tuple[int, int]] = (),
@@ -329,12 +329,13 @@ class Run:
         `load_state_dict`, of values that JSON can hold, and `set_epoch`.
         global_batch, micro_batch: in samples; the second divides the first and stays the same for the whole run. The
         first may be a function of the step, such as `Growing((0, 256), (1000, 512))`, or follow the gradient's noise:
-        `Adaptive(256, 4096)`. workers: processes that load ahead, 0 for a thread. exclude: pairs (first, stop) of
-        positions that are left out of training, whole micro-batches: nothing else takes their place, so that all others
-        keep theirs. collate: makes the list of the samples of one micro-batch into a pair (input, target), or a
-        dictionary with `labels`, such as by padding them to the longest; what it draws from the global random numbers
-        is keyed like what samples draw. one_shape: what it makes is of one shape for all micro-batches, which pipeline
-        stages need.
+        `Adaptive(256, 4096)`. The second may be as many as fit a budget of tokens, `TokenBudget(8192)`, where samples
+        are of several lengths: micro-batches are then of several sizes, and steps of several numbers of them. workers:
+        processes that load ahead, 0 for a thread. exclude: pairs (first, stop) of positions that are left out of
+        training, whole micro-batches: nothing else takes their place, so that all others keep theirs. collate: makes
+        the list of the samples of one micro-batch into a pair (input, target), or a dictionary with `labels`, such as
+        by padding them to the longest; what it draws from the global random numbers is keyed like what samples draw.
+        one_shape: what it makes is of one shape for all micro-batches, which pipeline stages need.
         """
         if self._plan is None:
             raise UsageError("call run.shard before run.batches")
@@ -424,7 +425,7 @@ class Run:
             self._island = self._as_island(self._islands, batches)
             extra = self._island.kept_with(extra)
         self._extras = Extras(extra, kept=kept, parameters=model.parameters())
-        self._asked = identity.asked(optimizer, schedule, batches.order.micro_batch, self._plan.leaf, self._plan.chunks)
+        self._asked = identity.asked(optimizer, schedule, batches.order, self._plan.leaf, self._plan.chunks)
         if self._assignment.seed_digest:
             identity.check_planned(assembly.profile_digest(batches), self._assignment)
         with self._peers.followed():
@@ -803,9 +804,9 @@ class Run:
             metric: Takes the output for a micro-batch and its target; returns a tensor with one number for each sample,
                 or a pair of such tensors (values, weights), such as the loss of each sample's tokens and their number:
                 the result is the sum of the values divided by that of the weights.
-            micro_batch: Samples that are passed forward together; None, the default, for those of training. It is part
-                of what fixes the bits; with pipeline stages it is that of training. The last one is filled up with its
-                last sample, which counts once.
+            micro_batch: Samples that are passed forward together; None, the default, for those of training, where that
+                is a number. It is part of what fixes the bits; with pipeline stages it is that of training. The last
+                one is filled up with its last sample, which counts once.
             collate: As `run.batches` takes it.
             longest: Seconds, or as "30m", that it may take: silence up to then is no sign of a rank that stands still.
         """
@@ -816,12 +817,13 @@ class Run:
             raise UsageError(
                 "run.evaluate was called between run.backward and run.step: call it before the one or after the other"
             )
-        of_training = batches.order.micro_batch if batches is not None else None
+        of_training = batches.order.micro_batch if batches is not None and batches.order.budget is None else None
         if self._evaluated is not None:
             of_training = self._evaluated.micro_batch
         size = of_training if micro_batch is None else micro_batch
         if not isinstance(size, int) or size < 1:
-            raise UsageError(f"run.evaluate: micro_batch is a number of samples, 1 or more; it is {size!r}")
+            say = "; where training has a TokenBudget, say how many" if micro_batch is None else ""
+            raise UsageError(f"run.evaluate: micro_batch is a number of samples, 1 or more; it is {size!r}{say}")
         assert self._outside is not None
         with self._peers.followed(), self.pause("evaluate", longest), self._outside.inside():
             self._outside.meet("run.evaluate()")

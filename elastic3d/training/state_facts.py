@@ -50,6 +50,8 @@ class AskedState:
     """Micro-batches of a leaf; states of versions without leaves are of 1."""
     chunks: int = 1
     """Into which sequences are cut; likewise."""
+    budget: str = ""
+    """The budget of tokens by which micro-batches are cut, in words; "" where they are of one number of samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

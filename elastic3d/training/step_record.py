@@ -58,7 +58,6 @@ class StepTimer:
         self.begin()
         made = batches.step - 1
         samples, excluded = batches.order.positions(made), batches.order.positions_of(made, loss.batch.excluded)
-        counted = samples[1] - samples[0] - sum(stop - first for first, stop in excluded)
         return StepRecord(
             generation=self._assignment.generation,
             step=batches.step,
@@ -77,7 +76,7 @@ class StepTimer:
             why_excluded=why,
             usual=None if spiked is None else spiked.usual,
             why_kept="" if spiked is None else spiked.why_kept,
-            left_out=sum(line.excluded for line in ledger) // batches.order.micro_batch,
+            left_out=batches.order.micro_batches_of(made, sum(line.excluded for line in ledger)),
             skipped=health.skipped,
             spike=health.spike,
             sheets=outcome.sheets if self._assignment.slot == 0 else (),
@@ -85,7 +84,7 @@ class StepTimer:
             data=data,
             read=batches.read,
             copy=copy,
-            tokens=counted * batches.sample_tokens,
+            tokens=batches.tokens(made, loss.batch.excluded),
             logged=dict(agreed.scalars) if self._assignment.slot == 0 else {},
             stopped=agreed.stop,
             resized=resized.why,

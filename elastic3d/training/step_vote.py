@@ -98,4 +98,5 @@ def vote(
     if not first:
         assembly.reduction.finish()
     port.progress.phase(Phase.VOTE)
-    return paper.read(votes(), norm=norm, step=step, excluded=loss.batch.excluded)
+    batch = loss.batch
+    return paper.read(votes(), norm=norm, step=step, excluded=batch.excluded, sizes=batch.sizes)

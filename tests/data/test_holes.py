@@ -118,7 +118,7 @@ def test_a_step_that_is_made_again_is_as_if_it_had_been_known() -> None:
     assert (again.samples, again.sample_sum, again.excluded) == (other.samples, other.sample_sum, other.excluded)
     assert (again.excluded_samples, again.excluded_sum) == (other.excluded_samples, other.excluded_sum)
     assert [part.counts for part in again.micro_batches] == [part.counts for part in other.micro_batches]
-    assert (again.divisor, late.order) == (3, known.order)
+    assert (again.divisor(again.micro_batches[0]), late.order) == (3, known.order)
 
 
 def test_what_was_consumed_before_a_state_stays_consumed() -> None:

@@ -21,15 +21,23 @@ class Images(Numbers):
         self.targets = [number % 3 // 2 for number in range(60)]
 
 
-def guide() -> list[Any]:
-    """Return the data set that each block makes."""
+class Texts(Numbers):
+    """Data of several lengths."""
+
+    def __init__(self) -> None:
+        super().__init__(60)
+        self.lengths = [100 * number for number in range(1, 61)]
+
+
+def guide(name: str = "dataset") -> list[Any]:
+    """Return what the blocks make under a name, in their order."""
     sources = {"web": 300, "code": 100, "math": 40, "chat": 20}
-    names: dict[str, Any] = {name: Numbers(length) for name, length in sources.items()}
+    names: dict[str, Any] = {source: Numbers(length) for source, length in sources.items()}
     made = []
     for page, block in of(Language.PYTHON):
         if page == "docs/guides/samples.md":
-            exec(block, space := {"images": Images(), **names})
-            made.append(space["dataset"])
+            exec(block, space := {"images": Images(), "texts": Texts(), **names})
+            made += [space[name]] if name in space else []
     return made
 
 
@@ -72,3 +80,13 @@ def test_a_run_may_go_on_with_other_weights() -> None:
     assert said == "added chat; from step 40000 on web 0.5, code 0.2, math 0.2, chat 0.1"
     with pytest.raises(StateError, match="Keep the weights up to here"):
         check_facts(facts, 40_001, order)
+
+
+def test_a_budget_makes_micro_batches_of_what_fits() -> None:
+    """Padded to the longest of them, in each step."""
+    (size,) = guide("size")
+    order = Batches(Texts(), global_batch=20, micro_batch=size, seed=1).order
+    for step in range(3):
+        for index in range(order.micro_batches_at(step)):
+            lengths = [Texts().lengths[sample] for sample in order.micro_batch_samples(step, index)]
+            assert max(lengths) * len(lengths) <= 8192

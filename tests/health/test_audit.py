@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic3d.data.batches import PASSED_OVER
+from elastic3d.data.micro_batches import PASSED_OVER
 from elastic3d.health.audit import AuditPlan, audit_at, coverage, plan, replayed, shifts
 from elastic3d.owners import Owners
 from elastic3d.planner.extra_rounds import RAREST, extra_rounds

@@ -11,6 +11,7 @@ from torch import nn
 
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.sources import Offered
+from elastic3d.data import Batches, TokenBudget
 from elastic3d.errors import StateUnfit, UsageError
 from elastic3d.training import Run, identity, loading, restoring, run_alone
 from elastic3d.training.restoring import Decision
@@ -63,11 +64,19 @@ def test_the_state_of_another_model_is_refused() -> None:
 
 
 def asked(
-    lr: float = 0.1, *, optimizer: type[Any] = torch.optim.SGD, steps: int = 9, micro_batch: int = 2, leaf: int = 1
+    lr: float = 0.1,
+    *,
+    optimizer: type[Any] = torch.optim.SGD,
+    steps: int = 9,
+    micro_batch: int = 2,
+    leaf: int = 1,
+    tokens: int = 0,
 ) -> Any:
     made = optimizer(nn.Linear(2, 2).parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made, T_max=steps)
-    plain = json.dumps(to_json(identity.asked(made, schedule, micro_batch, leaf)))
+    size: int | TokenBudget = TokenBudget(tokens, lengths=[2] * 9) if tokens else micro_batch
+    order = Batches([(0, 0)] * 9, global_batch=8, micro_batch=size, seed=0).order
+    plain = json.dumps(to_json(identity.asked(made, schedule, order, leaf)))
     return from_json(AskedState, json.loads(plain))
 
 
@@ -80,6 +89,9 @@ def test_a_changed_script_resumes_where_possible() -> None:
     )
     assert any("T_max of the schedule is 20" in text for text in identity.changes(asked(), asked(steps=20)))
     assert "micro_batch was 2 and is 4" in identity.changes(asked(), asked(micro_batch=4))[0]
+    assert identity.changes(asked(tokens=8), asked(tokens=8)) == []
+    said = identity.changes(asked(), asked(tokens=8))
+    assert "micro_batch was 2 and is TokenBudget(8, lengths" in said[0]
     with pytest.raises(StateUnfit, match=r"SGD as its optimizer, and this script has .*AdamW"):
         identity.changes(asked(), asked(optimizer=torch.optim.AdamW))
 

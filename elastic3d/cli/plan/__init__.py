@@ -190,7 +190,7 @@ def _changed(profile: ModelProfile, global_batch: int | None, recompute: str) ->
                 f"--global-batch {global_batch} is not a whole number of the script's leaves of {profile.leaf} "
                 f"micro-batches of {profile.micro_batch} samples"
             )
-        profile = dataclasses.replace(profile, micro_batches=global_batch // profile.micro_batch)
+        profile = dataclasses.replace(profile, micro_batches=global_batch // profile.micro_batch, counts=())
     if recompute:
         if recompute not in profile.block.kept:
             there = ", ".join(profile.block.kept) or "none"

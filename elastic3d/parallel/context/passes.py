@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from elastic3d.data.batches import Batch, MicroBatch
+from elastic3d.data.micro_batches import Batch, MicroBatch
 from elastic3d.health.phases import Phase
 from elastic3d.parallel.context import chunks as cutting
 from elastic3d.parallel.context.attention import Attention
@@ -125,7 +125,7 @@ class ChunkedLoop:
                 self._reduction.begin(round_, last=last)
             loss = losses.pop()
             with self._attention.turn(turn, backward=True):
-                weighed(loss, batch.divisor * chunks.count).backward()  # type: ignore[no-untyped-call]
+                weighed(loss, batch.divisor(part) * chunks.count).backward()  # type: ignore[no-untyped-call]
 
     def output(self, given: Any) -> Any:
         """Return the model's output for whole sequences: every rank that shares them computes all of it."""

@@ -1,7 +1,8 @@
 """What the user's loss function means for a step: a mean per micro-batch, or sums and counts of tokens.
 
-- A number is the mean loss of a micro-batch, and the step's gradient is that of the mean over its micro-batches. Where
-  lengths vary, this gives tokens of short micro-batches more weight.
+- A number is the mean loss of a micro-batch, and the step's gradient is that of the mean over its micro-batches, each
+  weighed by its number of samples. Where lengths vary, a mean over tokens gives those of short micro-batches more
+  weight.
 - A pair (sum, count) is a sum over the tokens of a micro-batch and their number. The step's gradient is that of
   the sum over the global batch divided by its number of tokens, whatever the layout and the micro-batches.
 
@@ -49,9 +50,9 @@ def objective(loss_fn: UserLoss, scale: float) -> Callable[[Any, Any], torch.Ten
     return scored
 
 
-def weighed(loss: torch.Tensor, micro_batches: int) -> torch.Tensor:
-    """Return what to differentiate, from the result of `objective`: a sum as it is, a mean divided by M."""
-    return loss[0] if loss.dim() else loss / micro_batches
+def weighed(loss: torch.Tensor, divisor: float) -> torch.Tensor:
+    """Return what to differentiate, from the result of `objective`: a sum as it is, a mean divided by `divisor`."""
+    return loss[0] if loss.dim() else loss / divisor
 
 
 def _scaled(loss: torch.Tensor, scale: float) -> torch.Tensor:

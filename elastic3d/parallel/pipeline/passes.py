@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from elastic3d.data.batches import Batch, MicroBatch
+from elastic3d.data.micro_batches import Batch, MicroBatch
 from elastic3d.health.phases import Phase
 from elastic3d.parallel.foreign import Caller
 from elastic3d.parallel.numerics.objective import weighed
@@ -71,7 +71,7 @@ class Loop:
                 self.witness.output(round_, 0, loss)
             self._progress.phase(Phase.BACKWARD)
             self._progress.tick(chunk=round_)
-            scaled(loss, part, self._reduction, batch.divisor).backward()  # type: ignore[no-untyped-call]
+            scaled(loss, part, self._reduction, batch.divisor(part)).backward()  # type: ignore[no-untyped-call]
         self._reduction.end_passes()
         return losses
 
@@ -80,7 +80,7 @@ class Loop:
         return self._caller(self._model, given)
 
 
-def scaled(loss: torch.Tensor, part: MicroBatch, reduction: Reduction, micro_batches: int) -> torch.Tensor:
+def scaled(loss: torch.Tensor, part: MicroBatch, reduction: Reduction, divisor: float) -> torch.Tensor:
     """Return the loss whose gradients are to be summed."""
-    loss = weighed(loss, micro_batches)
+    loss = weighed(loss, divisor)
     return loss if part.counts or not reduction.scales_fillers else loss * 0.0

@@ -24,7 +24,7 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
 
-from elastic3d.data.batches import Batch, MicroBatch
+from elastic3d.data.micro_batches import Batch, MicroBatch
 from elastic3d.errors import UsageError
 from elastic3d.health.phases import Phase
 from elastic3d.parallel.pipeline.frame import Frame
@@ -108,7 +108,7 @@ class Pipeline:
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
         """Run the schedule over this rank's micro-batches."""
         self._parts, self._step, self._loss_fn, self._losses = batch.micro_batches, batch.step, loss_fn, {}
-        self._divisor = batch.divisor
+        self._batch = batch
         if len(self._parts) != self._rounds:
             # A schedule is made for a fixed number of rounds; a new one sets up the stages' buffers again.
             self._rounds = len(self._parts)
@@ -199,7 +199,7 @@ class Pipeline:
         if part.counts:
             self._losses[part.index] = loss.detach()
         self.made(self._end, loss)
-        return scaled(loss, part, self._last, self._divisor)
+        return scaled(loss, part, self._last, self._batch.divisor(part))
 
 
 def _schedule(name: Schedule, stages: Sequence[_Stage], rounds: int, loss_fn: LossFunction) -> Any:

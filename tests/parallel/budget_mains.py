@@ -1,0 +1,81 @@
+"""Mains that train on texts of several lengths, in micro-batches cut by a budget of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic3d.data import TokenBudget, check
+from elastic3d.training import Run
+from tests.parallel.mains import pad
+from tests.parallel.models import VOCABULARY, Model, loss_fn
+
+STEPS = 5
+TOKENS = 24
+TEXTS = 37
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a run came to. counts: the number of micro-batches of each step."""
+
+    digest: str
+    losses: tuple[float, ...]
+    counts: tuple[int, ...]
+    whole: bool
+
+
+class Texts:
+    """Text i has between 2 and 12 tokens, and its labels are the same one token later."""
+
+    lengths = tuple(2 + number * number % 11 for number in range(TEXTS))
+
+    def __len__(self) -> int:
+        return TEXTS
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        made = torch.Generator().manual_seed(index)
+        tokens = torch.randint(0, VOCABULARY, (self.lengths[index],), generator=made).tolist()
+        return {"tokens": tokens, "labels": [*tokens[1:], -100]}
+
+
+def train(
+    run: Run,
+    *,
+    steps: int = STEPS,
+    budget: TokenBudget | None = None,
+    leaf: int = 1,
+    summed: bool = False,
+    exclude: Any = (),
+) -> Trained:
+    """Train the small model, with dropout, a schedule and clipping."""
+    model = run.shard(Model, blocks="blocks", seed=3, leaf=leaf)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
+    batches = run.batches(
+        Texts(),
+        global_batch=16,
+        micro_batch=budget or TokenBudget(TOKENS),
+        seed=11,
+        collate=pad,
+        exclude=exclude,
+    )
+    run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
+    for batch in batches.until(step=steps):
+        run.step(optimizer, schedule, loss=run.backward(model, batch, sums if summed else loss_fn), clip=0.5)
+    order, records = batches.order, run._port.records  # type: ignore[attr-defined]
+    return Trained(
+        digest=run.digest(),
+        losses=tuple(record.loss for record in records),
+        counts=tuple(order.micro_batches_at(step) for step in range(steps)),
+        whole=check(run.ledger, order).whole,
+    )
+
+
+def sums(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of the losses of all tokens that have a label, and their number."""
+    total = nn.functional.cross_entropy(output.flatten(0, 1).float(), target.flatten(), reduction="sum")
+    return total, (target != -100).sum()
