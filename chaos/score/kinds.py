@@ -77,7 +77,7 @@ class Kind:
     @property
     def begins(self) -> int:
         """The step after which it begins, 0 for one that is drawn."""
-        return KNOWN if self.lasts else SETTLED if self.joins or self.late else 0
+        return KNOWN if self.lasts or self.late else SETTLED if self.joins else 0
 
     @property
     def control(self) -> bool:
@@ -118,8 +118,8 @@ SETTLED, LONG, WORK = 48, 640, 16
 """Steps after which a node joins, those of a job with something that lasts, and products of matrices in each block.
 
 They make 80 s on two processors, of steps of an eighth of a second, where nothing is slow."""
-LINKED = 160
-"""Steps of a job in which a node's connections become slow after the first `SETTLED`; then they are long."""
+LINKED = 224
+"""Steps of a job in which a node's connections become slow: from then on they take some ten times as long."""
 KNOWN = 160
 """Steps after which what lasts begins, 20 s. In a few seconds it cannot be known what a stage of one's own takes."""
 EXAMINED = 180
@@ -201,7 +201,7 @@ KINDS: Mapping[str, Kind] = {
     "devicememory": Kind(faults=(SHORT,), bar=_bar("devicememory"), alone=True, options=("--device=emulated",)),
     "slow": Kind(faults=(SlowKind.COMPUTE,), bar=_bar("slow"), lasts=True, options=_LONG, factor=1.3),
     "quota": Kind(faults=(SlowKind.COMPUTE,), bar=_bar("throttle"), lasts=True, options=_LONG, share=0.4),
-    "link": Kind(faults=(SLOW_LINK,), bar=_bar("slow"), options=_LONG, late=0.005),
+    "link": Kind(faults=(SLOW_LINK,), bar=_bar("slow"), options=_LONG, late=0.01),
     "stall": Kind(),
     "oversubscribed": Kind(hogs=3),
     "tenth": Kind(lasts=True, options=_LONG, factor=1.1),

@@ -13,7 +13,7 @@ from chaos.simulation.world import World
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.flaps import WRONG
 from elastic3d.rollback import Rollback
-from elastic3d.values import Generation
+from elastic3d.values import Cause, Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,8 @@ class LieChecks:
     """Checks of one world. disturbed_until: when the last fault was over that is no conviction.
 
     Where others are at work, the news of a conviction may be lost with the nodes that have it: nothing is said then of
-    what others do. Who never lied is never kept out for it, whatever happens.
+    what others do. Nor is it where two generations were sealed before it was heard, since what is said of a generation
+    is heard in the next one, and no later. Who never lied is never kept out for it, whatever happens.
     """
 
     world: World
@@ -122,13 +123,16 @@ class LieChecks:
         return [
             f"{generation.key} goes on from step {step} of generation {made}: audits vouch for step {one.clean} only"
             for one in wrong
-            if one.passed_on and self.world.loop.now >= one.known_at
+            if one in self._heeded(generation) and self.world.loop.now >= one.known_at
         ]
 
     def _unknown(self, generation: Generation) -> list[Conviction]:
+        if generation.cause is Cause.LYING:
+            return []
         return [
             one for one in self.convictions if self.world.loop.now < one.known_at and one.number < generation.number
         ]
 
     def _heeded(self, generation: Generation) -> list[Conviction]:
-        return [one for one in self.convictions if one.passed_on and one.number < generation.number]
+        heard = [one for one in self.convictions if one.passed_on and len(one.meanwhile) < 2]
+        return [one for one in heard if one.number < generation.number]
