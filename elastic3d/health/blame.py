@@ -23,7 +23,7 @@ from elastic3d.planner.schedules import rank_of_stage
 from elastic3d.planner.timeline import ScheduledAction, StageCost, play
 from elastic3d.values import Layout
 
-LOPSIDED = 4.0
+LOPSIDED = 8.0
 """How many times as late as the least late of a node's groups, beyond others, its connection is at most."""
 
 TURNS = 4
