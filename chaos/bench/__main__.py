@@ -27,7 +27,7 @@ def main(
     agents: Annotated[str, typer.Option(help="sizes of the worlds to form")] = ",".join(map(str, forming.AGENTS)),
     width: Annotated[int, typer.Option(help="width of the model whose steps are timed, 10 blocks deep")] = 640,
     gigabytes: Annotated[float, typer.Option(help="size of the state to save, in GB")] = 0.96,
-    faults: Annotated[int, typer.Option(min=0, help="faults of the score card of health")] = 340,
+    faults: Annotated[int, typer.Option(min=0, help="faults of the score card of health")] = 360,
     minutes: Annotated[float, typer.Option(min=0, help="minutes of controls in which health must do nothing")] = 10.0,
     lanes: Annotated[int, typer.Option(min=1, help="jobs of the score card at a time")] = 2,
     seed: Annotated[int, typer.Option(help="seed of the score card")] = 1,

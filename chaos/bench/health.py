@@ -23,7 +23,7 @@ class Size:
     pairs: of steps with and without health. width: of the model whose steps are timed, 10 blocks deep.
     """
 
-    faults: int = 340
+    faults: int = 360
     minutes: float = 10.0
     lanes: int = 2
     seed: int = 1

@@ -46,6 +46,22 @@ class Short(InScript):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceShort(InScript):
+    """A rank asks for more memory than its device has, in a forward pass, or in the backward one of an odd pass."""
+
+    WORD = "devicememory"
+    OPTIONS = ("--device=emulated",)
+    ABOUT = about(
+        Place.MEMORY,
+        "torch.OutOfMemoryError, raised in a block on an emulated device",
+        "the next generation needs less, with the same bits",
+        _SHORT,
+        "memory.short",
+        5.0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Squeeze(OfNode):
     """A node gets `room` MiB of memory beside what its processes hold: from then on, or for `seconds` if not 0."""
 
@@ -106,4 +122,4 @@ class SnapshotFlip(OfNode):
         return True
 
 
-KINDS = (Rest, Short, Squeeze, SnapshotFlip)
+KINDS = (Rest, Short, DeviceShort, Squeeze, SnapshotFlip)

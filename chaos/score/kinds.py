@@ -1,9 +1,13 @@
 """The rows of the score card: kinds of faults, and controls in which nothing is at fault.
 
-What the card does not try, since no job on one machine has it or no verdict comes of it, has tests of its own: slow
-connections (on the planner's timelines only), bits that change in snapshots, which their copies mend without a word,
-deaths during a hearing, a change for the sake of slow nodes and a rollback. Memory of a device that runs out in a real
-job is tried by none: the host's is. More controls than these are in `chaos.score.controls`.
+What the card does not try, since no verdict comes of it, has tests of its own: bits that change in snapshots, which
+their copies mend without a word, deaths during a hearing, a change for the sake of slow nodes and a rollback. More
+controls than these are in `chaos.score.controls`.
+
+`devicememory` proves that torch.OutOfMemoryError in a pass of a device is told as its device's, that the job goes on in
+a layout that is predicted to need less, once the memory of the trainers before is back, and that no bit differs. The
+device is emulated and the error is raised once, by the script: it does not prove that a real device's allocator has
+room after that, nor that fragments, caches and libraries' own memory are as predicted.
 """
 
 from __future__ import annotations
@@ -39,10 +43,11 @@ class Kind:
     besides the fault. from_step: the first step at which it can be seen. data: it is of samples, and the job has to end
     with the bits of one that leaves them out from its beginning. lasts: it goes on in a job of `LONG` steps, so that
     what is slow can be found. factor: how many times as long a node's blocks take. share: which part of the processor
-    time that its trainers would have they may use. starts_again: all trainers start again for it, with the same nodes.
-    joins: it is of a node that comes while steps are made. rechecked: it is in a step of which updates are computed
-    again elsewhere. audits: it is in a pass that a rank makes for an audit. injector: what the script calls it, its
-    name by default. of: whom the script takes, the rank of the trial by default.
+    time that its trainers would have they may use. late: seconds by which all that its node sends and gets is late,
+    from then on, in a job of `LINKED` steps on nodes that are hosts of their own. starts_again: all trainers start
+    again for it, with the same nodes. joins: it is of a node that comes while steps are made. rechecked: it is in a
+    step of which updates are computed again elsewhere. audits: it is in a pass that a rank makes for an audit.
+    injector: what the script calls it, its name by default. of: whom the script takes, by default the trial's rank.
     """
 
     faults: tuple[str, ...] = ()
@@ -61,6 +66,7 @@ class Kind:
     lasts: bool = False
     factor: float = 0.0
     share: float = 0.0
+    late: float = 0.0
     starts_again: bool = False
     joins: bool = False
     rechecked: bool = False
@@ -71,7 +77,7 @@ class Kind:
     @property
     def begins(self) -> int:
         """The step after which it begins, 0 for one that is drawn."""
-        return KNOWN if self.lasts else SETTLED if self.joins else 0
+        return KNOWN if self.lasts or self.late else SETTLED if self.joins else 0
 
     @property
     def control(self) -> bool:
@@ -84,6 +90,9 @@ ALTERED = "altered"
 
 SHORT = "out of memory"
 """What it calls memory that runs out on a rank."""
+
+SLOW_LINK = "slow link"
+"""What it calls a node whose connections are slow: `Fault.LINK` is one that passes nothing."""
 
 NOT_FINITE, SPIKED = "not finite", "spiked"
 """What it calls samples that bring such numbers, and a loss that jumped up."""
@@ -109,6 +118,8 @@ SETTLED, LONG, WORK = 48, 640, 16
 """Steps after which a node joins, those of a job with something that lasts, and products of matrices in each block.
 
 They make 80 s on two processors, of steps of an eighth of a second, where nothing is slow."""
+LINKED = 320
+"""Steps of a job in which a node's connections become slow: from then on they take some ten times as long."""
 KNOWN = 160
 """Steps after which what lasts begins, 20 s. In a few seconds it cannot be known what a stage of one's own takes."""
 EXAMINED = 180
@@ -187,8 +198,10 @@ KINDS: Mapping[str, Kind] = {
     ),
     "rest": Kind(faults=(ALTERED,), bar=_bar("rest"), alone=True, starts_again=True),
     "memory": Kind(faults=(SHORT,), bar=_bar("memory"), alone=True),
+    "devicememory": Kind(faults=(SHORT,), bar=_bar("devicememory"), alone=True, options=("--device=emulated",)),
     "slow": Kind(faults=(SlowKind.COMPUTE,), bar=_bar("slow"), lasts=True, options=_LONG, factor=1.3),
     "quota": Kind(faults=(SlowKind.COMPUTE,), bar=_bar("throttle"), lasts=True, options=_LONG, share=0.4),
+    "link": Kind(faults=(SLOW_LINK,), bar=_bar("slow"), options=_LONG, late=0.01),
     "stall": Kind(),
     "oversubscribed": Kind(hogs=3),
     "tenth": Kind(lasts=True, options=_LONG, factor=1.1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,15 +11,18 @@ from pathlib import Path
 
 from chaos.faults.fault import Fault, node_name
 from chaos.faults.moment import When
+from chaos.faults.network import Delay
 from chaos.faults.orders import Join
 from chaos.faults.process import Slow
 from chaos.machine.hogs import hogs
 from chaos.machine.hung_files import HungFiles
+from chaos.machine.network import Network
 from chaos.playing.play import Etcd, Outcome, Setting, play
-from chaos.score.kinds import KINDS, LONG, Kind
+from chaos.score.kinds import KINDS, LINKED, LONG, Kind
 from chaos.score.reading import read
 from chaos.score.results import Result
 from chaos.score.trials import BLOCKS, GLOBAL_BATCH, MICRO_BATCH, SEED, Trial
+from chaos.servers.etcd import EtcdServer
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.values import Layout
 
@@ -37,7 +41,7 @@ def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
     fault = trial.fault if trial is not None else ""
     kind = KINDS[trial.kind] if trial is not None else Kind()
     # What happens late in a job needs some steps more.
-    steps = steps if trial is None else max(steps, LONG if kind.lasts else trial.step + kind.steps + LATER)
+    steps = steps if trial is None else max(steps, _least(trial))
     return Setting(
         nodes=layout.world - kind.joins,
         steps=steps,
@@ -52,6 +56,12 @@ def setting(trial: Trial | None, layout: Layout, steps: int) -> Setting:
         options=("--checkpoint-every=5", *([f"--fault={fault}"] if fault else []), *kind.options),
         script=TRAIN_FAULTY,
     )
+
+
+def _least(trial: Trial) -> int:
+    """Return how many steps a trial's job must have."""
+    kind = KINDS[trial.kind]
+    return LONG if kind.lasts else LINKED if kind.late else trial.step + kind.steps + LATER
 
 
 def quota(share: float, ranks: int) -> float:
@@ -76,8 +86,17 @@ def play_trial(
     share = quota(kind.share, trial.layout.world)
     faults: list[Fault] = [Slow(node=node, share=share, when=When(step=trial.step))] if share else []
     faults += [Join(when=When(step=trial.step))] if kind.joins else []
+    if kind.late:
+        faults.append(Delay(node=node, late=kind.late, seconds=math.inf, when=When(step=trial.step)))
     with ExitStack() as stack:
         stack.enter_context(hogs(kind.hogs))
+        if kind.late:
+            try:
+                network = stack.enter_context(Network())
+            except OSError as error:
+                raise Unable(f"nodes cannot be hosts of their own here: {error}") from error
+            etcd = stack.enter_context(EtcdServer(also=network.address))
+            made = replace(made, network=network)
         if kind.hung:
             try:
                 files = stack.enter_context(HungFiles(workdir / "hung"))

@@ -8,14 +8,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from chaos.faults.network import Delay
 from chaos.history.follow import Event, Follower
 from chaos.judging.oracle import compare, judge
 from chaos.playing.play import Outcome
-from chaos.score.kinds import ALTERED, DISPUTED, KINDS, MISCALCULATED, NOT_FINITE, SHORT, SPIKED, SPLIT, UNFIT
+from chaos.score.kinds import (
+    ALTERED,
+    DISPUTED,
+    KINDS,
+    MISCALCULATED,
+    NOT_FINITE,
+    SHORT,
+    SLOW_LINK,
+    SPIKED,
+    SPLIT,
+    UNFIT,
+)
 from chaos.score.results import Result, Said
 from chaos.score.trials import Trial
 from chaos.scripts import SECOND, mark_of
 from elastic3d.health.hearing import Compared, Finding
+from elastic3d.health.slow_node import SlowKind
 from elastic3d.health.trouble import KNOWN
 
 _CURES = ("stuck", "lying", "spike", "balance", "out_of_memory")
@@ -36,7 +49,7 @@ def read(
     """
     at, node = happened_at(workdir, trial.step), _marked(workdir, mark_of(trial.step))
     for done in outcome.injections:
-        if done.kind == "throttle":
+        if done.kind in ("throttle", Delay.WORD):
             at, node = done.at, done.node
     events = [event for event in Follower(workdir / "events").poll() if begin <= event.at < end]
     generations = [view for view in outcome.picture.generations if not view.sealed_at > at]
@@ -114,7 +127,7 @@ def _called(event: Event) -> tuple[str, bool] | None:
         case "rank.stuck" | "training.stalled":
             return str(fields["fault"]), bool(fields.get("act"))
         case "node.slow":
-            return str(fields["kind"]), True
+            return SLOW_LINK if fields["kind"] == SlowKind.LINK else str(fields["kind"]), True
         case "memory.short":
             return SHORT, bool(fields["act"])
         case "audit.failed":

@@ -71,7 +71,7 @@ class Series:
 def together(kind: str) -> bool:
     """Whether a fault of this kind may share its job with others: what happens to a whole job, or stays, may not."""
     row = KINDS[kind]
-    return not (row.hogs or row.lies or row.hung or row.alone or row.lasts)
+    return not (row.hogs or row.lies or row.hung or row.alone or row.lasts or row.late)
 
 
 def steps_of(each: int) -> int:

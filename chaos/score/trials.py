@@ -15,7 +15,10 @@ GLOBAL_BATCH, MICRO_BATCH, BLOCKS, SEED = 16, 2, 5, 17
 WITNESSES = Layout(pp=1, dp=4)
 """Who lies is found where three others do the same: two that agree, and a second liar."""
 
-LAYOUTS = (Layout(pp=2, dp=2), Layout(pp=1, dp=4), Layout(pp=2, dp=1), Layout(pp=1, dp=2))
+SQUARE = Layout(pp=2, dp=2)
+"""Whose connection is slow is found where no two nodes are in the same groups."""
+
+LAYOUTS = (SQUARE, Layout(pp=1, dp=4), Layout(pp=2, dp=1), Layout(pp=1, dp=2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +37,7 @@ class Trial:
         kind = KINDS[self.kind]
         if kind.factor:
             return f"slow:{self.rank}@{self.step}:{kind.factor}"
-        if kind.hogs or kind.share:
+        if kind.hogs or kind.share or kind.late:
             return ""
         return f"{kind.injector or self.kind}:{kind.of or self.rank}@{self.step}:{self.micro_batch}"
 
@@ -62,7 +65,7 @@ def trials(kinds: Sequence[str], count: int, seed: int, *, steps: int, most: int
             row = KINDS[kind]
             layouts = [one for one in LAYOUTS if one.world <= most and (not row.together or one.dp > 1)]
             layouts = [one for one in layouts if not row.between_two or one.dp <= 2]
-            layout = WITNESSES if row.lies else draw.choice(layouts)
+            layout = WITNESSES if row.lies else SQUARE if row.late else draw.choice(layouts)
             rank, step = draw.randrange(layout.world), draw.randrange(row.from_step, max(row.from_step + 1, steps // 2))
             step = row.begins or (_rechecked(step) if row.rechecked else step)
             yield Trial(

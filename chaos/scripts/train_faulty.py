@@ -32,6 +32,8 @@ KIND, in the forward pass of micro-batch MB (0 by default) of the step after STE
     gather      a bit of a weight that it has gathered from another rank, once
     rest        one bit of its first parameter changes in memory
     memory      it asks for more memory than the kernel lets it have
+    devicememory  a block asks for more memory than its device has, once, in the way of torch's allocator: in the
+                forward pass, or, where MB is odd, in the backward pass; with --device=emulated
     nan         the samples of micro-batch MB of the step bring a loss that is not a number, whoever computes it
     spike       those of three steps from this one on bring ten times the loss, by which it shows
     slow        its blocks take FACTOR times as long, both ways, from then on: slow:RANK@STEP:FACTOR
@@ -50,12 +52,14 @@ and to whom.
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import elastic3d
+from chaos.gpu.emulated_device import FOLDER, KIND, install
 from chaos.history.follow import Follower
 from chaos.scripts import mark_of, train_gpt
 from chaos.scripts.injectors.blocks import FaultyBlock
@@ -63,6 +67,7 @@ from chaos.scripts.injectors.fault import Fault
 from chaos.scripts.injectors.kinds import parse
 from chaos.scripts.injectors.samples import FaultyFiles, faulty_loss, marks_of
 from chaos.scripts.train_gpt import GPT, report
+from elastic3d.devices import AUTO
 from elastic3d.health.numerics import ROLLBACK_STEPS
 
 
@@ -130,6 +135,7 @@ def arguments() -> tuple[argparse.Namespace, argparse.Namespace]:
     parser.add_argument("--numerics", default="off", help="what follows when a step is not finite")
     parser.add_argument("--rollback-steps", type=int, default=0, help="go back so many steps for a spike")
     parser.add_argument("--exclude", action="append", default=[], help="FIRST:STOP, positions that are left out")
+    parser.add_argument("--device", choices=(AUTO, KIND), default=AUTO, help="what ranks compute on")
     parser.add_argument("--hung", type=Path, default=None, help="folder of files that never answer")
     own, others = parser.parse_known_args()
     return own, train_gpt.arguments(others)
@@ -137,6 +143,10 @@ def arguments() -> tuple[argparse.Namespace, argparse.Namespace]:
 
 if __name__ == "__main__":
     own, options = arguments()
+    if own.device == KIND:
+        # Processes account there for what they hold of the machine's devices.
+        os.environ[FOLDER] = str(options.out / "devices")
+        install()
     # All of its small state is looked at in each step then, as that of a large one is over a rotation.
     looks = any(text.startswith("rest:") for text in own.fault)
     given: elastic3d.Health | str = own.health
@@ -148,4 +158,4 @@ if __name__ == "__main__":
             spike="rollback" if own.rollback_steps else "log",
             rollback_steps=own.rollback_steps or ROLLBACK_STEPS,
         )
-    train_gpt.start(main, options, health=given)
+    train_gpt.start(main, options, device=own.device, health=given)

@@ -107,10 +107,10 @@ class Checker(Observer):
         """Note that until `until` something else happens than that devices are convicted."""
         self._lies.disturb(until)
 
-    def convicted(self, member: Member, generation: Generation, clean: int) -> None:
-        """A device of this node was convicted: its machine is kept out from now on."""
+    def convicted(self, member: Member, generation: Generation, clean: int, seconds: float) -> None:
+        """A device of this node was convicted: its machine is kept out once that is heard."""
         self._troubled[generation.key] = None
-        self._lies.convicted(member, generation, clean)
+        self._lies.convicted(member, generation, clean, seconds)
         self.ail(member.id, "kept out")
 
     def spiked(self, generation: Generation, rollback: Rollback) -> None:
@@ -419,7 +419,7 @@ class Checker(Observer):
                 died = self._died[node.id]
                 if self.disturbed_until <= died[0] + 0.001:
                     self.out_after.append((died[1], now - died[0]))
-        troubled = before.key in self._troubled
+        troubled = before.key in self._troubled or self._lies.ends(before)
         if not lost and not joined and not troubled:
             active = {node.id for node in formed.nodes}
             spared = [node for node in before.nodes if node.id not in active]
@@ -528,6 +528,8 @@ class Checker(Observer):
         if current is None:
             self.violated(f"no generation was ever sealed, and {expected} nodes are there")
             return
+        for wrong in self._lies.settled(current):
+            self.violated(wrong)
         if len(current.nodes) != expected:
             names = " ".join(node.name for node in current.nodes)
             self.violated(f"{current.key} has {len(current.nodes)} nodes ({names}) where {expected} could train")

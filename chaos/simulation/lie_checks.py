@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from chaos.simulation.node import Member
-from chaos.simulation.stuck_checks import LATE
+from chaos.simulation.stuck_checks import LATE, NOTICED
 from chaos.simulation.world import World
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.flaps import WRONG
 from elastic3d.rollback import Rollback
-from elastic3d.values import Generation
+from elastic3d.values import Cause, Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,8 @@ class Conviction:
     telling it lately.
 
     clean: audits vouch for so many steps, and `number` is the generation in which that was. rollback: it was no device,
-    but the loss that jumped up; then there is no place.
+    but the loss that jumped up; then there is no place. known_at: when all have acted upon it. meanwhile: numbers of
+    generations that were sealed before that; True for those in which the device took part, or what it did to the state.
     """
 
     place: str
@@ -30,6 +31,8 @@ class Conviction:
     clean: int
     passed_on: bool
     rollback: Rollback | None = None
+    known_at: float = 0.0
+    meanwhile: dict[int, bool] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -37,18 +40,25 @@ class LieChecks:
     """Checks of one world. disturbed_until: when the last fault was over that is no conviction.
 
     Where others are at work, the news of a conviction may be lost with the nodes that have it: nothing is said then of
-    what others do. Who never lied is never kept out for it, whatever happens.
+    what others do. Nor is it where two generations were sealed before it was heard, since what is said of a generation
+    is heard in the next one, and no later. Who never lied is never kept out for it, whatever happens.
     """
 
     world: World
     disturbed_until: float = -LATE
     convictions: list[Conviction] = field(default_factory=list)
 
-    def convicted(self, member: Member, generation: Generation, clean: int) -> None:
-        """A device of this node was convicted."""
-        passed_on = self.world.loop.now > self.disturbed_until + LATE
-        place = member.record.node.place
-        self.convictions.append(Conviction(place=place, number=generation.number, clean=clean, passed_on=passed_on))
+    def convicted(self, member: Member, generation: Generation, clean: int, seconds: float) -> None:
+        """A device of this node was convicted; that is heard after `seconds`."""
+        now = self.world.loop.now
+        conviction = Conviction(
+            place=member.record.node.place,
+            number=generation.number,
+            clean=clean,
+            passed_on=now > self.disturbed_until + LATE,
+            known_at=now + seconds + NOTICED if seconds else now,
+        )
+        self.convictions.append(conviction)
 
     def spiked(self, generation: Generation, rollback: Rollback) -> None:
         """The loss jumped up."""
@@ -74,6 +84,8 @@ class LieChecks:
 
     def sealed(self, formed: Generation) -> list[str]:
         """Return what is wrong with the nodes that train in a generation, and with what it leaves out."""
+        for one in self._unknown(formed):
+            one.meanwhile[formed.number] = any(node.place == one.place for node in formed.nodes)
         forgotten = [
             f"{formed.key} forgets what is left out for the spike of generation {one.number}"
             for one in self._heeded(formed)
@@ -83,16 +95,44 @@ class LieChecks:
             f"{node.name} was convicted in generation {one.number}, and {formed.key} holds it"
             for one in self._heeded(formed)
             for node in formed.nodes
-            if node.place == one.place
+            if node.place == one.place and formed.number not in one.meanwhile
+        ]
+
+    def ends(self, generation: Generation) -> bool:
+        """Return whether a generation was sealed before a conviction was heard, and may have to end for it."""
+        return any(generation.number in one.meanwhile for one in self.convictions)
+
+    def settled(self, current: Generation) -> list[str]:
+        """Return what is wrong with the generation that trains once everything was heard long ago."""
+        return [
+            f"{current.key} goes on, and what generation {one.number} made wrongly is in its state"
+            for one in self._heeded(current)
+            if one.meanwhile.get(current.number)
         ]
 
     def restored(self, generation: Generation, step: int, made: int) -> list[str]:
         """Return what is wrong with a generation's going on from a state of `step`, made in generation `made`."""
+        wrong = [
+            one
+            for one in self.convictions
+            if one.number < generation.number and step > one.clean and (made <= one.number or one.meanwhile.get(made))
+        ]
+        for one in wrong:
+            if generation.number in one.meanwhile:
+                one.meanwhile[generation.number] = True
         return [
             f"{generation.key} goes on from step {step} of generation {made}: audits vouch for step {one.clean} only"
-            for one in self._heeded(generation)
-            if made <= one.number and step > one.clean
+            for one in wrong
+            if one in self._heeded(generation) and self.world.loop.now >= one.known_at
+        ]
+
+    def _unknown(self, generation: Generation) -> list[Conviction]:
+        if generation.cause is Cause.LYING:
+            return []
+        return [
+            one for one in self.convictions if self.world.loop.now < one.known_at and one.number < generation.number
         ]
 
     def _heeded(self, generation: Generation) -> list[Conviction]:
-        return [one for one in self.convictions if one.passed_on and one.number < generation.number]
+        heard = [one for one in self.convictions if one.passed_on and len(one.meanwhile) < 2]
+        return [one for one in heard if one.number < generation.number]

@@ -267,7 +267,7 @@ def _do_to(world: World, checker: Checker, command: Command, host: int) -> None:
             if world.trainers.fail(member, error=command.do is Do.ERROR):
                 checker.erred()
         case Do.LIE:
-            world.lie(member)
+            world.lie(member, seconds)
         case Do.SPIKE:
             world.spike(member)
         case Do.STICK:

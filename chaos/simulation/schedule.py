@@ -39,7 +39,7 @@ class Do(StrEnum):
     ERROR = "error"  # the user's code raises
     STICK = "stick"  # a running trainer stands still
     STICKS = "sticks"  # every trainer of theirs stands still soon after it started
-    LIE = "lie"  # an audit convicts a device of theirs
+    LIE = "lie"  # an audit convicts a device of theirs; with a time, all hear of it so much later
     SPIKE = "spike"  # the loss jumps up where they train, and the run goes back
     SLOW = "slow"  # their work takes several times as long
     CUT = "cut"  # these and the others hear nothing of each other
@@ -87,8 +87,9 @@ class Command:
     seconds: float = 0.0
 
     def __str__(self) -> str:
+        timed = self.do in LASTING or self.seconds
         who = " " + ",".join(f"n{node}" if node else "leader" for node in self.nodes) if self.nodes else ""
-        return f"{self.at:.3f} {self.do}{who}" + (f" for {self.seconds:g}" if self.do in LASTING else "")
+        return f"{self.at:.3f} {self.do}{who}" + (f" for {self.seconds:g}" if timed else "")
 
     @property
     def ends(self) -> float:
@@ -223,11 +224,13 @@ def draw(seed: int) -> Schedule:
             do = Do.STICKS if sticks.random() < 0.3 else Do.STICK
             seconds = sticks.uniform(15.0, 30.0) if do is Do.STICKS else sticks.choice(often)
             commands.append(Command(at=when, do=do, nodes=(node,), seconds=round(seconds, 2)))
-    lies = Random(f"lies {seed}")
+    lies, words = Random(f"lies {seed}"), Random(f"words {seed}")
     if lies.random() < 0.2:
         for _ in range(lies.choice((1, 1, 2))):
             node, when = lies.choice((LEADER, *range(1, newest + 1))), round(lies.uniform(2.0, at + 6.0), 3)
-            commands.append(Command(at=when, do=Do.LIE, nodes=(node,)))
+            # Mostly before anything else can have followed, or only after that.
+            late = words.choice((0.0, 0.0, words.uniform(0.0, 0.1), words.uniform(0.1, 1.5)))
+            commands.append(Command(at=when, do=Do.LIE, nodes=(node,), seconds=round(late, 2)))
     spikes = Random(f"spikes {seed}")
     if spikes.random() < 0.15:
         for _ in range(spikes.choice((1, 1, 2))):

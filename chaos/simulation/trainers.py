@@ -333,10 +333,11 @@ class Trainers:
                 return True
         return False
 
-    def lie(self, member: Member) -> Generation | None:
+    def lie(self, member: Member, seconds: float) -> Generation | None:
         """Have an audit of the step that is made now convict a device of this node; return the generation.
 
-        None where none is: its trainers do not run with others that could be witnesses, or not all of them run.
+        seconds: after which the nodes hear of it: their trainers end at once, and say why when they are gone. None
+        where none is convicted: its trainers do not run with others that could be witnesses, or not all of them run.
         """
         for key, group in self._groups.items():
             members = list(group.members.values())
@@ -350,7 +351,8 @@ class Trainers:
                 self._free(other.id, group)
                 group.phase[other.id] = Phase.OVER
                 ended = e.TrainerFailed if other is member else e.TrainerLostPeer
-                other.tell(ended(key=key, detail="a device computes wrongly", clean=self.clean, accused=accused))
+                words = ended(key=key, detail="a device computes wrongly", clean=self.clean, accused=accused)
+                self.loop.later(seconds, other.tell, words)
             return group.generation
         return None
 

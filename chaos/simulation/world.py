@@ -86,8 +86,11 @@ class Observer:
     def stuck(self, member: Member, key: str) -> None:
         """A rank of this node stands still in the generation `key`."""
 
-    def convicted(self, member: Member, generation: Generation, clean: int) -> None:
-        """A device of this node was convicted in this generation; audits vouch for `clean` steps."""
+    def convicted(self, member: Member, generation: Generation, clean: int, seconds: float) -> None:
+        """A device of this node was convicted in this generation; audits vouch for `clean` steps.
+
+        seconds: after which the nodes hear of it.
+        """
 
     def spiked(self, generation: Generation, rollback: Rollback) -> None:
         """The loss jumped up in this generation, and all its nodes say so."""
@@ -272,14 +275,14 @@ class World:
             for observer in self.observers:
                 observer.stuck(member, key)
 
-    def lie(self, member: Member) -> None:
-        """Have an audit convict a device of a node, if its trainers run."""
+    def lie(self, member: Member, seconds: float) -> None:
+        """Have an audit convict a device of a node, if its trainers run; the nodes hear of it after `seconds`."""
         clean = self.trainers.clean
-        generation = self.trainers.lie(member)
+        generation = self.trainers.lie(member, seconds)
         if generation is not None:
             self._note(member, "computes wrongly")
             for observer in self.observers:
-                observer.convicted(member, generation, clean)
+                observer.convicted(member, generation, clean, seconds)
 
     def spike(self, member: Member) -> None:
         """Have the loss jump up in the generation in which a node trains, if it does."""

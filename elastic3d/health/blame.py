@@ -4,21 +4,27 @@ The planner's timeline says when each pass of a pipeline would run if every rank
 node's times divided by how slow it is, the difference is what it costs. Waits take no part in it.
 
 How long a transfer takes shows without any clock that ranks share. Of ranks that meet, the last one waits only for the
-transfer: it is the least of their waits. Of a pipeline it is what its first rank's passes and waits take beyond the
-same passes played without transfers. A connection is slow if its endpoint is common to all slow groups, and no other
-group is slow: a network that is slow for everybody, or a busy machine, names nobody.
+transfer: it is the least of their waits. Of a pipeline, too, beyond what each rank is idle where the same passes are
+played without transfers: with ZeRO-3 ranks meet their peers in every pass, and where one column has a slow connection
+the ranks of all others wait for peers, and those of other stages for them. A connection is slow if its endpoint is
+common to all slow groups, and no other group is slow: a network that is slow for everybody, or a busy machine, names
+nobody. Its groups are late by as much as they exchange, which differs: the least late one says that it is this node,
+and the latest one how much it is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from elastic3d.health.sheet import StepSheet
-from elastic3d.planner.placement import RankPlace, place_of
+from elastic3d.planner.placement import place_of
 from elastic3d.planner.schedules import rank_of_stage
-from elastic3d.planner.timeline import StageCost, play
+from elastic3d.planner.timeline import ScheduledAction, StageCost, play
 from elastic3d.values import Layout
+
+LOPSIDED = 8.0
+"""How many times as late as the least late of a node's groups, beyond others, its connection is at most."""
 
 TURNS = 4
 """Most turns of a pipeline that are played; longer steps go on like these."""
@@ -47,8 +53,8 @@ def transfers(layout: Layout, sheets: Sequence[StepSheet]) -> dict[Group, float]
         if axis == "dp":
             taken[tuple(ranks)] = min(sheets[rank].wait_dp for rank in ranks)
         else:
-            first = sheets[ranks[0]]
-            taken[tuple(ranks)] = max(0.0, first.busy + first.wait_pp - _span(layout, sheets, {}, only=ranks))
+            idle = _idle(layout, sheets, ranks)
+            taken[tuple(ranks)] = max(0.0, min(sheets[rank].wait_pp - idle[rank] for rank in ranks))
     return taken
 
 
@@ -68,36 +74,51 @@ def endpoints(late: Mapping[Group, float], nodes: Sequence[str]) -> dict[str, fl
     for id, groups in own.items():
         others = [late[group] for group in late if group not in groups and len(members[group]) > 1]
         if groups and others and alike[groups] == 1:
-            judged[id] = min(late[group] for group in groups) - max(0.0, *others)
+            least, most = (pick(late[group] for group in groups) - max(0.0, *others) for pick in (min, max))
+            judged[id] = min(most, LOPSIDED * least) if least > 0 else least
     return judged
 
 
-def _span(
-    layout: Layout, sheets: Sequence[StepSheet], faster: Mapping[int, float], only: Container[int] | None = None
-) -> float:
-    """Return the seconds of a step's passes: of the slowest column, since all meet when they are made.
-
-    only: one column's ranks, the others are left out.
-    """
-    columns: dict[tuple[int, int, int], dict[int, StageCost]] = {}
-    rounds: dict[tuple[int, int, int], int] = {}
-    for rank, sheet in enumerate(sheets):
-        if only is not None and rank not in only:
-            continue
-        place: RankPlace = place_of(rank, layout)
-        each = sheet.rounds * faster.get(rank, 1.0)
-        weight = (sheet.weights or sheet.backward / 2) / each
-        cost = StageCost(
-            forward=sheet.forward / each, input=(sheet.backward + sheet.weights) / each - weight, weight=weight
-        )
-        column = place.dp, place.cp, place.tp
-        columns.setdefault(column, {})[place.pp] = cost
-        rounds[column] = max(rounds.get(column, 1), round(sheet.rounds / layout.virtual))
+def _span(layout: Layout, sheets: Sequence[StepSheet], faster: Mapping[int, float]) -> float:
+    """Return the seconds of a step's passes: of the slowest column, since all meet when they are made."""
+    columns: dict[tuple[int, int, int], list[int]] = {}
+    for rank in range(len(sheets)):
+        place = place_of(rank, layout)
+        columns.setdefault((place.dp, place.cp, place.tp), []).append(rank)
     spans = []
-    for column, costs in columns.items():
-        laid = min(rounds[column], TURNS * layout.pp)
-        ranks = play(layout, laid, [costs[rank_of_stage(layout, stage)] for stage in range(layout.stages)])
+    for ranks in columns.values():
+        costs = [_cost(sheets[rank], faster.get(rank, 1.0)) for rank in ranks]
+        works, left = _played(layout, costs, sheets, ranks)
         # What is not laid out is as long as the slowest rank's passes.
-        rest = (rounds[column] - laid) * layout.virtual * max(cost.whole for cost in costs.values())
-        spans.append(max(works[-1].end for works in ranks) + rest)
+        spans.append(max(own[-1].end for own in works) + left * max(cost.whole for cost in costs))
     return max(spans)
+
+
+def _idle(layout: Layout, sheets: Sequence[StepSheet], ranks: Sequence[int]) -> dict[int, float]:
+    """Return the seconds that each rank of a pipeline would wait until its last pass if transfers took no time."""
+    costs = [_cost(sheets[rank]) for rank in ranks]
+    works, left = _played(layout, costs, sheets, ranks)
+    longest = max(cost.whole for cost in costs)
+    return {
+        rank: own[-1].end - sum(one.end - one.start for one in own) + left * (longest - cost.whole)
+        for rank, own, cost in zip(ranks, works, costs, strict=True)
+    }
+
+
+def _cost(sheet: StepSheet, faster: float = 1.0) -> StageCost:
+    """Return what a rank's passes of one micro-batch take, `faster` times as fast."""
+    each = sheet.rounds * faster
+    weight = (sheet.weights or sheet.backward / 2) / each
+    return StageCost(
+        forward=sheet.forward / each, input=(sheet.backward + sheet.weights) / each - weight, weight=weight
+    )
+
+
+def _played(
+    layout: Layout, costs: Sequence[StageCost], sheets: Sequence[StepSheet], ranks: Sequence[int]
+) -> tuple[Sequence[Sequence[ScheduledAction]], int]:
+    """Return what the ranks of a pipeline compute when, in its first turns, and how many more passes each makes."""
+    rounds = max(1, *(round(sheets[rank].rounds / layout.virtual) for rank in ranks))
+    laid = min(rounds, TURNS * layout.pp)
+    works = play(layout, laid, [costs[rank_of_stage(layout, stage)] for stage in range(layout.stages)])
+    return works, (rounds - laid) * layout.virtual

@@ -34,7 +34,9 @@ windows and numbers of windows together name somebody by chance once in `SELDOM`
 takes noise that is independent from one window to the next and, while windows are few, about the same on all nodes,
 since others' counts as well. A place's usual time has an error, too, of the windows that it is known from.
 
-A connection is slow that has become so since the generation's first windows: transfers differ as sizes and networks do.
+A connection is slow that has become so in its generation: transfers differ as sizes and networks do. What is usual of a
+group is the least median of its transfers over `RECENT` windows so far: a machine that is busy at first would hide what
+comes later.
 Where each node is in the same groups as another one, as with data parallelism alone, none can be told from the others.
 
 Every node's keeper runs this on the same rows and comes to the same finding. What it knows of earlier generations, one
@@ -160,6 +162,7 @@ class Speeds:
         self._alone: set[str] = set()
         self._independent = 1
         self._by_block: bool | None = None
+        self._taken: deque[dict[blame.Group, float]] = deque(maxlen=RECENT)
         self._transfers: dict[blame.Group, float] = {}
         self._told: dict[str, SlowNode] | None = None
 
@@ -296,11 +299,12 @@ class Speeds:
         window = self._windows[-1]
         total = median(one.total for one in window.sheets)
         taken = blame.transfers(self._layout, window.sheets)
-        if not self._transfers:
-            if len(self._windows) < ALONE:
-                return {}
-            first = [blame.transfers(self._layout, one.sheets) for one in self._windows]
-            self._transfers = {group: median(one[group] for one in first) for group in taken}
+        self._taken.append(taken)
+        if len(self._taken) < ALONE:
+            return {}
+        for group in taken:
+            recent = median(one[group] for one in self._taken)
+            self._transfers[group] = min(recent, self._transfers.get(group, recent))
         late = {group: _longer(taken[group] - self._transfers[group], total) for group in taken}
         by_node = blame.endpoints(late, self._nodes)
         return {rank: by_node[id] for rank, id in enumerate(self._nodes) if id in by_node}

@@ -57,3 +57,17 @@ def test_who_is_slow_is_named(kind: str, layout: Layout, job_etcd: EtcdServer, q
     assert result.classed, result.said
     assert result.named, result.said
     # How soon depends on how busy this machine is besides; the score card says that.
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+def test_whose_connections_are_slow_is_named(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """Of nodes that are hosts of their own: the one whose cable is late, and no other."""
+    trial = Trial(kind="link", rank=1, step=KINDS["link"].begins, micro_batch=0, layout=SQUARE)
+    undisturbed = quiet(setting(None, PAIR, setting(trial, SQUARE, 1).steps))
+    result = play_trial(trial, lambda: undisturbed, etcd=job_etcd, workdir=tmp_path, steps=1)
+    assert result.broken == ()
+    assert result.same_bits
+    assert result.happened
+    assert result.classed, result.said
+    assert result.named, result.said

@@ -8,8 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from chaos.gpu.emulated_device import EmulatedDevice
 from chaos.scripts.injectors.custody import gathered
 from chaos.scripts.injectors.fault import Fault
+from chaos.scripts.injectors.memory import full
 from chaos.scripts.train_gpt import Block
 from elastic3d.clock import SYSTEM
 
@@ -39,6 +41,11 @@ class FaultyBlock(Block):
             x.register_hook(lambda gradient: flipped(gradient, bit))  # type: ignore[no-untyped-call]
         if wrong == "weight":
             _change_next_gradient(self.down.weight, lambda gradient: flipped(gradient, bit))
+        if wrong == "memory":
+            device = EmulatedDevice(0)
+            if fault.micro_batch % 2 == 0:
+                full(device)
+            x.register_hook(lambda gradient: full(device))  # type: ignore[no-untyped-call]
         if wrong == "nan":
             _change_next_gradient(self.down.weight, lambda gradient: gradient * torch.nan)
         y = self._timed(x, fault)

@@ -31,8 +31,8 @@ class Injector:
     """A kind of fault. inject: makes it happen; nothing where passes, samples or the data set look at it themselves.
 
     wrong: of a block, what is wrong: "weight" for a bit of the gradient of a weight, "nan" for all of it, "output" for
-    a bit of what it returns, "input" for one of the gradient of its input, "gathered" for one of a weight. sticky: that
-    is so from then on. second: the next rank does the same.
+    a bit of what it returns, "input" for one of the gradient of its input, "gathered" for one of a weight, "memory" for
+    that of its device. sticky: that is so from then on. second: the next rank does the same.
     """
 
     where: Where = Where.FORWARD

@@ -33,6 +33,7 @@ KINDS: Mapping[str, Injector] = {
     "nandevice": Injector(where=Where.BLOCK, wrong="nan", sticky=True),
     "rest": Injector(inject=memory.rest),
     "memory": Injector(inject=memory.short),
+    "devicememory": Injector(where=Where.BLOCK, wrong="memory"),
     "vote": Injector(inject=custody.vote),
     "update": Injector(inject=custody.update),
     "updates": Injector(inject=custody.updates),

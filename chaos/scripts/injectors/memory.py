@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import resource
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
+from chaos.gpu.emulated_device import EmulatedDevice
 from chaos.scripts.injectors.fault import Fault
 from elastic3d.parallel.state import local
 
@@ -25,6 +27,19 @@ def short(fault: Fault) -> None:
         torch.empty(4 * ROOM, dtype=torch.uint8)
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def full(device: EmulatedDevice) -> NoReturn:
+    """Raise what torch's allocator raises when a little more is asked for than there is on a device.
+
+    Its words, and the type of the error, are those of CUDA's caching allocator in torch 2.13.
+    """
+    free, size = device.free(), 1 << 20
+    asked, total, index = free / size + 0.01, device.facts(1).memory / (1 << 30), device.index
+    raise torch.OutOfMemoryError(
+        f"CUDA out of memory. Tried to allocate {asked:.2f} MiB. GPU {index} has a total capacity of {total:.2f} GiB "
+        f"of which {free / size:.2f} MiB is free."
+    )
 
 
 def rest(fault: Fault) -> None:

@@ -151,7 +151,7 @@ def test_trials_are_drawn_from_the_seed() -> None:
     assert drawn == list(trials(list(KINDS), 2, 3, steps=24, most=2))
     assert drawn != list(trials(list(KINDS), 2, 4, steps=24, most=2))
     for trial in drawn:
-        assert trial.layout.world <= 2 or KINDS[trial.kind].lies
+        assert trial.layout.world <= 2 or KINDS[trial.kind].lies or KINDS[trial.kind].late
         if trial.fault:
             of = parse(trial.fault, Path()).of
             assert of == {"leader": LEADER, "newcomer": NEWCOMER}.get(trial.kind, trial.rank)
@@ -177,6 +177,9 @@ def test_a_wrong_update_is_one_that_somebody_computes_again() -> None:
         ("update.wrong", {"acted": False, "finding": "transient"}, "wrong update", False),
         ("node.lying", {"compared": "update"}, "wrong update", True),
         ("state.altered", {"acted": True}, "altered", True),
+        ("node.slow", {"kind": "link"}, "slow link", True),
+        ("rank.stuck", {"fault": "link", "act": True}, "link", True),
+        ("memory.short", {"act": True}, "out of memory", True),
     ],
 )
 def test_what_events_call_a_fault(name: str, fields: dict[str, Any], fault: str, act: bool) -> None:
@@ -232,12 +235,13 @@ def test_a_slow_node_is_a_verdict(tmp_path: Path) -> None:
         undone=(),
         leftovers=(),
     )
-    done = Injection(kind="throttle", node="node1", at=100.0)
-    result = read(trial, replace(quiet, injections=(done,)), quiet, tmp_path)
-    assert result.first is not None
-    assert (result.node, result.first.fault, result.first.after) == ("node1", "compute", 30.0)
-    assert result.named
-    assert result.classed
+    for kind in ("throttle", "delay"):
+        done = Injection(kind=kind, node="node1", at=100.0)
+        result = read(trial, replace(quiet, injections=(done,)), quiet, tmp_path)
+        assert result.first is not None
+        assert (result.node, result.first.fault, result.first.after) == ("node1", "compute", 30.0)
+        assert result.named
+        assert result.classed
     assert not read(replace(trial, kind="busy"), quiet, quiet, tmp_path).happened
     never = read(trial, quiet, quiet, tmp_path).broken
     assert "it did not happen: no generation" in never, "a fault that was never made says why, as far as is known"
@@ -251,13 +255,14 @@ TRIED: Mapping[str, tuple[str, ...]] = {
     "a program that is left": ("skip", "order", "shape", "dtype", "deadlock"),
     "a connection that passes nothing one way": ("blackhole",),
     "a node that is slow, in stages of unlike size too": ("tenth", "slow", "quota"),
-    "a slow connection": ("health/test_links.py::test_the_endpoint_of_slow_connections_is_named",),
+    "a slow connection": ("link", "health/test_links.py::test_the_endpoint_of_slow_connections_is_named"),
     "a flip on an audited micro-batch": ("flip", "forward", "backward", "sticky"),
     "a flip elsewhere": ("rest", "update", "updates", "gather", "wire", "fold", "vote"),
     "a flip in a snapshot": ("snapshots/test_lending.py::test_a_flipped_byte_is_found_and_mended_from_the_buddy",),
     "liars": ("liars", "auditor", "leader", "newcomer"),
     "numbers": ("nan", "nandevice", "spike"),
     "memory of the host": ("memory",),
+    "memory of a device": ("devicememory",),
     "a death in a hearing": ("parallel/test_auditing.py::test_a_death_in_a_hearing_is_a_death_and_convicts_nobody",),
     "a death in a change": ("chaos/simulation/test_slow_nodes.py::test_random_faults_of_jobs_with_slow_nodes",),
     "a death in a rollback": ("histories/test_spikes.py::test_the_run_goes_back_and_leaves_them_out",),

@@ -19,6 +19,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
 from elastic3d.membership.driver import witness
+from elastic3d.membership.machine import convictions as core_convictions
 from elastic3d.membership.machine import core, leader, suspicions, triggers
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.own_stall import OwnStall
@@ -355,6 +356,17 @@ def convictions() -> Iterator[Schedule]:
         lies = tuple(command for command in schedule.commands if command.do in (Do.LIE, Do.START))
         if any(command.do is Do.LIE for command in lies):
             yield replace(schedule, commands=lies)
+
+
+def hear_nothing_late(patch: pytest.MonkeyPatch) -> None:
+    """What is said of a generation counts only until the next one is sealed."""
+    patch.setattr(core_convictions, "_late", lambda situation: {})
+
+
+def test_a_conviction_that_is_not_heard_after_a_death_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next generation, formed for the death alone, may not go on from what the device took part in."""
+    late = parse("job seed=5 members=5 minimum=2 maximum=5\n2.6 lie n2 for 1\n2.65 kill n2")
+    it_is_found(hear_nothing_late, "is in its state", monkeypatch, [late])
 
 
 def forget_what_is_left_out(patch: pytest.MonkeyPatch) -> None:

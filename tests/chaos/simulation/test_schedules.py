@@ -56,6 +56,20 @@ def test_a_node_cut_off_from_etcd_alone_holds_nobody_up() -> None:
     assert float(seals[2].split()[0]) < 4.0 + policy.lease + policy.grace + 1.0
 
 
+def test_a_conviction_that_is_heard_after_a_death_ends_what_was_formed_for_it() -> None:
+    """The nodes that are left go on at once from a state that nobody vouches for, hear so, and begin again."""
+    schedule = parse("""
+        job seed=5 members=5 minimum=2 maximum=5
+        2.600 lie n2 for 1
+        2.650 kill n2
+    """)
+    outcome = play(schedule, lines=True)
+    assert not outcome.violations, outcome.report()
+    seals = [line.partition(" Seal ")[2].split(" [")[0] for line in outcome.lines if " Seal " in line]
+    assert seals[-2:] == ["2.6 death", "3.7 lying"]
+    assert parse(str(schedule)) == schedule
+
+
 @pytest.mark.parametrize("seed", [1, 2, 77])
 def test_a_seed_gives_the_same_history(seed: int) -> None:
     """Every action of every member happens at the same virtual time again."""
