@@ -298,7 +298,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # an axis; without it, others may wait for it. `odd`: its step is none like its last one. Later: it moves.
         "rank.silent": _debug("step", "phase", "state", "seconds", "waits", "odd", "frame"),
         "rank.moving": _debug(),
-        # From the leader, while fewer nodes are there than the job may train with.
+        # From the leader, while fewer nodes are there than the job may train with, or no layout is for as many.
         "nodes.awaited": _warning("count", "detail"),
         # A slot's snapshot is held twice. `sent`: bytes of snapshots that its buddy has taken since the one before.
         "snapshot.held": _debug("step", "sent"),

@@ -286,9 +286,13 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Awaiting:
-    """This member leads, and this many more nodes have to come before the job can train; 0: it waits for none."""
+    """This member leads, and this many more nodes have to come before the job can train; 0: it waits for none.
+
+    why: the planner's words, where those that are there are enough and no layout is for so many; "" otherwise.
+    """
 
     nodes: int
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

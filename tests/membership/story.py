@@ -126,6 +126,7 @@ class Story:
         self.steps = 40
         self.sealed: list[Generation] = []
         self.awaited: dict[str, int] = {}
+        self.unfit: dict[str, str] = {}
         self.rhos: dict[str, float] = {}
         self.kind = "compute"
 
@@ -527,7 +528,7 @@ class Story:
             case acts.Concluded():
                 self.say(name, f"finds: {action.verdict.detail}")
             case acts.Awaiting():
-                self.awaited[name] = action.nodes
+                self.awaited[name], self.unfit[name] = action.nodes, action.why
             case acts.Exit():
                 how = ("failed" if action.failed else "well") + (", to rejoin:" if action.rejoin else "")
                 self.say(name, f"exit {how} {action.detail}")

@@ -99,6 +99,9 @@ class Bench:
     def go(self, trainer: int, go: Any) -> None:
         pass
 
+    def stop_all(self) -> None:
+        pass
+
 
 class Scene:
     """The first node of a generation of so many."""
@@ -175,6 +178,16 @@ def scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
     yield make
     for one in made:
         one.journal.close()
+
+
+def test_a_node_that_is_cut_off_looks_for_no_buddy(scene: Callable[..., Scene]) -> None:
+    """Its snapshots stay where they are until it is in a generation again."""
+    one = scene(3)
+    one.generations.forget()
+    assert one.fail() == "host:1"
+    assert one.events("buddy.changed") == []
+    one.begin(2)
+    assert one.fail() == "host:2"
 
 
 def test_an_unreachable_buddy_is_replaced(scene: Callable[..., Scene]) -> None:

@@ -106,7 +106,7 @@ class Core:
         self._vacant_since: float | None = None
         self._active_in = self._newest = 0
         self._draining = self._hindered = False
-        self._led = self._awaited = 0
+        self._led, self._awaited = 0, acts.Awaiting(nodes=0)
         self._commits = Commits()
 
     @property
@@ -186,11 +186,15 @@ class Core:
         return actions
 
     def _await(self, actions: list[acts.Action]) -> None:
-        """Report how many nodes are missing, whenever that changes, while this member leads."""
-        awaited = self._leader_state.awaited if self.leads and self._leader_state.below is not None else 0
+        """Report how many nodes are missing, and why, whenever that changes, while this member leads."""
+        state, awaited = self._leader_state, acts.Awaiting(nodes=0)
+        if self.leads and state.below is not None:
+            awaited = acts.Awaiting(nodes=state.awaited)
+        elif self.leads and state.unplanned is not None:
+            awaited = acts.Awaiting(nodes=1, why=state.unfit)
         if awaited != self._awaited:
             self._awaited = awaited
-            actions.append(acts.Awaiting(nodes=awaited))
+            actions.append(awaited)
 
     def _first_rank(self) -> bool:
         """Return whether this node holds rank 0, which reports what all know."""

@@ -299,6 +299,7 @@ def _without_layout(situation: Situation, error: LayoutError) -> acts.Fenced | N
     """No layout fits these nodes: wait for others as below the minimum, then fail with the planner's words."""
     view, policy, leader_state, alarm = situation.view, situation.policy, situation.leader_state, situation.alarm
     leader_state.unplanned = alarm.now if leader_state.unplanned is None else leader_state.unplanned
+    leader_state.unfit = str(error)
     if not alarm.due(leader_state.unplanned + policy.below_minimum):
         return None
     return acts.PutEnd(end=End(failed=True, detail=str(error)), token=view.token)

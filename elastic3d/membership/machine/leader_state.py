@@ -77,6 +77,7 @@ class LeaderState:
     suspects, and since when; both are shared with the core.
 
     below: since when fewer nodes are there than may train; awaited: how many more are needed.
+    unplanned: since when no layout is for those that are there; unfit: why, in the planner's words.
     leading: since when it leads without a gap in what it hears. proposed: since when the proposal stands. waiting:
     since when somebody waits for a planned change. considered: the roster's version that led to no planned change.
     lost_at: when the first loss of the sealed generation was seen. raised: since when some member's code is known to
@@ -96,6 +97,7 @@ class LeaderState:
     below: float | None = None
     awaited: int = 0
     unplanned: float | None = None
+    unfit: str = ""
     orphan: float | None = None
     peer_lost: float | None = None
     proposed: float | None = None

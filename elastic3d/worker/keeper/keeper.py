@@ -423,7 +423,7 @@ class Keeper:
                 if event.stalls:
                     self._evidence.conclude(event.verdict, event.stalls)
             case acts.Awaiting():
-                self._progress.awaiting(event.nodes)
+                self._progress.awaiting(event.nodes, event.why)
             case acts.Draining():
                 self._leaving.drain(event.seconds, event.detail)
             case notices.CloudNotice():

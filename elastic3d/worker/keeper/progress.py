@@ -40,7 +40,7 @@ class ProgressReporter:
         self._late_at: float | None = None
         self._logged: dict[str, float] = {}
         self.awaited = 0
-        self._awaited_at = 0.0
+        self._awaited_at, self._why = 0.0, ""
 
     def began(self, *, first: bool) -> None:
         """Take note that this node's trainers were started. first: rank 0 is among them."""
@@ -71,18 +71,19 @@ class ProgressReporter:
         if now - self._said_at >= EVERY:
             self._say(record, now)
 
-    def awaiting(self, nodes: int) -> None:
-        """Take note of how many nodes the job waits for, 0 for none."""
+    def awaiting(self, nodes: int, why: str = "") -> None:
+        """Take note of how many nodes the job waits for, 0 for none. why: those there are do not do, "" if too few."""
         if nodes and not self.awaited:
             self._awaited_at = self._clock.monotonic() + PATIENCE - EVERY
-        self.awaited = nodes
+        self.awaited, self._why = nodes, why
 
     def look(self) -> None:
         """Report what is due even if nothing has happened."""
         now = self._clock.monotonic()
         if self.awaited and now - self._awaited_at >= EVERY:
             self._awaited_at = now
-            self._emit("nodes.awaited", count=self.awaited, detail=f"waiting for {self.awaited} more node(s)")
+            why = f": {self._why}" if self._why else ""
+            self._emit("nodes.awaited", count=self.awaited, detail=f"waiting for {self.awaited} more node(s){why}")
         if not (self._first and self._training):
             return
         seconds = now - self._stepped_at

@@ -37,6 +37,21 @@ def test_numbers_grow_and_no_generation_has_a_node_twice(path: Path) -> None:
         assert len(names) == len(set(names))
 
 
+def test_nodes_that_no_layout_is_for_are_said_to_wait_for_others() -> None:
+    """With what the planner says of them, for as long as it is so."""
+    story = Story()
+    story.tell("> policy minimum=2 maximum=4\n> layout pp=2 dp=2\n> start a b c d\n> run 4")
+    assert [len(generation.nodes) for generation in story.sealed] == [4]
+    assert not story.awaited.get("a")
+    story.tell("> kill d\n> run 10")
+    assert len(story.sealed) == 1
+    assert story.awaited == {"a": 1}
+    assert story.unfit["a"].startswith("no layout fits 3 node(s)")
+    story.tell("> start e\n> run 4")
+    assert [len(generation.nodes) for generation in story.sealed] == [4, 4]
+    assert (story.awaited, story.unfit) == ({"a": 0}, {"a": ""})
+
+
 def test_only_the_leader_reports_missing_nodes() -> None:
     """And none once they have come."""
     story = Story()

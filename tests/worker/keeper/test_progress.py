@@ -144,6 +144,12 @@ def test_missing_nodes_are_reported_every_ten_seconds() -> None:
         heard.clock.now += 1
         heard.progress.look()
     assert [said["detail"] for said in heard.taken("nodes.awaited")] == ["waiting for 2 more node(s)"] * 3
+    heard.progress.awaiting(1, "no layout is for 3 nodes")
+    heard.clock.now += 10
+    heard.progress.look()
+    assert [one["detail"] for one in heard.taken("nodes.awaited")] == [
+        "waiting for 1 more node(s): no layout is for 3 nodes"
+    ]
     heard.progress.awaiting(0)
     heard.clock.now += 60
     heard.progress.look()
