@@ -191,7 +191,11 @@ class Generations:
 
         While this node is in no generation, as one that was cut off and joins again, nobody else is there to take them.
         """
-        if self.running is not None and self.buddy is not None and event.address == self._address_of(self.buddy, event.slot):
+        if (
+            self.running is not None
+            and self.buddy is not None
+            and event.address == self._address_of(self.buddy, event.slot)
+        ):
             self._choose(me, f"{event.address} took no snapshot for {event.seconds:.1f} s: {event.error}")
 
     def _choose(self, me: Node, why: str) -> None:
