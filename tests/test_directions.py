@@ -23,7 +23,7 @@ PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "accounting",
-        "awaited",
+        "source_waits",
         "values",
         "errors",
         "clock",

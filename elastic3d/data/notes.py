@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch.utils.data import get_worker_info
 
-from elastic3d import awaited
+from elastic3d import source_waits
 from elastic3d.log import process_log
 
 
@@ -66,7 +66,7 @@ def read(nbytes: int) -> None:
 def carry(worker: int) -> None:
     """Begin a loader's process, of this number: what is said in it is kept for those who call `said`."""
     _collected.notes, _collected.nbytes, _collected.carried = [], 0, True
-    awaited.take_place(worker)
+    source_waits.take_place(worker)
 
 
 def said() -> list[Note]:

@@ -14,7 +14,7 @@ from checkpointing.errors import StoreError, StoreUnfit
 from checkpointing.stores.address import redacted
 from checkpointing.stores.protocol import check_name
 from checkpointing.stores.retrying import PATIENCE
-from elastic3d import awaited, quantities
+from elastic3d import quantities, source_waits
 from elastic3d.data import notes
 from elastic3d.data.fetching import Fetcher
 from elastic3d.errors import UsageError
@@ -74,7 +74,7 @@ class Remote:
         if not 0 <= number < len(self._parts):
             raise IndexError(f"sample {number} of {len(self._parts)}")
         self._open()
-        with awaited.source(self.name_of(number)):
+        with source_waits.source(self.name_of(number)):
             data = self._bytes(number) if self._fetcher is None else self._fetcher.get(number)
         notes.read(len(data))
         return self._make(data)

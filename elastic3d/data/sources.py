@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 from torch.utils.data._utils import worker
 
-from elastic3d import awaited
+from elastic3d import source_waits
 from elastic3d.data import notes
 from elastic3d.data.collating import Collating, Pair
 from elastic3d.data.dataset_facts import ahead_of, name_of, prefetch
@@ -151,7 +151,7 @@ class Numbered:
 
     def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
         """Load in processes forked from the trainer; together they load at least a step ahead."""
-        awaited.clear()
+        source_waits.clear()
         order, share = self._order, self._share
         begins = [first, *(step for step, _ in order.changes if first < step < stop)]
         most = max(share.rounds(order.micro_batches_at(step)) for step in begins)
@@ -253,7 +253,7 @@ class Streamed:
 
     def worked(self, first: int, stop: int, cursor: Cursor | None, workers: int, *, pin: bool) -> Iterator[Loaded]:
         """Load two steps ahead in one process, since a stream is read in one place."""
-        awaited.clear()
+        source_waits.clear()
         loader: DataLoader[Any] = DataLoader(
             _Steps(self, first, stop, cursor, Keyed(self._order.seed, lent=False)),
             batch_size=None,
@@ -310,7 +310,7 @@ class _Sampled(torch.utils.data.Dataset[Any]):
         name = name_of(self._dataset, number)
         with naming(lambda: f"{name}, at position {position} of the run, in step {self._order.step_at(position)}"):
             draws.before(self._order.place_of(position))
-            with awaited.source(type(self._dataset).__name__):
+            with source_waits.source(type(self._dataset).__name__):
                 return name, self._dataset[number]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from elastic3d import awaited
+from elastic3d import source_waits
 from elastic3d.data.foreign_streams import check_same_everywhere, own_state_is_exact
 from elastic3d.data.making import Draws, naming
 from elastic3d.errors import StateError, UsageError
@@ -93,7 +93,7 @@ class StreamReader:
             with naming(self._name):
                 self._draws.before(self.position)
                 try:
-                    with awaited.source(type(self._dataset).__name__):
+                    with source_waits.source(type(self._dataset).__name__):
                         sample = next(self._samples)
                 except StopIteration:
                     self._turn()

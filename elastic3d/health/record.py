@@ -13,7 +13,7 @@ reader copies the page and parses the copy.
     128 to 6271    ring of the last 3,072 operations: steps made and axis, fingerprint
     6272 to 7807   the last 64 steps in numbers, 24 words each: step, time of its end, forward passes, then nanoseconds
                    in each phase and in waits along each axis; waits are no part of a phase
-    7808 to 8191   what the processes that load samples wait for, see `elastic3d.awaited`
+    7808 to 8191   what the processes that load samples wait for, see `elastic3d.source_waits`
 
 Numbers that may be -1 are stored with 1 added. The steps' own operations, from the beginning of their passes on, are in
 the ring, in the order in which they were posted: a rank's last step is the program that the present one is held to.
@@ -30,13 +30,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from elastic3d import threads
-from elastic3d.awaited import PLACES, WORDS, longest_awaited
 from elastic3d.clock import SYSTEM, nanoseconds
 from elastic3d.health import stacks
 from elastic3d.health.device_times import DeviceTimes, MadeStep
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.sheet import EVERY, SHEET_WORDS, SHEETS, Row, SheetWriter, StepTimes, steps_of
 from elastic3d.membership.stalls import AxisCount, Wait
+from elastic3d.source_waits import PLACES, WORDS, longest_awaited
 
 if TYPE_CHECKING:
     from elastic3d.devices import Stopwatch
@@ -86,7 +86,7 @@ class ProgressWriter:
     """The trainer's end, a `port.Progress`. For one thread at a time; only the beat has another.
 
     page: writable memory of `SIZE` bytes. now: nanoseconds of the monotonic clock. `awaited`: the part of the page that
-    is for `awaited.record_in`.
+    is for `source_waits.record_in`.
     """
 
     def __init__(self, page: memoryview, now: Callable[[], int] = nanoseconds) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from elastic3d import awaited, environment, threads
+from elastic3d import environment, source_waits, threads
 from elastic3d.admission.check import CheckResult
 from elastic3d.admission.devices import check_devices
 from elastic3d.clock import SYSTEM, Clock
@@ -354,7 +354,7 @@ def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoRetu
         page, written, *buffers_after = buffers
         buffers, progress = tuple(buffers_after), record.inherited(page)
         if progress is not None:
-            awaited.record_in(progress.awaited)
+            source_waits.record_in(progress.awaited)
             stacks.write_stacks_to(written)
     port = ChannelPort(assignment, end, buffers, progress or UNRECORDED)
     observe_process(port.said)

@@ -15,7 +15,7 @@ import torch
 
 from chaos.machine.processes import wait_until
 from checkpointing.errors import StoreError
-from elastic3d import Remote, awaited
+from elastic3d import Remote, source_waits
 from elastic3d.data import Batches
 from elastic3d.health.phases import Phase
 from elastic3d.health.record import SIZE, ProgressWriter, parse
@@ -27,7 +27,7 @@ class Trainer:
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, SIZE)
         self.progress = ProgressWriter(memoryview(self.memory))
-        awaited.record_in(self.progress.awaited)
+        source_waits.record_in(self.progress.awaited)
 
     @property
     def source(self) -> str:
@@ -51,7 +51,7 @@ class Trainer:
 @pytest.fixture
 def trainer() -> Iterator[Trainer]:
     yield Trainer()
-    awaited.record_in(None)
+    source_waits.record_in(None)
 
 
 class Held:
@@ -114,23 +114,23 @@ def test_the_object_that_a_store_does_not_give_is_named(trainer: Trainer) -> Non
 
 def test_a_process_that_is_no_loaders_writes_nothing(trainer: Trainer) -> None:
     """A script may fork others; and of many loaders' processes the last have no place."""
-    with awaited.source("outer"):
+    with source_waits.source("outer"):
         context = multiprocessing.get_context("fork")
-        for place in (None, awaited.PLACES):
+        for place in (None, source_waits.PLACES):
             child = context.Process(target=_waits, args=(place,))
             child.start()
             child.join(60)
             assert child.exitcode == 0
         trainer.progress.loading()
         assert trainer.source == "outer"
-        with awaited.source("x" * 500):
+        with source_waits.source("x" * 500):
             assert trainer.source == "x" * 120
         assert trainer.source == "outer"
 
 
 def _waits(place: int | None) -> None:
     if place is not None:
-        awaited.take_place(place)
-    awaited._own.open.clear()
-    with awaited.source("another"):
+        source_waits.take_place(place)
+    source_waits._own.open.clear()
+    with source_waits.source("another"):
         pass
