@@ -31,8 +31,8 @@ from elastic3d.values import HERE
 SUM_BITS = 40
 STRIDE = 1 << 20
 
-KEPT = 16
-"""Steps whose micro-batches an order remembers, where a budget makes them: more than are loaded ahead."""
+KEPT = 64
+"""Steps whose micro-batches an order remembers, where a budget makes them: more than are looked at ahead."""
 
 Group = tuple[Indices, Indices]
 """The positions of the samples of a micro-batch, and their ids."""

@@ -190,13 +190,17 @@ class Numbered:
 
         every: how many processes load, each of them one micro-batch after the other in turn.
         """
-        ahead = ahead_of(self._dataset)
-        further = every * -(-ahead // self._order.micro_batch)
+        order, ahead = self._order, ahead_of(self._dataset)
         wanted = (
             self._places(step, index)
             for step in range(first, stop)
-            for index in self._share.wanted(step, self._order.micro_batches_at(step))
+            for index in self._share.wanted(step, order.micro_batches_at(step))
         )
+        if not ahead:
+            yield from wanted
+            return
+        # Where a budget makes micro-batches of several sizes, as many as have about so many samples.
+        further = every * -(-ahead * order.micro_batches_at(first) // order.batch_at(first))
         coming = deque(islice(wanted, further + 1))
         while coming:
             numbers = [asked.number for one in islice(coming, 0, None, every) for asked in one]

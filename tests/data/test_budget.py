@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -207,6 +207,39 @@ def test_workers_load_the_same_micro_batches() -> None:
         one.step += 1
         other.step += 1
     assert len(numbers) > 1
+
+
+class FetchedTexts:
+    """Texts that are fetched ahead. told: what was told of each time; asked: how often each length was wanted."""
+
+    ahead = 64
+
+    def __init__(self) -> None:
+        self.told: list[Sequence[int]] = []
+        self.asked: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor([number]), torch.tensor([number])
+
+    def lengths(self, number: int) -> int:
+        self.asked[number] += 1
+        return 4 + number % 5
+
+    def prefetch(self, numbers: Sequence[int]) -> None:
+        self.told.append(numbers)
+
+
+def test_looking_ahead_cuts_no_step_twice() -> None:
+    """Though steps are so short that those that are fetched belong to several."""
+    texts = FetchedTexts()
+    batches = Batches(texts, global_batch=12, micro_batch=TokenBudget(64), seed=11)
+    for _ in batches.until(step=24):
+        batches.step += 1
+    assert max(map(len, texts.told)) == texts.ahead
+    assert set(texts.asked.values()) == {1}
 
 
 def test_the_order_of_a_state_has_the_budget_without_the_lengths() -> None:

@@ -28,7 +28,7 @@ class GoodputKeeping(Protocol):
     def due(self, *, last: bool) -> bytes | None:
         """Return what to write now, None for nothing. last: this is the last time."""
 
-    def beside(self) -> str:
+    def asks(self) -> str:
         """Return the id of the member that is to be asked how far the trainers are, "" for none."""
 
     def told(self, value: bytes) -> None:
@@ -60,7 +60,7 @@ class GoodputWriter:
                 item = self._client.get(self._root + keys.GOODPUT, budget=BUDGET)
                 self._keeping.resume(None if item is None else item.value)
                 self._token = token
-            trains = self._keeping.beside()
+            trains = self._keeping.asks()
             if trains:
                 item = self._client.get(self._root + keys.pulse(trains), budget=BUDGET)
                 if item is not None:

@@ -149,7 +149,7 @@ class LiveGoodput:
                 return encode(self._account.record(self._now(), self._clock.wall()))
             return None
 
-    def beside(self) -> str:
+    def asks(self) -> str:
         """Return the id of the node of rank 0 if this one leads without training, now and then, else ""."""
         now, trains = self._clock.monotonic(), self._census.first
         if self._account is None or self._account.trains or now - self._asked < EVERY:

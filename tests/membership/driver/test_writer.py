@@ -53,7 +53,7 @@ class Account:
         self.last += last
         return self.value
 
-    def beside(self) -> str:
+    def asks(self) -> str:
         return self.asked
 
     def told(self, value: bytes) -> None:

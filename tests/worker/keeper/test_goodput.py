@@ -168,7 +168,7 @@ def test_a_leader_without_trainers_is_told_of_steps_now_and_then() -> None:
 
     def ask(at: float, step: int, generation: int = 1) -> bool:
         spare.clock.now = at
-        asked = spare.goodput.beside()
+        asked = spare.goodput.asks()
         if asked:
             spare.goodput.told(encode(Pulse(state="active", generation=generation, every=5.0, step=step)))
         return asked == A.id
@@ -190,7 +190,7 @@ def test_a_leader_without_trainers_is_told_of_steps_now_and_then() -> None:
     spare.clock.now = 62.0
     spare.goodput.told(b"garbage")
     assert spare.spent(62) == {"unknown": 24.0 + 60.0, "useful": 40.0, "spare": 62.0}
-    assert a.goodput.beside() == ""
+    assert a.goodput.asks() == ""
 
 
 def test_newcomers_and_leavers_are_counted_while_one_leads() -> None:
