@@ -170,10 +170,7 @@ class Batches:
         if order.budget is None:
             out = between(order.positions_of(step, excluded), *order.positions(step))
             return length(out) * self.sample_tokens
-        left = [
-            order.micro_batch_samples(step, one) for one in range(order.micro_batches_at(step)) if one not in excluded
-        ]
-        return sum(order.budget.tokens_of(samples) for samples in left)
+        return sum(tokens for number, tokens in enumerate(order.tokens_at(step)) if number not in excluded)
 
     @property
     def cursor(self) -> Cursor | None:

@@ -163,9 +163,10 @@ class Budget:
         most = -(-global_batch // max(1, self.tokens // longest))
         return self._up(fewest), self._up(most)
 
-    def groups(self, samples: Indices) -> list[Places]:
-        """Return the micro-batches of a step: of each the places of its samples among `samples`, longest first.
+    def groups(self, samples: Indices) -> list[tuple[Places, int]]:
+        """Return the micro-batches of a step, each with its tokens, fillers aside.
 
+        Of each the places of its samples among `samples`, longest first.
         UsageError for a sample that is longer than the budget, unless it may be alone.
         """
         lengths = self.lengths_of(samples)
@@ -174,16 +175,12 @@ class Budget:
             number = int(samples[long[0]])
             called = f"sample {number}" if self.name is None else self.name(number)
             raise _too_long(called, int(lengths[long[0]]), self.tokens)
-        return cut(lengths, self.tokens, self.multiple)
+        return [(places, int(lengths[places].sum())) for places in cut(lengths, self.tokens, self.multiple)]
 
     def lengths_of(self, samples: Indices) -> Lengths:
         """Return the lengths of samples by their numbers."""
         assert self.lengths is not None, "the budget of a saved state does not know the lengths of samples"
         return self.lengths(samples)
-
-    def tokens_of(self, samples: Sequence[int]) -> int:
-        """Return how many tokens samples have together, fillers aside."""
-        return int(self.lengths_of(np.array(samples, dtype=np.uint64)).sum())
 
     def _up(self, number: int) -> int:
         return self.multiple * -(-number // self.multiple)

@@ -34,8 +34,8 @@ STRIDE = 1 << 20
 KEPT = 64
 """Steps whose micro-batches an order remembers, where a budget makes them: more than are looked at ahead."""
 
-Group = tuple[Indices, Indices]
-"""The positions of the samples of a micro-batch, and their ids."""
+Group = tuple[Indices, Indices, int]
+"""The positions of the samples of a micro-batch, their ids, and their tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,11 @@ class Order:
 
     def sizes_at(self, step: int) -> tuple[int, ...]:
         """Return the number of samples of each micro-batch of a step; () where all have as many."""
-        return () if self.budget is None else tuple(len(places) for places, _ in self._groups(step, self.budget))
+        return () if self.budget is None else tuple(len(places) for places, *_ in self._groups(step, self.budget))
+
+    def tokens_at(self, step: int) -> tuple[int, ...]:
+        """Return the tokens of each micro-batch of a step; () where no budget cuts them."""
+        return () if self.budget is None else tuple(tokens for *_, tokens in self._groups(step, self.budget))
 
     def _groups(self, step: int, budget: Budget) -> list[Group]:
         """Return the micro-batches that a budget makes of a step."""
@@ -179,8 +183,10 @@ class Order:
         if made is None:
             first, stop = self.positions(step)
             samples = self.samples(first, stop)
-            groups = budget.groups(samples)
-            made = [(group.astype(np.uint64) + np.uint64(first), samples[group]) for group in groups]
+            made = [
+                (group.astype(np.uint64) + np.uint64(first), samples[group], tokens)
+                for group, tokens in budget.groups(samples)
+            ]
             self._grouped[step] = made
             # The thread that loads ahead asks, too: what it has forgotten meanwhile may be forgotten.
             for old in [*self._grouped][:-KEPT]:
@@ -200,7 +206,7 @@ class Order:
         if self.budget is not None:
             out = {position for begin, end in parts for position in range(begin, end)}
             groups = self._groups(step, self.budget) if out else []
-            return tuple(j for j, (places, _) in enumerate(groups) if not out.isdisjoint(places.tolist()))
+            return tuple(j for j, (places, *_) in enumerate(groups) if not out.isdisjoint(places.tolist()))
         numbers = {one for begin, end in parts for one in range((begin - first) // size, -(-(end - first) // size))}
         return tuple(sorted(numbers))
 
@@ -337,7 +343,7 @@ class Order:
     def micro_batch_places(self, step: int, index: int) -> list[tuple[int, int]]:
         """Return (position, sample id) of all samples of micro-batch `index` of a step."""
         if self.budget is not None:
-            places, numbers = self._groups(step, self.budget)[index]
+            places, numbers, _ = self._groups(step, self.budget)[index]
             return list(zip(places.tolist(), numbers.tolist(), strict=True))
         first = self.positions(step)[0] + index * self.micro_batch
         samples = self.samples(first, first + self.micro_batch)

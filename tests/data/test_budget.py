@@ -237,6 +237,7 @@ def test_looking_ahead_cuts_no_step_twice() -> None:
     texts = FetchedTexts()
     batches = Batches(texts, global_batch=12, micro_batch=TokenBudget(64), seed=11)
     for _ in batches.until(step=24):
+        assert batches.tokens(batches.step, ()) >= 4 * 12
         batches.step += 1
     assert max(map(len, texts.told)) == texts.ahead
     assert set(texts.asked.values()) == {1}
