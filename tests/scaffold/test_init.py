@@ -20,9 +20,11 @@ from typer.testing import CliRunner, Result
 
 from elastic3d.cli import application
 from elastic3d.errors import UsageError
+from elastic3d.etcd_server.binary import etcd_version, find_etcd, require_sound
 from elastic3d.scaffold.files import HOME, MEMORY, files, replacements
 from elastic3d.scaffold.job import NewJob, checked
 from elastic3d.scaffold.places import PLACES, Place, templates
+from elastic3d.scaffold.steps import next_steps
 from tests.deploy import test_skypilot
 from tests.deploy.manifests import documents, everything, jobs, pods, validate
 from tests.deploy.options import started
@@ -354,3 +356,11 @@ def test_the_place_has_to_be_said() -> None:
     assert init().exit_code == 2
     assert init("--on", "cloud").exit_code == 2
     assert {*PLACES} == {*Place}
+
+
+def test_the_printed_etcd_is_one_that_the_command_takes(tmp_path: Path) -> None:
+    """`demo` brings an etcd that is refused unless it is named: the printed command names it."""
+    (up,) = (line for line in next_steps(Place.LOCAL, EXAMPLE, tmp_path) if line.startswith("elastic3d etcd up"))
+    words = shlex.split(up, comments=True)
+    allowed = words[words.index("--allow-version") + 1] if "--allow-version" in words else ""
+    require_sound(find_etcd(), etcd_version(find_etcd()), allowed)
