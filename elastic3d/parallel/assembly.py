@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
-from elastic3d.errors import LayoutError, UsageError
+from elastic3d.errors import LayoutError, ModelError, UsageError
 from elastic3d.parallel import initial
 from elastic3d.parallel.chosen import of_chosen
 from elastic3d.parallel.context import taking
@@ -41,6 +41,7 @@ from elastic3d.parallel.pipeline import stages
 from elastic3d.parallel.pipeline.chain import Chain, check_runs, prove
 from elastic3d.parallel.pipeline.handed_on import hand_on, taken_over
 from elastic3d.parallel.pipeline.passes import Loop, Passes
+from elastic3d.parallel.pipeline.shapes import PassedShapes, Shape, varying
 from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.profiles import with_costs
 from elastic3d.parallel.randomness import Randomness, keyed_seed
@@ -60,7 +61,7 @@ from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Paper
 from elastic3d.parallel.witness import Witness, all_finite
 from elastic3d.planner import schedules
-from elastic3d.planner.legality import unshared, unstaged
+from elastic3d.planner.legality import unshared
 from elastic3d.shortfall import stronger
 from elastic3d.values import ModelProfile, ProvenChain
 
@@ -218,13 +219,13 @@ class Assembly:
             raise UsageError(f"run.batches: exclude= leaves micro-batches out of their steps, but {why}")
         if batches.order.adaptive is not None:
             self._measure_leaves()
-        if batches.varies and (unfit := unstaged(layout)):
-            raise LayoutError(f"{layout}: {unfit}")
-        for count in batches.order.counts:
+        multiple = batches.order.multiple
+        for count in schedules.every_count(layout, batches.order.counts, multiple):
             unfit = unshared(layout, self.plan.reduction, self.plan.experts is not None, count // leaf)
             if layout.shares and unfit is not None:
                 raise LayoutError(f"{layout}: shares {unfit}")
-            schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count, leaf=leaf)
+            blocks = max(1, len(self.parts[0].blocks))
+            schedules.check(layout, blocks=blocks, micro_batches=count, leaf=leaf, multiple=multiple)
             self.experts.check_step(layout, count, leaf)
         reductions = [self._reduction(part, units) for part, units in zip(self.parts, self.units, strict=True)]
         self.reduction = Joint(reductions)
@@ -249,11 +250,11 @@ class Assembly:
         assert self.plan.blocks is not None
         assert self.mesh.pp is not None
         example = batches.example()[0]
-        chain = self._chain or prove_plan(self.plan, example)
+        chain = self._chain or prove_for(self.plan, batches)
         stages.cut_links(self.model, self.plan.blocks, chain.links, self.parts)
         for part in self.parts:
             stages.dress(part.module, chain.templates)
-        if chain.frame.beside:
+        if chain.frame.beside or batches.varies:
             batches.take(replace(batches.share, inputs=True))
         self.passes = pipeline = Pipeline(
             list(zip(self.parts, reductions, strict=True)),
@@ -264,10 +265,16 @@ class Assembly:
             example_input=chain.frame.tensor(example).to("meta"),
             frame=chain.frame,
             boundary=boundary(chain.activation, self.scheme, layout.tp),
+            shapes=_shapes(chain, example, batches.varies, functools.partial(self._part, chain.activation.dtype)),
             progress=self.mesh.progress,
         )
         if self._comparable:
             pipeline.time_blocks()
+
+    def _part(self, dtype: torch.dtype, shape: Shape) -> Shape:
+        """Return the shape of what this rank passes on of an activation."""
+        whole = torch.empty(shape, dtype=dtype, device="meta")
+        return tuple(boundary(whole, self.scheme, self.mesh.layout.tp).shape)
 
     def prepare_to_evaluate(self) -> None:
         """Make the passes of a model that is not trained; LayoutError for pipeline stages, which need batches."""
@@ -385,6 +392,47 @@ class Assembly:
         return choice.make(plan.reduction, plan.compress, plan.leaf, plan.chunks, part.module, units, self.mesh)
 
 
+def prove_for(plan: ShardRequest, batches: Batches) -> Chain:
+    """Return the chain of a plan's model for the inputs of a run's batches.
+
+    Where those vary it is proven a second time, with a micro-batch of the first step that differs from the first one in
+    as many dims as any. ModelError for a model that is no chain, or whose activations stages could not pass on.
+    """
+    first = batches.example()[0]
+    chain = prove_plan(plan, first)
+    if not batches.varies:
+        return chain
+    shapes = _shapes(chain, first, True)
+
+    def entering(given: Any) -> Shape:
+        return tuple(chain.frame.tensor(given).shape)
+
+    def differs(given: Any) -> int:
+        return sum(one != other for one, other in zip(entering(given), shapes.entering, strict=False))
+
+    other = max((given for given, _ in batches.examples()), key=differs, default=first)
+    if differs(other):
+        again = prove_plan(plan, other)
+        shapes.check(
+            tuple(again.activation.shape), shapes.of(entering(other), "a micro-batch of the first step"), "blocks"
+        )
+        if (again.links, again.templates) != (chain.links, chain.templates) or again.frame.path != chain.frame.path:
+            raise ModelError(
+                f"forward runs other modules, or returns something else, for an input of {list(entering(other))} than "
+                f"for one of {list(shapes.entering)}, and pipeline stages are cut for one of them; pad all to one "
+                "shape and say run.batches(..., one_shape=True), or leave blocks= out to train without pipeline stages"
+            )
+    return chain
+
+
+def _shapes(chain: Chain, example: Any, varies: bool, part: Callable[[Shape], Shape] | None = None) -> PassedShapes:
+    """Return the shapes that stages pass on; ModelError where micro-batches vary and activations do not follow."""
+    entering, leaving = tuple(chain.frame.tensor(example).shape), tuple(chain.activation.shape)
+    shared = varying(entering, leaving) if varies else 0
+    made = PassedShapes(entering=entering, leaving=leaving, varying=shared)
+    return made if part is None else replace(made, part=part)
+
+
 def prove_plan(plan: ShardRequest, example: Any) -> Chain:
     """Return the chain of a plan's model: from a pass on meta, or a real one where forward depends on values."""
     assert plan.blocks is not None
@@ -413,7 +461,7 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
 
     Refuses by name whatever no layout could train.
     """
-    proven = None
+    proven, unstaged = None, ""
     blocks, tied = 1, False
     _sized(model, plan)
     layers = experts.find(model, plan.experts).values() if plan.experts is not None else ()
@@ -428,9 +476,15 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
     if plan.blocks is not None:
         blocks = len(stages.find_blocks(model, plan.blocks))
         tied = parts_ends(ties(model), *stages.ends(model, plan.blocks))
-        if not (tied or batches.varies or plan.chunks > 1):
-            proven = hand_on(prove_plan(plan, example), model)
-        elif plan.reduction == "ordered":
+        staged = not tied and plan.chunks == 1
+        if staged:
+            try:
+                proven = hand_on(prove_for(plan, batches), model)
+            except ModelError as error:
+                if not batches.varies:
+                    raise
+                staged, unstaged = False, str(error)
+        if not staged and plan.reduction == "ordered":
             # What does not run on meta is refused where it trains.
             with suppress(RuntimeError, NotImplementedError):
                 check_runs(*_computed(plan, initial.outline(plan.build), example))
@@ -441,12 +495,13 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
         micro_batch=max(1, batches.order.batch_at(0) // batches.order.micro_batches_at(0)),
         digest=profile_digest(plan, [held.spec for held in held_by_model(model)], batches),
         tied=tied,
-        varies=batches.varies,
+        unstaged=unstaged,
         compute_bytes=2 if plan.numerics.precision.dtype else 4,
         recompute=plan.numerics.recompute,
         reduction=plan.reduction,
         heads=scheme.divisor if scheme else 0,
         counts=tuple(batches.order.counts),
+        multiple=batches.order.multiple,
         experts=math.gcd(*map(experts.number_of, layers)),
         compress=plan.compress or "",
         leaf=plan.leaf,
