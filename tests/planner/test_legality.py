@@ -25,7 +25,7 @@ MODEL = ModelProfile(blocks=8, parameters=1, micro_batches=8, micro_batch=1, dig
         ("pp=1,dp=2", {"compress": "powersgd"}, "has one replica"),
         ("pp=2,dp=1,schedule=interleaved,virtual=2", {"counts": (8, 9)}, "9 of 9 micro-batches"),
         ("pp=2,dp=1,schedule=interleaved,virtual=2", {"counts": (2, 3, 6), "multiple": 1}, "leaves 5 of 5"),
-        ("pp=2,dp=2", {"counts": (3, 6, 9), "multiple": 3}, "or TokenBudget(multiple=12)"),
+        ("pp=2,dp=3", {"counts": (2, 4, 8), "multiple": 2}, "or TokenBudget(multiple=6)"),
         ("pp=1,dp=3", {"experts": 4}, "does not divide the 4 experts"),
         ("pp=1,dp=4", {"experts": 4, "counts": (8, 10)}, "does not divide the 10 micro-batches"),
         ("pp=1,dp=2,replicas=2", {"experts": 4}, "replicas=1"),
