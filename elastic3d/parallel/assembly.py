@@ -11,17 +11,15 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from blake3 import blake3
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._pytree import tree_map
 
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
-from elastic3d.errors import LayoutError, ModelError, UsageError
+from elastic3d.errors import LayoutError, UsageError
 from elastic3d.parallel import initial
 from elastic3d.parallel.chosen import of_chosen
 from elastic3d.parallel.context import taking
@@ -34,14 +32,15 @@ from elastic3d.parallel.leaf_squares import LeafPlaces, LeafSquares
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.norms import Squares, places
 from elastic3d.parallel.numerics.choices import Numerics
-from elastic3d.parallel.numerics.precision import as_computed, cast, check_masters
+from elastic3d.parallel.numerics.precision import check_masters
 from elastic3d.parallel.numerics.recompute import Recompute, recompute
 from elastic3d.parallel.numerics.ties import check_ties, parts_ends, tie_again, ties
 from elastic3d.parallel.pipeline import stages
-from elastic3d.parallel.pipeline.chain import Chain, check_runs, prove
+from elastic3d.parallel.pipeline.chain import check_runs
 from elastic3d.parallel.pipeline.handed_on import hand_on, taken_over
 from elastic3d.parallel.pipeline.passes import Loop, Passes
-from elastic3d.parallel.pipeline.shapes import PassedShapes, Shape, varying
+from elastic3d.parallel.pipeline.proofs import computed, passed_shapes, prove_for
+from elastic3d.parallel.pipeline.shapes import Shape
 from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.profiles import with_costs
 from elastic3d.parallel.randomness import Randomness, keyed_seed
@@ -265,7 +264,7 @@ class Assembly:
             example_input=chain.frame.tensor(example).to("meta"),
             frame=chain.frame,
             boundary=boundary(chain.activation, self.scheme, layout.tp),
-            shapes=_shapes(chain, example, batches.varies, functools.partial(self._part, chain.activation.dtype)),
+            shapes=passed_shapes(chain, example, batches.varies, functools.partial(self._part, chain.activation.dtype)),
             progress=self.mesh.progress,
         )
         if self._comparable:
@@ -392,70 +391,6 @@ class Assembly:
         return choice.make(plan.reduction, plan.compress, plan.leaf, plan.chunks, part.module, units, self.mesh)
 
 
-def prove_for(plan: ShardRequest, batches: Batches) -> Chain:
-    """Return the chain of a plan's model for the inputs of a run's batches.
-
-    Where those vary it is proven a second time, with a micro-batch of the first step that differs from the first one in
-    as many dims as any. ModelError for a model that is no chain, or whose activations stages could not pass on.
-    """
-    first = batches.example()[0]
-    chain = prove_plan(plan, first)
-    if not batches.varies:
-        return chain
-    shapes = _shapes(chain, first, True)
-
-    def entering(given: Any) -> Shape:
-        return tuple(chain.frame.tensor(given).shape)
-
-    def differs(given: Any) -> int:
-        return sum(one != other for one, other in zip(entering(given), shapes.entering, strict=False))
-
-    other = max((given for given, _ in batches.examples()), key=differs, default=first)
-    if differs(other):
-        again = prove_plan(plan, other)
-        shapes.check(
-            tuple(again.activation.shape), shapes.of(entering(other), "a micro-batch of the first step"), "blocks"
-        )
-        if (again.links, again.templates) != (chain.links, chain.templates) or again.frame.path != chain.frame.path:
-            raise ModelError(
-                f"forward runs other modules, or returns something else, for an input of {list(entering(other))} than "
-                f"for one of {list(shapes.entering)}, and pipeline stages are cut for one of them; pad all to one "
-                "shape and say run.batches(..., one_shape=True), or leave blocks= out to train without pipeline stages"
-            )
-    return chain
-
-
-def _shapes(chain: Chain, example: Any, varies: bool, part: Callable[[Shape], Shape] | None = None) -> PassedShapes:
-    """Return the shapes that stages pass on; ModelError where micro-batches vary and activations do not follow."""
-    entering, leaving = tuple(chain.frame.tensor(example).shape), tuple(chain.activation.shape)
-    shared = varying(entering, leaving) if varies else 0
-    made = PassedShapes(entering=entering, leaving=leaving, varying=shared)
-    return made if part is None else replace(made, part=part)
-
-
-def prove_plan(plan: ShardRequest, example: Any) -> Chain:
-    """Return the chain of a plan's model: from a pass on meta, or a real one where forward depends on values."""
-    assert plan.blocks is not None
-    try:
-        return _prove(plan, initial.outline(plan.build), example)
-    except (RuntimeError, NotImplementedError):
-        with torch.random.fork_rng(devices=[]):
-            return _prove(plan, plan.build(), example)
-
-
-def _prove(plan: ShardRequest, model: nn.Module, example: Any) -> Chain:
-    return prove(*_computed(plan, model, example))
-
-
-def _computed(plan: ShardRequest, model: nn.Module, example: Any) -> tuple[nn.Module, str, Any]:
-    """Return a model, the path of its blocks and an example of its input beside it, as they are computed with."""
-    assert plan.blocks is not None
-    device, precision = next(model.parameters()).device, plan.numerics.precision
-    model = as_computed(model, stages.find_blocks(model, plan.blocks).children(), precision)
-    beside = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, example)
-    return model, plan.blocks, cast(beside, precision)
-
-
 def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[ModelProfile, ProvenChain | None]:
     """Return the profile of an outline of the whole model, and what was proven of it for this node's trainers.
 
@@ -480,14 +415,16 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
         if staged:
             try:
                 proven = hand_on(prove_for(plan, batches), model)
-            except ModelError as error:
+            except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+                # It trains without stages, also where it runs on its device alone.
                 if not batches.varies:
                     raise
-                staged, unstaged = False, str(error)
+                tried = "" if isinstance(error, UsageError) else "a pass on the CPU ended with: "
+                staged, unstaged = False, tried + str(error)
         if not staged and plan.reduction == "ordered":
             # What does not run on meta is refused where it trains.
             with suppress(RuntimeError, NotImplementedError):
-                check_runs(*_computed(plan, initial.outline(plan.build), example))
+                check_runs(*computed(plan, initial.outline(plan.build), example))
     profile = ModelProfile(
         blocks=blocks,
         parameters=sum(parameter.numel() for parameter in model.parameters()),

@@ -180,7 +180,9 @@ class Made(Reader):
         self.embed = embedding(9, 4)
 
 
-def measured(build: Callable[[], nn.Module], *, one_shape: bool = False, lengths: tuple[int, ...] = ()) -> ModelProfile:
+def measured(
+    build: Callable[[], nn.Module], *, one_shape: bool = False, lengths: tuple[int, ...] = (), **asked: Any
+) -> ModelProfile:
     """Return the profile of a run over texts of two to a micro-batch, the i-th of `lengths[i]` tokens."""
 
     class Profiled(Exception):
@@ -197,7 +199,7 @@ def measured(build: Callable[[], nn.Module], *, one_shape: bool = False, lengths
     for sample, length in zip(order, lengths or (4, 4, 6, 6), strict=True):
         texts[sample] = {"input_ids": [1] * length, "labels": [1] * length}
     run = Run(StandalonePort(measured=take))
-    model = run.shard(build, blocks="blocks")
+    model = run.shard(build, blocks="blocks", **asked)
     batches = run.batches(texts, global_batch=4, micro_batch=2, seed=0, collate=plain, one_shape=one_shape)
     with pytest.raises(Profiled):
         run.restore(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), batches=batches)
@@ -223,6 +225,34 @@ def test_the_planner_learns_why_stages_cannot_pass_on_several_shapes() -> None:
     halved = partial(Made, Halved)
     assert "activations of shape [2, 2, 4] of an input of [2, 4]" in measured(halved).unstaged
     assert measured(halved, one_shape=True).unstaged == ""
+
+
+class Elsewhere(Reader):
+    """A reader that runs on no CPU."""
+
+    def forward(self, input_ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        raise RuntimeError("this kernel is for another device")
+
+
+def test_a_model_that_cannot_be_tried_is_trained_without_stages() -> None:
+    """Where shapes vary; where they do not it is refused, as ever."""
+    assert measured(Elsewhere).unstaged == "a pass on the CPU ended with: this kernel is for another device"
+    with pytest.raises(RuntimeError, match="another device"):
+        measured(Elsewhere, one_shape=True)
+
+
+class ByValue(Reader):
+    """A reader that looks at the tokens."""
+
+    def forward(self, input_ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        assert int(input_ids.min()) >= 0
+        return super().forward(input_ids, mask)
+
+
+def test_a_model_that_reads_values_is_tried_as_a_whole_unless_it_is_large() -> None:
+    """Texts of several lengths never have a large model built whole, which nothing else does."""
+    assert measured(ByValue).unstaged == ""
+    assert "the model is too large to be built for that" in measured(ByValue, whole_below=16).unstaged
 
 
 def test_a_second_micro_batch_shows_what_one_does_not() -> None:
