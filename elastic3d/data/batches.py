@@ -272,6 +272,15 @@ class Batches:
         """Return one collated micro-batch (input, target), to learn shapes from; the same on every rank."""
         return self._source.example(self._keyed)
 
+    def examples(self) -> Iterator[Any]:
+        """Yield some further collated micro-batches of the first step, to learn from which shapes there may be.
+
+        Its last one, which a budget makes of the shortest samples, and others; none of a stream, which is read once.
+        """
+        last = self.order.micro_batches_at(0) - 1
+        for index in sorted({1, last // 2, last} - {0}, reverse=True) if self._numbered and last else ():
+            yield self._source.again(0, index, self._keyed)
+
     def again(self, step: int, numbers: Sequence[int]) -> Batch:
         """Return some micro-batches of a step, whosever they are, not to be added up.
 

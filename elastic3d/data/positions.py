@@ -134,6 +134,11 @@ class Order:
         chosen = () if self.adaptive is None else self.adaptive.sizes
         return tuple(sorted({batch // self.micro_batch for batch in (*chosen, *(size for _, size in self.parts))}))
 
+    @property
+    def multiple(self) -> int:
+        """Of which any multiple between the smallest and the largest of `counts` may occur; 0 where those are all."""
+        return 0 if self.budget is None else self.budget.multiple
+
     def check_leaf(self, leaf: int) -> None:
         """Raise ConfigurationError unless every step has a whole number of leaves of this many micro-batches."""
         if self.adaptive is not None:

@@ -11,13 +11,11 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from blake3 import blake3
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._pytree import tree_map
 
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
@@ -34,13 +32,15 @@ from elastic3d.parallel.leaf_squares import LeafPlaces, LeafSquares
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.norms import Squares, places
 from elastic3d.parallel.numerics.choices import Numerics
-from elastic3d.parallel.numerics.precision import as_computed, cast, check_masters
+from elastic3d.parallel.numerics.precision import check_masters
 from elastic3d.parallel.numerics.recompute import Recompute, recompute
 from elastic3d.parallel.numerics.ties import check_ties, parts_ends, tie_again, ties
 from elastic3d.parallel.pipeline import stages
-from elastic3d.parallel.pipeline.chain import Chain, check_runs, prove
+from elastic3d.parallel.pipeline.chain import check_runs
 from elastic3d.parallel.pipeline.handed_on import hand_on, taken_over
 from elastic3d.parallel.pipeline.passes import Loop, Passes
+from elastic3d.parallel.pipeline.proofs import computed, passed_shapes, prove_for
+from elastic3d.parallel.pipeline.shapes import Shape
 from elastic3d.parallel.pipeline.staged import Pipeline
 from elastic3d.parallel.profiles import with_costs
 from elastic3d.parallel.randomness import Randomness, keyed_seed
@@ -60,7 +60,7 @@ from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Paper
 from elastic3d.parallel.witness import Witness, all_finite
 from elastic3d.planner import schedules
-from elastic3d.planner.legality import unshared, unstaged
+from elastic3d.planner.legality import unshared
 from elastic3d.shortfall import stronger
 from elastic3d.values import ModelProfile, ProvenChain
 
@@ -218,13 +218,13 @@ class Assembly:
             raise UsageError(f"run.batches: exclude= leaves micro-batches out of their steps, but {why}")
         if batches.order.adaptive is not None:
             self._measure_leaves()
-        if batches.varies and (unfit := unstaged(layout)):
-            raise LayoutError(f"{layout}: {unfit}")
-        for count in batches.order.counts:
+        multiple = batches.order.multiple
+        for count in schedules.every_count(layout, batches.order.counts, multiple):
             unfit = unshared(layout, self.plan.reduction, self.plan.experts is not None, count // leaf)
             if layout.shares and unfit is not None:
                 raise LayoutError(f"{layout}: shares {unfit}")
-            schedules.check(layout, blocks=max(1, len(self.parts[0].blocks)), micro_batches=count, leaf=leaf)
+            blocks = max(1, len(self.parts[0].blocks))
+            schedules.check(layout, blocks=blocks, micro_batches=count, leaf=leaf, multiple=multiple)
             self.experts.check_step(layout, count, leaf)
         reductions = [self._reduction(part, units) for part, units in zip(self.parts, self.units, strict=True)]
         self.reduction = Joint(reductions)
@@ -249,11 +249,11 @@ class Assembly:
         assert self.plan.blocks is not None
         assert self.mesh.pp is not None
         example = batches.example()[0]
-        chain = self._chain or prove_plan(self.plan, example)
+        chain = self._chain or prove_for(self.plan, batches)
         stages.cut_links(self.model, self.plan.blocks, chain.links, self.parts)
         for part in self.parts:
             stages.dress(part.module, chain.templates)
-        if chain.frame.beside:
+        if chain.frame.beside or batches.varies:
             batches.take(replace(batches.share, inputs=True))
         self.passes = pipeline = Pipeline(
             list(zip(self.parts, reductions, strict=True)),
@@ -264,10 +264,16 @@ class Assembly:
             example_input=chain.frame.tensor(example).to("meta"),
             frame=chain.frame,
             boundary=boundary(chain.activation, self.scheme, layout.tp),
+            shapes=passed_shapes(chain, example, batches.varies, functools.partial(self._part, chain.activation.dtype)),
             progress=self.mesh.progress,
         )
         if self._comparable:
             pipeline.time_blocks()
+
+    def _part(self, dtype: torch.dtype, shape: Shape) -> Shape:
+        """Return the shape of what this rank passes on of an activation."""
+        whole = torch.empty(shape, dtype=dtype, device="meta")
+        return tuple(boundary(whole, self.scheme, self.mesh.layout.tp).shape)
 
     def prepare_to_evaluate(self) -> None:
         """Make the passes of a model that is not trained; LayoutError for pipeline stages, which need batches."""
@@ -385,35 +391,12 @@ class Assembly:
         return choice.make(plan.reduction, plan.compress, plan.leaf, plan.chunks, part.module, units, self.mesh)
 
 
-def prove_plan(plan: ShardRequest, example: Any) -> Chain:
-    """Return the chain of a plan's model: from a pass on meta, or a real one where forward depends on values."""
-    assert plan.blocks is not None
-    try:
-        return _prove(plan, initial.outline(plan.build), example)
-    except (RuntimeError, NotImplementedError):
-        with torch.random.fork_rng(devices=[]):
-            return _prove(plan, plan.build(), example)
-
-
-def _prove(plan: ShardRequest, model: nn.Module, example: Any) -> Chain:
-    return prove(*_computed(plan, model, example))
-
-
-def _computed(plan: ShardRequest, model: nn.Module, example: Any) -> tuple[nn.Module, str, Any]:
-    """Return a model, the path of its blocks and an example of its input beside it, as they are computed with."""
-    assert plan.blocks is not None
-    device, precision = next(model.parameters()).device, plan.numerics.precision
-    model = as_computed(model, stages.find_blocks(model, plan.blocks).children(), precision)
-    beside = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, example)
-    return model, plan.blocks, cast(beside, precision)
-
-
 def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[ModelProfile, ProvenChain | None]:
     """Return the profile of an outline of the whole model, and what was proven of it for this node's trainers.
 
     Refuses by name whatever no layout could train.
     """
-    proven = None
+    proven, unstaged = None, ""
     blocks, tied = 1, False
     _sized(model, plan)
     layers = experts.find(model, plan.experts).values() if plan.experts is not None else ()
@@ -428,12 +411,20 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
     if plan.blocks is not None:
         blocks = len(stages.find_blocks(model, plan.blocks))
         tied = parts_ends(ties(model), *stages.ends(model, plan.blocks))
-        if not (tied or batches.varies or plan.chunks > 1):
-            proven = hand_on(prove_plan(plan, example), model)
-        elif plan.reduction == "ordered":
+        staged = not tied and plan.chunks == 1
+        if staged:
+            try:
+                proven = hand_on(prove_for(plan, batches), model)
+            except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+                # It trains without stages, also where it runs on its device alone.
+                if not batches.varies:
+                    raise
+                tried = "" if isinstance(error, UsageError) else "a pass on the CPU ended with: "
+                staged, unstaged = False, tried + str(error)
+        if not staged and plan.reduction == "ordered":
             # What does not run on meta is refused where it trains.
             with suppress(RuntimeError, NotImplementedError):
-                check_runs(*_computed(plan, initial.outline(plan.build), example))
+                check_runs(*computed(plan, initial.outline(plan.build), example))
     profile = ModelProfile(
         blocks=blocks,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -441,12 +432,13 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
         micro_batch=max(1, batches.order.batch_at(0) // batches.order.micro_batches_at(0)),
         digest=profile_digest(plan, [held.spec for held in held_by_model(model)], batches),
         tied=tied,
-        varies=batches.varies,
+        unstaged=unstaged,
         compute_bytes=2 if plan.numerics.precision.dtype else 4,
         recompute=plan.numerics.recompute,
         reduction=plan.reduction,
         heads=scheme.divisor if scheme else 0,
         counts=tuple(batches.order.counts),
+        multiple=batches.order.multiple,
         experts=math.gcd(*map(experts.number_of, layers)),
         compress=plan.compress or "",
         leaf=plan.leaf,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from elastic3d.planner.schedules import problem
+from elastic3d.planner.schedules import every_count, problem
 from elastic3d.values import Layout, ModelProfile, rounds
 
 MOST_EXTRA = 64
@@ -42,7 +42,7 @@ def interval(extra: int, budget: float, own: int) -> int:
 
 def audited(layout: Layout, profile: ModelProfile) -> tuple[int, int]:
     """Return the rounds of audited steps beyond their own, and in how many steps there is one: (0, 1) for no audits."""
-    counts = profile.counts or (profile.micro_batches,)
+    counts = every_count(layout, profile.counts or (profile.micro_batches,), profile.multiple)
     apart = profile.reduction == "ordered" and not profile.experts and profile.chunks == 1 and layout.dp > 1
     if not profile.audit or not apart or min(counts) < profile.leaf * layout.dp:
         return 0, 1

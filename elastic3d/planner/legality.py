@@ -5,7 +5,7 @@ Whatever is refused here is refused again, by the same names, where a model is t
 
 from __future__ import annotations
 
-from elastic3d.planner.schedules import problem
+from elastic3d.planner.schedules import every_count, problem
 from elastic3d.values import Layout, ModelProfile, Schedule
 
 
@@ -26,14 +26,21 @@ def unfit(layout: Layout, profile: ModelProfile) -> str | None:
         return (
             f"pp={layout.pp} would part a parameter that the model's first and last part share: use pp=1, or untie it"
         )
-    if profile.varies and (why := unstaged(layout)):
-        return why
+    if profile.unstaged and layout.pp > 1:
+        return (
+            f"pp={layout.pp} passes on activations, and collate= or a TokenBudget may make micro-batches of several "
+            f"shapes: use pp=1. {profile.unstaged}"
+        )
     if profile.compress == "powersgd" and layout.dp > 1 and layout.replicas == 1:
         return f'dp={layout.dp} has one replica, and compress="powersgd" compresses what replicas exchange'
     if layout.shares and (why := unshared(layout, profile.reduction, bool(profile.experts), profile.fewest)):
         return f"shares={'/'.join(map(str, layout.shares))} {why}"
     counts = profile.counts or (profile.micro_batches,)
-    problems = (problem(layout, blocks=profile.blocks, micro_batches=count, leaf=profile.leaf) for count in counts)
+    multiple = profile.multiple
+    problems = (
+        problem(layout, blocks=profile.blocks, micro_batches=count, leaf=profile.leaf, multiple=multiple)
+        for count in every_count(layout, counts, multiple)
+    )
     return next(filter(None, problems), None) or _experts(layout, profile, counts)
 
 
@@ -55,17 +62,6 @@ def uncut(layout: Layout, chunks: int, recompute: str) -> str | None:
         if there:
             return f"{what} does not go with sequences that are cut (chunks={chunks}): use {instead}"
     return None
-
-
-def unstaged(layout: Layout) -> str | None:
-    """Return why a layout cannot train on micro-batches of several shapes, and what would; None if it can."""
-    if layout.pp == 1:
-        return None
-    return (
-        f"pp={layout.pp} passes on activations of one shape, and collate= or a TokenBudget may make micro-batches of "
-        "several: use pp=1, or pad all to one length and say run.batches(..., one_shape=True), with a number as "
-        "micro_batch="
-    )
 
 
 def unshared(layout: Layout, reduction: str, experts: bool, leaves: int) -> str | None:

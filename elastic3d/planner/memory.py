@@ -86,7 +86,8 @@ def sent_bytes(layout: Layout, profile: ModelProfile) -> int:
 def _activations(load: Load, layout: Layout, profile: ModelProfile, rounds: int) -> dict[str, float]:
     """Return the bytes that forwards keep for backwards, and the buffers in which torch's stages receive.
 
-    torch makes a buffer for each micro-batch of a step and each stage that receives one, in both directions. Of
+    torch makes a buffer for each micro-batch of a step and each stage that receives one, in both directions; all count
+    with the shape of the run's first. Of
     sequences that are cut a rank keeps what its own chunks need, and the keys and values of all.
     """
     block = _kept(profile.block, layout.tp, profile.recompute) * load.blocks / layout.virtual

@@ -13,6 +13,7 @@ The limits are those of torch.distributed.pipelining (2.13, `schedules.py`) and 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -41,22 +42,33 @@ def schedule_of(layout: Layout) -> Schedule | None:
     return layout.schedule or Schedule.ONE_F_ONE_B
 
 
-def problem(layout: Layout, *, blocks: int, micro_batches: int, leaf: int = 1) -> str | None:
+def every_count(layout: Layout, counts: Sequence[int], multiple: int) -> Sequence[int]:
+    """Return the numbers of micro-batches with which a layout has to be tried.
+
+    counts: those that a step may have. multiple: of which every one between the smallest and the largest may occur as
+    well, where a budget of tokens makes them; 0 for no others. What rounds are too few is known from the smallest.
+    """
+    turns = schedule_of(layout) in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE)
+    return range(min(counts), max(counts) + 1, multiple) if multiple and turns else counts
+
+
+def problem(layout: Layout, *, blocks: int, micro_batches: int, leaf: int = 1, multiple: int = 0) -> str | None:
     """Return why a layout cannot run `micro_batches` per step over a model of `blocks`, and what would; None if it can.
 
-    The layout's axes are all chosen. leaf: how many micro-batches in a row one rank runs.
+    The layout's axes are all chosen. leaf: how many micro-batches in a row one rank runs. multiple: that of a budget of
+    tokens which makes them, 0 without one.
     """
     schedule = schedule_of(layout)
     if schedule is None:
         if layout.schedule or layout.virtual != 1 or layout.cuts:
             return f"{layout} has no pipeline to schedule or to cut: leave schedule, virtual and cuts out, or use pp=2"
         return None
-    return stages_problem(layout, blocks) or _rounds(layout, schedule, micro_batches, leaf)
+    return stages_problem(layout, blocks) or _rounds(layout, schedule, micro_batches, leaf, multiple)
 
 
-def check(layout: Layout, *, blocks: int, micro_batches: int, leaf: int = 1) -> None:
+def check(layout: Layout, *, blocks: int, micro_batches: int, leaf: int = 1, multiple: int = 0) -> None:
     """Raise LayoutError if there is a `problem`."""
-    reason = problem(layout, blocks=blocks, micro_batches=micro_batches, leaf=leaf)
+    reason = problem(layout, blocks=blocks, micro_batches=micro_batches, leaf=leaf, multiple=multiple)
     if reason:
         raise LayoutError(reason)
 
@@ -88,21 +100,23 @@ def stages_problem(layout: Layout, blocks: int) -> str | None:
     return None
 
 
-def _rounds(layout: Layout, schedule: Schedule, micro_batches: int, leaf: int) -> str | None:
+def _rounds(layout: Layout, schedule: Schedule, micro_batches: int, leaf: int, multiple: int) -> str | None:
     rounds = values.rounds(micro_batches, layout.dp, leaf)
     least = layout.stages if schedule is Schedule.DUALPIPE_V else layout.pp
+    each = least * layout.dp
+    budget = f"TokenBudget(multiple={multiple * each // math.gcd(multiple, each)})" if multiple else ""
     if rounds < least:
         unit = "stages" if schedule is Schedule.DUALPIPE_V else "pipeline ranks"
         return (
             f"{layout} leaves {rounds} of {micro_batches} micro-batches to each pipeline; schedule {schedule} needs as "
-            f"many as {unit} ({least}): use fewer {unit} or replicas, or a smaller micro_batch"
+            f"many as {unit} ({least}): use fewer {unit} or replicas, or {budget or 'a smaller micro_batch'}"
         )
     if schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE) and rounds % (rounds // layout.pp):
         turns = rounds // layout.pp
+        some = budget or f"{turns * layout.pp} or {(turns + 1) * layout.pp} of them"
         return (
             f"{layout} leaves {rounds} of {micro_batches} micro-batches to each pipeline; schedule {schedule} takes "
-            f"them in {turns} turns of equal size: use {turns * layout.pp} or {(turns + 1) * layout.pp} of them, "
-            "another dp, or schedule=1f1b"
+            f"them in {turns} turns of equal size: use {some}, another dp, or schedule=1f1b"
         )
     return None
 

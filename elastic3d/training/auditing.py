@@ -38,7 +38,7 @@ from elastic3d.health.links import HOUR
 from elastic3d.health.record import fingerprint
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.witness import ChainLink, Witness
-from elastic3d.planner import place_of
+from elastic3d.planner import place_of, schedules
 from elastic3d.port import Assignment, Audited, AuditReport, Port
 from elastic3d.training import identity
 from elastic3d.training.exchanges import Accusation, Exchanges, sums_again
@@ -407,7 +407,7 @@ def begin(
         layout,
         budget=budget,
         blocks=max(1, len(assembly.parts[0].blocks)),
-        counts=order.counts,
+        counts=schedules.every_count(layout, order.counts, order.multiple),
         nodes=nodes,
         leaf=assembly.plan.leaf,
     )

@@ -335,7 +335,7 @@ class Run:
         training, whole micro-batches: nothing else takes their place, so that all others keep theirs. collate: makes
         the list of the samples of one micro-batch into a pair (input, target), or a dictionary with `labels`, such as
         by padding them to the longest; what it draws from the global random numbers is keyed like what samples draw.
-        one_shape: what it makes is of one shape for all micro-batches, which pipeline stages need.
+        one_shape: what it makes is of one shape for all micro-batches; inner pipeline stages load no inputs then.
         """
         if self._plan is None:
             raise UsageError("call run.shard before run.batches")
@@ -805,8 +805,9 @@ class Run:
                 or a pair of such tensors (values, weights), such as the loss of each sample's tokens and their number:
                 the result is the sum of the values divided by that of the weights.
             micro_batch: Samples that are passed forward together; None, the default, for those of training, where that
-                is a number. It is part of what fixes the bits; with pipeline stages it is that of training. The last
-                one is filled up with its last sample, which counts once.
+                is a number. It is part of what fixes the bits; with pipeline stages it is that of training, unless
+                micro-batches may be of several shapes there. The last one is filled up with its last sample, which
+                counts once.
             collate: As `run.batches` takes it.
             longest: Seconds, or as "30m", that it may take: silence up to then is no sign of a rank that stands still.
         """

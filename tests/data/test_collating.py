@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic3d.data import Batches, Share
+from elastic3d.data import Batches, Order, Share
 from elastic3d.errors import UsageError
 from elastic3d.parallel.foreign import Caller
 from elastic3d.training import Run, run_alone
@@ -157,9 +158,32 @@ def test_a_script_trains_on_dictionaries_of_several_lengths() -> None:
     assert losses[0] > 0.0
 
 
-@pytest.mark.parametrize("one_shape", [False, True])
-def test_the_planner_learns_whether_shapes_vary(one_shape: bool) -> None:
-    """They do as far as anybody knows, unless the script says otherwise; with that, no stages are planned."""
+class Halved(nn.Embedding):
+    """Makes one vector of two tokens."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens[:, ::2])
+
+
+class Turned(nn.Embedding):
+    """Has lengths first, then samples."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens.t())
+
+
+class Made(Reader):
+    """A reader whose blocks get another shape than that of the tokens."""
+
+    def __init__(self, embedding: type[nn.Embedding]) -> None:
+        super().__init__()
+        self.embed = embedding(9, 4)
+
+
+def measured(
+    build: Callable[[], nn.Module], *, one_shape: bool = False, lengths: tuple[int, ...] = (), **asked: Any
+) -> ModelProfile:
+    """Return the profile of a run over texts of two to a micro-batch, the i-th of `lengths[i]` tokens."""
 
     class Profiled(Exception):
         pass
@@ -170,9 +194,71 @@ def test_the_planner_learns_whether_shapes_vary(one_shape: bool) -> None:
         profiles.append(profile)
         raise Profiled
 
+    order = Order(length=4, global_batch=4, micro_batch=2, seed=0).samples(0, 4).tolist()
+    texts: list[Any] = [None] * 4
+    for sample, length in zip(order, lengths or (4, 4, 6, 6), strict=True):
+        texts[sample] = {"input_ids": [1] * length, "labels": [1] * length}
+    run = Run(StandalonePort(measured=take))
+    model = run.shard(build, blocks="blocks", **asked)
+    batches = run.batches(texts, global_batch=4, micro_batch=2, seed=0, collate=plain, one_shape=one_shape)
     with pytest.raises(Profiled):
-        train(Run(StandalonePort(measured=take)), one_shape=one_shape)
-    assert profiles[0].varies is not one_shape
+        run.restore(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), batches=batches)
+    return profiles[0]
+
+
+def plain(samples: list[Any]) -> dict[str, torch.Tensor]:
+    longest = max(len(sample["labels"]) for sample in samples)
+    return {
+        name: torch.tensor([sample[name] + [0] * (longest - len(sample[name])) for sample in samples])
+        for name in ("input_ids", "labels")
+    }
+
+
+@pytest.mark.parametrize("one_shape", [False, True])
+def test_stages_are_planned_for_texts_of_several_lengths(one_shape: bool) -> None:
+    """Where activations have the first dims of the input."""
+    assert measured(Reader, one_shape=one_shape).unstaged == ""
+
+
+def test_the_planner_learns_why_stages_cannot_pass_on_several_shapes() -> None:
+    """It plans none then, and the script trains without; with one shape nothing is in the way."""
+    halved = partial(Made, Halved)
+    assert "activations of shape [2, 2, 4] of an input of [2, 4]" in measured(halved).unstaged
+    assert measured(halved, one_shape=True).unstaged == ""
+
+
+class Elsewhere(Reader):
+    """A reader that runs on no CPU."""
+
+    def forward(self, input_ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        raise RuntimeError("this kernel is for another device")
+
+
+def test_a_model_that_cannot_be_tried_is_trained_without_stages() -> None:
+    """Where shapes vary; where they do not it is refused, as ever."""
+    assert measured(Elsewhere).unstaged == "a pass on the CPU ended with: this kernel is for another device"
+    with pytest.raises(RuntimeError, match="another device"):
+        measured(Elsewhere, one_shape=True)
+
+
+class ByValue(Reader):
+    """A reader that looks at the tokens."""
+
+    def forward(self, input_ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        assert int(input_ids.min()) >= 0
+        return super().forward(input_ids, mask)
+
+
+def test_a_model_that_reads_values_is_tried_as_a_whole_unless_it_is_large() -> None:
+    """Texts of several lengths never have a large model built whole, which nothing else does."""
+    assert measured(ByValue).unstaged == ""
+    assert "the model is too large to be built for that" in measured(ByValue, whole_below=16).unstaged
+
+
+def test_a_second_micro_batch_shows_what_one_does_not() -> None:
+    """The first one has as many samples as tokens, so that nobody could say which dim is which."""
+    turned = measured(partial(Made, Turned), lengths=(2, 2, 3, 3)).unstaged
+    assert "made an activation of shape [3, 2, 4], and the next stage expects [2, 3, 4]" in turned
 
 
 def test_entries_that_forward_does_not_take_are_named() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastic3d.data import TokenBudget, check
+from elastic3d.data import Order, TokenBudget, check
 from elastic3d.training import Run
 from tests.parallel.mains import pad
 from tests.parallel.models import VOCABULARY, Model, loss_fn
@@ -73,6 +73,50 @@ def train(
         counts=tuple(order.micro_batches_at(step) for step in range(steps)),
         whole=check(run.ledger, order).whole,
     )
+
+
+def evaluate(run: Run) -> list[float]:
+    """Evaluate texts of several lengths between the steps, in micro-batches of three; return the mean losses."""
+    model = run.shard(Model, blocks="blocks", seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    budget = TokenBudget(TOKENS, multiple=2)
+    batches = run.batches(Texts(), global_batch=16, micro_batch=budget, seed=11, collate=pad)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    values = []
+    for batch in batches.until(step=2):
+        values.append(run.evaluate(model, Texts(), _of_each, micro_batch=3, collate=pad))
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+    return values
+
+
+def _of_each(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    losses = nn.functional.cross_entropy(output.float().transpose(1, 2), target, reduction="none")
+    return losses.sum(1), (target != -100).sum(1).float()
+
+
+class Cropping(Model):
+    """Computes with no more than the first ten tokens of a text, which is a chain where none has more."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        for block in self.blocks:
+            x = block(x)[:, :10]
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+def crop(run: Run) -> None:
+    """Train a model that crops on texts of which none is long in the first step, and all are later."""
+    first = set(Order(length=TEXTS, global_batch=16, micro_batch=1, seed=11).samples(0, 16).tolist())
+    lengths = [number % 5 + 2 if number in first else 12 for number in range(TEXTS)]
+    texts = [{"tokens": [1] * length, "labels": [2] * length} for length in lengths]
+    model = run.shard(Cropping, blocks="blocks", seed=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    budget = TokenBudget(TOKENS, lengths=lengths, multiple=2)
+    batches = run.batches(texts, global_batch=16, micro_batch=budget, seed=11, collate=pad)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=STEPS):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
 
 
 def sums(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -53,9 +53,14 @@ def alone() -> Trained:
     return result
 
 
-@pytest.mark.parametrize("layout", [Layout(pp=1, dp=2, zero=2), Layout(pp=1, dp=3, zero=3)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [Layout(pp=1, dp=2, zero=2), Layout(pp=1, dp=3, zero=3), Layout(pp=2, dp=1, zero=3)], ids=str
+)
 def test_every_layout_ends_with_one_digest(alone: Trained, layout: Layout) -> None:
-    """To the last bit of every loss, though the replicas divide the micro-batches of few steps."""
+    """To the last bit of every loss, though the replicas divide the micro-batches of few steps.
+
+    Stages pass on an activation of another shape for each micro-batch.
+    """
     assert made(budget_mains.train, layout) == alone
 
 
@@ -109,10 +114,10 @@ def test_audited_steps_have_the_same_bits() -> None:
 
 
 def test_a_run_goes_on_in_another_layout(alone: Trained, tmp_path: Path) -> None:
-    """In the middle of an epoch, from the state of two replicas, and by one; then by three."""
+    """In the middle of an epoch, from the state of two replicas, by one; then by three, and by two stages."""
     before = Orders(layout=Layout(pp=1, dp=2, zero=3), keep=tmp_path, snapshot_every=1, leave_at={0: 2, 1: 2})
     assert {report.ended for report in run_world(budget_mains.train, before)} == {"left"}
-    for layout in (ALONE, Layout(pp=1, dp=3, zero=2)):
+    for layout in (ALONE, Layout(pp=1, dp=3, zero=2), Layout(pp=2, dp=1, zero=2)):
         later = made(budget_mains.train, layout, take=tmp_path)
         assert (later.digest, later.counts) == (alone.digest, alone.counts)
         assert later.losses == alone.losses[-len(later.losses) :]
@@ -174,8 +179,57 @@ def _by_text(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (losses.sum(1) / (target != -100).sum(1)).mean()
 
 
-def test_pipeline_stages_are_refused_by_name() -> None:
-    """Stages pass on activations of one shape."""
-    reports = run_world(budget_mains.train, Orders(layout=Layout(pp=2, dp=1)))
-    assert {report.ended for report in reports} == {"raised"}
-    assert all("a TokenBudget" in report.error for report in reports), reports[0].error
+FOURS = partial(budget_mains.train, budget=TokenBudget(budget_mains.TOKENS, multiple=4))
+"""Each of two pipelines has two micro-batches, or a multiple of two."""
+
+
+@pytest.fixture(scope="module")
+def in_fours() -> Trained:
+    """The run of one rank whose steps have four micro-batches, or eight."""
+    result = made(FOURS, ALONE)
+    assert set(result.counts) == {4, 8}
+    return result
+
+
+def test_a_run_goes_on_in_other_stages(in_fours: Trained, tmp_path: Path) -> None:
+    """Two pipelines of two stages, then another two after two steps, and one rank."""
+    before = Orders(layout=Layout(pp=2, dp=2), keep=tmp_path, snapshot_every=1, leave_at=dict.fromkeys(range(4), 2))
+    assert {report.ended for report in run_world(FOURS, before)} == {"left"}
+    for layout in (Layout(pp=2, dp=2, zero=2, replicas=2), ALONE):
+        later = made(FOURS, layout, take=tmp_path)
+        assert (later.digest, later.counts) == (in_fours.digest, in_fours.counts)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pp=2,dp=1,schedule=gpipe,cuts=3",
+        "pp=2,dp=2,schedule=interleaved,virtual=2",
+        "pp=2,dp=2,zero=2,schedule=zero-bubble,virtual=2",
+        "pp=2,dp=2,zero=2,schedule=zbv,virtual=2",
+        "pp=2,dp=1,zero=2,schedule=dualpipev,virtual=2",
+    ],
+)
+def test_every_schedule_ends_with_one_digest(in_fours: Trained, text: str) -> None:
+    """Those whose first rank has the last stage too, and those that compute gradients of weights later."""
+    assert made(FOURS, Layout.parse(text)) == in_fours
+
+
+@pytest.mark.long
+def test_texts_of_several_lengths_are_evaluated_through_stages() -> None:
+    """The same number as one rank comes to."""
+    (one,), staged = (
+        {tuple(report.result) for report in run_world(budget_mains.evaluate, Orders(layout=layout))}
+        for layout in (ALONE, Layout(pp=2, dp=1))
+    )
+    assert staged == {one}
+
+
+@pytest.mark.long
+def test_a_stage_whose_activation_is_not_as_expected_is_named() -> None:
+    """Only long texts are cropped, of which the first step has none: no receiver gets what it has no room for."""
+    reports = run_world(budget_mains.crop, Orders(layout=Layout(pp=2, dp=1)))
+    assert reports[0].ended == "raised"
+    assert "stage 0 made an activation of shape [2, 10, 7], and the next stage expects [2, 12, 7]" in reports[0].error
+    assert len(reports[0].records) == 1

@@ -21,9 +21,11 @@ MODEL = ModelProfile(blocks=8, parameters=1, micro_batches=8, micro_batch=1, dig
         ("pp=1,dp=9", {}, "leaves ranks without"),
         ("pp=2,dp=1,zero=2,schedule=zbv,virtual=2", {"recompute": "selective"}, "splits the backward pass"),
         ("pp=2,dp=1", {"tied": True}, "would part a parameter"),
-        ("pp=2,dp=1", {"varies": True}, "or pad all to one length and say run.batches(..., one_shape=True)"),
+        ("pp=2,dp=1", {"unstaged": "no chain"}, "micro-batches of several shapes: use pp=1. no chain"),
         ("pp=1,dp=2", {"compress": "powersgd"}, "has one replica"),
         ("pp=2,dp=1,schedule=interleaved,virtual=2", {"counts": (8, 9)}, "9 of 9 micro-batches"),
+        ("pp=2,dp=1,schedule=interleaved,virtual=2", {"counts": (2, 3, 6), "multiple": 1}, "leaves 5 of 5"),
+        ("pp=2,dp=3", {"counts": (2, 4, 8), "multiple": 2}, "or TokenBudget(multiple=6)"),
         ("pp=1,dp=3", {"experts": 4}, "does not divide the 4 experts"),
         ("pp=1,dp=4", {"experts": 4, "counts": (8, 10)}, "does not divide the 10 micro-batches"),
         ("pp=1,dp=2,replicas=2", {"experts": 4}, "replicas=1"),
@@ -46,7 +48,7 @@ def test_layouts_ruled_out_by_a_model_are_never_planned() -> None:
     """Without costs as well: for six ranks, a model with four experts gets layouts whose dp divides them."""
     assert {layout.dp for layout in legal_layouts(6, replace(MODEL, experts=4), Layout())} == {1, 2}
     assert {layout.pp for layout in legal_layouts(4, replace(MODEL, tied=True), Layout())} == {1}
-    assert {layout.pp for layout in legal_layouts(4, replace(MODEL, varies=True), Layout())} == {1}
+    assert {layout.pp for layout in legal_layouts(4, replace(MODEL, unstaged="no chain"), Layout())} == {1}
 
 
 def test_a_profile_records_what_rules_layouts_out() -> None:

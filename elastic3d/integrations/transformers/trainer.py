@@ -65,7 +65,7 @@ class Trainer:
         tensor: As `run.shard` takes it; "auto" for the model's own plan, None, the default, for tp 1.
         reduction: As `run.shard` takes it, "ordered" by default.
         leaf: As `run.shard` takes it, 1 by default.
-        one_shape: Whether data_collator makes all micro-batches of one shape, which pipeline stages need.
+        one_shape: Whether data_collator makes all micro-batches of one shape; inner stages load no inputs then.
         accept: As `run.restore` takes it.
         others: Arguments of transformers' Trainer that are not taken, to be refused by name.
     """

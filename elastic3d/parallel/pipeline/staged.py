@@ -7,7 +7,7 @@ order of the micro-batches, which the ordered reduction needs; that is asserted 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,11 +25,11 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
 
 from elastic3d.data.micro_batches import Batch, MicroBatch
-from elastic3d.errors import UsageError
 from elastic3d.health.phases import Phase
 from elastic3d.parallel.pipeline.frame import Frame
 from elastic3d.parallel.pipeline.passes import LossFunction, scaled
 from elastic3d.parallel.pipeline.recorded import RecordedNeighbours
+from elastic3d.parallel.pipeline.shapes import PassedShapes, Shape
 from elastic3d.parallel.pipeline.stages import Stage
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.reduction.protocol import Reduction
@@ -42,7 +42,8 @@ from elastic3d.values import Layout, Schedule
 class Pipeline:
     """Several stages under torch's schedules. parts: this rank's, each with its reduction.
 
-    boundary: (shape, dtype) of the activation between stages.
+    boundary: on meta, what this rank passes on of the activation between stages for the run's first micro-batch.
+    shapes: for any other one, by the shape of its input, which all stages have where shapes vary.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Pipeline:
         device: torch.device,
         example_input: torch.Tensor,
         boundary: torch.Tensor,
+        shapes: PassedShapes,
         frame: Frame,
         progress: Progress = UNRECORDED,
     ) -> None:
@@ -86,11 +88,10 @@ class Pipeline:
         self._last: Reduction | None = next((reduction for part, reduction in parts if part.last), None)
         self._first = any(part.first for part, _ in parts)
         self._group, self._layout, self._device, self._boundary = group, layout, device, boundary
-        self._shape = tuple(example_input.shape)
+        self._shapes = shapes
+        self._passed: list[Shape] = []
         self._end = layout.stages - 1
-        self._schedule: Any = None
-        self._rounds = 0
-        self._divisor = 1
+        self._schedules: dict[int, Any] = {}
         self._parts: Sequence[MicroBatch] = ()
         self._step = 0
         self._chunk = 0
@@ -109,23 +110,23 @@ class Pipeline:
         """Run the schedule over this rank's micro-batches."""
         self._parts, self._step, self._loss_fn, self._losses = batch.micro_batches, batch.step, loss_fn, {}
         self._batch = batch
-        if len(self._parts) != self._rounds:
+        self._passed = [
+            self._passed_on(part.input, f"micro-batch {part.like} of step {batch.step}") for part in self._parts
+        ]
+        rounds = len(self._parts)
+        if rounds not in self._schedules:
             # A schedule is made for a fixed number of rounds; a new one sets up the stages' buffers again.
-            self._rounds = len(self._parts)
-            self._schedule = _schedule(self._name, self._stages, self._rounds, self._loss)
+            self._schedules[rounds] = _schedule(self._name, self._stages, rounds, self._loss)
         # This is the schedules' own `step` without the cutting of a large batch into micro-batches: ours are already
         # cut.
         for stage in self._stages:
             stage.reduction.begin_step(batch.counted, batch.excluded)
             stage.has_backward = True
+            stage.chunks = rounds
             stage.clear_runtime_states()
-        given = [
-            (self._entering(part.input, f"micro-batch {part.like} of step {batch.step}"),) if self._first else ()
-            for part in self._parts
-        ]
         with self._neighbours.noted():
-            self._schedule._step_microbatches(
-                arg_mbs=given,
+            self._schedules[rounds]._step_microbatches(
+                arg_mbs=[(self._frame.tensor(part.input),) if self._first else () for part in self._parts],
                 target_mbs=[part.target for part in self._parts] if self._last else None,
                 return_outputs=False,
             )
@@ -137,33 +138,41 @@ class Pipeline:
         Every rank of the pipeline gives the same input.
         """
         here, tensor, output = self._group.rank(), torch.empty(0), None
+        shape = self._passed_on(given, "a micro-batch of run.evaluate")
         for part in sorted(self._held, key=lambda part: part.stage):
             before = None if part.first else rank_of_stage(self._layout, part.stage - 1)
             after = None if part.last else rank_of_stage(self._layout, part.stage + 1)
             if before is None:
-                tensor = self._entering(given, "a micro-batch of run.evaluate")
+                tensor = self._frame.tensor(given)
             elif before != here:
-                tensor = torch.empty(self._boundary.shape, dtype=self._boundary.dtype, device=self._device)
+                tensor = torch.empty(shape, dtype=self._boundary.dtype, device=self._device)
                 dist.recv(tensor, group=self._group, group_src=before)
             made = self._frame.run(part.module, tensor, given)
             if after is None:
                 output = made
                 continue
             tensor = self._frame.pick(made)
+            self._shapes.check(tuple(tensor.shape), shape, f"pipeline stage {part.stage}")
             if after != here:
                 dist.send(tensor.contiguous(), group=self._group, group_dst=after)
         return output
 
-    def _entering(self, given: Any, what: str) -> torch.Tensor:
-        """Return what enters the first stage; UsageError for another shape than the activations are passed on for."""
-        tensor: torch.Tensor = self._frame.tensor(given)
-        if tuple(tensor.shape) != self._shape:
-            raise UsageError(
-                f"{what} is of shape {list(tensor.shape)}, and the first one of the run of {list(self._shape)}: "
-                "pipeline stages pass on activations of one shape. Pad all to one length, or train without stages: "
-                "elastic3d.run(..., layout=Layout(pp=1))"
-            )
-        return tensor
+    def _passed_on(self, given: Any, what: str) -> Shape:
+        """Return the shape of what stages pass on for a micro-batch; UsageError for one that cannot be passed on.
+
+        Stages that load no input have micro-batches of one shape.
+        """
+        if given is None:
+            return tuple(self._boundary.shape)
+        return self._shapes.of(tuple(self._frame.tensor(given).shape), what)
+
+    def expected(self, chunk: int) -> Shape:
+        """Return the shape of the activation that is passed on for a micro-batch, and of its gradient."""
+        return self._passed[chunk]
+
+    def check(self, stage: int, chunk: int, output: torch.Tensor) -> None:
+        """Raise ModelError where a stage made an activation of another shape than the next stage expects."""
+        self._shapes.check(tuple(output.shape), self._passed[chunk], f"pipeline stage {stage}")
 
     def made(self, stage: int, tensor: torch.Tensor) -> None:
         """Digest what a stage made of the present micro-batch, where that is audited."""
@@ -247,7 +256,27 @@ class _Stage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._passes.at(fwd_chunk_id, Phase.FORWARD)
-        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if not self.is_last:
+            self._passes.check(self.stage_index, fwd_chunk_id, output)
+        return output
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        self._fit(self.args_recv_info, fwd_chunk_id)
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        self._fit(self.grad_recv_info, bwd_chunk_id)
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def _fit(self, received: Mapping[int, tuple[Any, ...]], chunk: int) -> None:
+        """Have a micro-batch received in a buffer of its shape; torch's are all of the first micro-batch's."""
+        shape = self._passes.expected(chunk)
+        for info in received.get(chunk, ()):
+            buffer = getattr(info, "buffer", None)
+            if buffer is not None and tuple(buffer.shape) != shape:
+                fitting = torch.empty(shape, dtype=buffer.dtype, device=buffer.device)
+                info.buffer = fitting.requires_grad_(buffer.requires_grad)
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         (tensor,) = args
@@ -290,13 +319,26 @@ class _Stage(PipelineStage):
         else:
             inputs = stage_backward(*given)
         if not self.is_first:
+            # torch would send zeros of the first micro-batch's shape for an activation on which nothing depends.
+            inputs = tuple(
+                torch.zeros_like(value) if gradient is None else gradient
+                for gradient, value in zip(inputs, bwd_kwargs["input_values"], strict=True)
+            )
             self._passes.returned(self.stage_index, inputs)
         return inputs, groups
 
-    def _validate_fwd_outputs(self, outputs: Any) -> None:
-        """Do nothing. Up to 2.12 torch compares the last stage's output too, which is of the model's shape, not of the
-        boundary's; from 2.13 on it compares none unless asked to (TORCH_DISTRIBUTED_DEBUG=DETAIL).
+    def _validate_fwd_input(self, args: Any, kwargs: Any) -> None:
+        """Do nothing, nor in the next two: torch compares with the first micro-batch, and `check` with the right one.
+
+        Up to 2.12 it does so for the first stage's input, and for outputs, of which the last stage's is of the model's
+        shape; from 2.13 on for none unless asked to (TORCH_DISTRIBUTED_DEBUG=DETAIL).
         """
+
+    def _validate_fwd_outputs(self, outputs: Any) -> None:
+        """Do nothing."""
+
+    def _validate_stage_tensors(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """Leave out what torch up to 2.12 sends first, to connect neighbours, where gloo has connected all.
