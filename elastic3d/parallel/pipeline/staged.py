@@ -27,6 +27,7 @@ from torch.distributed.pipelining._backward import stage_backward, stage_backwar
 from elastic3d.data.micro_batches import Batch, MicroBatch
 from elastic3d.errors import UsageError
 from elastic3d.health.phases import Phase
+from elastic3d.parallel.pipeline.absent import blank_of, filled
 from elastic3d.parallel.pipeline.frame import Frame
 from elastic3d.parallel.pipeline.passes import LossFunction, scaled
 from elastic3d.parallel.pipeline.recorded import RecordedNeighbours
@@ -42,7 +43,7 @@ from elastic3d.values import Layout, Schedule
 class Pipeline:
     """Several stages under torch's schedules. parts: this rank's, each with its reduction.
 
-    boundary: (shape, dtype) of the activation between stages.
+    boundary: (shape, dtype) of the activation between stages. example: an input of a micro-batch.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Pipeline:
         layout: Layout,
         group: dist.ProcessGroup,
         device: torch.device,
-        example_input: torch.Tensor,
+        example: Any,
         boundary: torch.Tensor,
         frame: Frame,
         progress: Progress = UNRECORDED,
@@ -75,7 +76,7 @@ class Pipeline:
                 layout.stages,
                 device,
                 group=group,
-                input_args=(example_input if part.first else boundary,),
+                input_args=(frame.tensor(example).to("meta") if part.first else boundary,),
                 # The last stage does not send its output; torch only requires that there is one.
                 output_args=(boundary,),
                 passes=self,
@@ -86,7 +87,8 @@ class Pipeline:
         self._last: Reduction | None = next((reduction for part, reduction in parts if part.last), None)
         self._first = any(part.first for part, _ in parts)
         self._group, self._layout, self._device, self._boundary = group, layout, device, boundary
-        self._shape = tuple(example_input.shape)
+        self._shape = tuple(frame.tensor(example).shape)
+        self._blank = blank_of(example)
         self._end = layout.stages - 1
         self._schedule: Any = None
         self._rounds = 0
@@ -137,26 +139,25 @@ class Pipeline:
         Every rank of the pipeline gives the same input.
         """
         here, tensor, output = self._group.rank(), torch.empty(0), None
+        self._entering(given, "a micro-batch of run.evaluate")
         for part in sorted(self._held, key=lambda part: part.stage):
             before = None if part.first else rank_of_stage(self._layout, part.stage - 1)
             after = None if part.last else rank_of_stage(self._layout, part.stage + 1)
-            if before is None:
-                tensor = self._entering(given, "a micro-batch of run.evaluate")
-            elif before != here:
+            if before is not None and before != here:
                 tensor = torch.empty(self._boundary.shape, dtype=self._boundary.dtype, device=self._device)
                 dist.recv(tensor, group=self._group, group_src=before)
-            made = self._frame.run(part.module, tensor, given)
+            made = self._frame.run(part.module, given, None if part.first else tensor)
             if after is None:
                 output = made
                 continue
-            tensor = self._frame.pick(made)
+            tensor = made
             if after != here:
                 dist.send(tensor.contiguous(), group=self._group, group_dst=after)
         return output
 
     def _entering(self, given: Any, what: str) -> torch.Tensor:
         """Return what enters the first stage; UsageError for another shape than the activations are passed on for."""
-        tensor: torch.Tensor = self._frame.tensor(given)
+        tensor = self._frame.tensor(given)
         if tuple(tensor.shape) != self._shape:
             raise UsageError(
                 f"{what} is of shape {list(tensor.shape)}, and the first one of the run of {list(self._shape)}: "
@@ -183,13 +184,20 @@ class Pipeline:
         self._randomness.at(self._step, self._parts[chunk].like)
         return chunk == len(self._parts) - 1
 
-    def forward(self, module: nn.Module, tensor: torch.Tensor, *, last: bool) -> Any:
-        """Return a stage's output for the present micro-batch. tensor: the one that came to the stage."""
-        output = self._frame.run(module, tensor, self._parts[self._chunk].input)
-        if last:
-            # torch's stages know only tensors; the loss function gets everything that the model returned.
-            self._output = output
-        return self._frame.pick(output)
+    def forward(self, module: nn.Module, arrived: torch.Tensor | None, *, last: bool) -> torch.Tensor:
+        """Return a stage's activation for the present micro-batch. arrived: that of the stage before, if there is one.
+
+        On the last stage return nothing: torch's stages know only tensors, and would keep them for the whole step.
+        """
+        given = self._parts[self._chunk].input
+        if arrived is not None and not self._frame.everywhere:
+            given = filled(self._blank, self._device)
+        output = self._frame.run(module, given, arrived)
+        if not last:
+            activation: torch.Tensor = output
+            return activation
+        self._output = output
+        return torch.empty(0, device=self._device)
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         part = self._parts[self._chunk]
@@ -251,7 +259,7 @@ class _Stage(PipelineStage):
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         (tensor,) = args
-        output = self._passes.forward(self.submod, tensor, last=self.is_last)
+        output = self._passes.forward(self.submod, None if self.is_first else tensor, last=self.is_last)
         if not self.is_last:
             self._passes.made(self.stage_index, output)
         # A split backward pass detaches the stage's output, which a view does not allow.

@@ -71,6 +71,14 @@ def test_gpt_neox_with_dropout_has_one_digest() -> None:
     same_for_all("gpt_neox", [Layout(pp=3, dp=1)])
 
 
+@pytest.mark.parametrize("family", ["gpt2", "opt", "phi", "gemma2", "bloom", "granite"])
+def test_code_around_the_blocks_leaves_one_digest(family: str) -> None:
+    """Positions, scales and dropout before the blocks; scales and caps after the head; the losses of a plain loop."""
+    alone = same_for_all(family, [Layout(pp=3, dp=1)])
+    if family in ("opt", "gemma2", "granite"):
+        assert alone.result[1] == pytest.approx(plain_losses(families.FAMILIES[family][0]), abs=1e-5)
+
+
 def test_masks_from_the_input_reach_every_stage() -> None:
     """An attention mask in a dictionary beside the tokens is available on all stages."""
     same_for_all("llama", [Layout(pp=2, dp=1)], masked=True)
