@@ -82,14 +82,18 @@ UNTIED: dict[str, Any] = {**SIZES, "tie_word_embeddings": False}
 
 def gpt2(**options: Any) -> nn.Module:
     """Learned positions and dropout between the embeddings and the blocks."""
-    return GPT2LMHeadModel(GPT2Config(**UNTIED, **options))
+    return GPT2LMHeadModel(GPT2Config(**{**UNTIED, **options}))
 
 
 def opt() -> nn.Module:
-    """Positions with an offset, and a projection before and one after the blocks: they are registered before them."""
+    """Positions with an offset, a projection before the blocks and one after them."""
     sizes = {**UNTIED, "ffn_dim": UNTIED["intermediate_size"]}
-    model = OPTForCausalLM(OPTConfig(**sizes, word_embed_proj_dim=8))
-    decoder: Any = model.model.decoder
+    return last_registered(OPTForCausalLM(OPTConfig(**sizes, word_embed_proj_dim=8)))
+
+
+def last_registered(model: nn.Module) -> nn.Module:
+    """Return an OPT whose modules after the blocks are registered after them, too."""
+    decoder: Any = model.get_submodule("model.decoder")
     for name in ("final_layer_norm", "project_out"):
         last = getattr(decoder, name)
         delattr(decoder, name)

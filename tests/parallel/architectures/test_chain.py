@@ -175,6 +175,13 @@ def test_a_loss_computed_by_the_model_is_computed_on_the_last_stage() -> None:
         chain.prove(initial.outline(shows), "model.layers", TOKENS.to("meta"))
 
 
+def test_blocks_that_are_left_out_at_random_are_refused() -> None:
+    """Stages would draw other numbers, and leave out other blocks."""
+    config = families.OPTConfig(**families.UNTIED, ffn_dim=24, layerdrop=1e-9)
+    with pytest.raises(ModelError, match="decides by values that are computed from random numbers"):
+        chain.prove(families.last_registered(families.OPTForCausalLM(config)), "model.decoder.layers", TOKENS)
+
+
 def test_tied_embeddings_across_stages_are_refused() -> None:
     """By name, as transformers ties them."""
 
