@@ -71,12 +71,10 @@ def test_gpt_neox_with_dropout_has_one_digest() -> None:
     same_for_all("gpt_neox", [Layout(pp=3, dp=1)])
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt", "phi", "gemma2", "bloom", "granite"])
+@pytest.mark.parametrize("family", ["gpt2", "bloom"])
 def test_code_around_the_blocks_leaves_one_digest(family: str) -> None:
-    """Positions, scales and dropout before the blocks; scales and caps after the head; the losses of a plain loop."""
-    alone = same_for_all(family, [Layout(pp=3, dp=1)])
-    if family in ("opt", "gemma2", "granite"):
-        assert alone.result[1] == pytest.approx(plain_losses(families.FAMILIES[family][0]), abs=1e-5)
+    """Positions and dropout before the blocks, and blocks that return more than their tensor."""
+    same_for_all(family, [Layout(pp=2, dp=2)])
 
 
 def test_masks_from_the_input_reach_every_stage() -> None:
