@@ -203,21 +203,30 @@ class ModelPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlankTensor:
+    """What a module returns that only a pipeline's first stage has: a tensor of this shape and dtype."""
+
+    module: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProvenChain:
     """A proof that a model can be cut into pipeline stages, for other processes that run the same code.
 
-    shape, dtype: of the tensor between blocks. links: modules of the chain outside the blocks. entry: key of the
-    chain's tensor in the input, None where that is the input; entries: how many an input has. path: keys, positions and
-    names that lead to it in the output. image: names the code that was running, which forked processes share. forward:
-    digest of the modules' forward.
+    shape, dtype: of the tensor between blocks. early, late: modules outside the blocks that only the first stage has,
+    and those without parameters that only the last has. entry: key of what it is computed from in an input, None where
+    that is the input. everywhere: whether every stage needs the input's values. image: names the code that was running,
+    which forked processes share. forward: digest of the modules' forward.
     """
 
     shape: tuple[int, ...]
     dtype: str
-    links: tuple[str, ...]
+    early: tuple[BlankTensor, ...]
+    late: tuple[str, ...]
     entry: str | None
-    entries: int
-    path: tuple[Any, ...]
+    everywhere: bool
     image: str
     forward: str
 

@@ -250,10 +250,10 @@ class Assembly:
         assert self.mesh.pp is not None
         example = batches.example()[0]
         chain = self._chain or prove_for(self.plan, batches)
-        stages.cut_links(self.model, self.plan.blocks, chain.links, self.parts)
+        stages.cut_further(self.model, self.plan.blocks, chain.early, chain.late, self.parts)
         for part in self.parts:
-            stages.dress(part.module, chain.templates)
-        if chain.frame.beside or batches.varies:
+            stages.dress(part, chain.activation, chain.early, chain.templates, self.mesh.device)
+        if chain.frame.everywhere or batches.varies:
             batches.take(replace(batches.share, inputs=True))
         self.passes = pipeline = Pipeline(
             list(zip(self.parts, reductions, strict=True)),
@@ -261,7 +261,7 @@ class Assembly:
             layout=layout,
             group=self.mesh.pp,
             device=self.mesh.device,
-            example_input=chain.frame.tensor(example).to("meta"),
+            example=example,
             frame=chain.frame,
             boundary=boundary(chain.activation, self.scheme, layout.tp),
             shapes=passed_shapes(chain, example, batches.varies, functools.partial(self._part, chain.activation.dtype)),

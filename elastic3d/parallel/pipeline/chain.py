@@ -1,49 +1,90 @@
-"""Proof that a model's forward is a chain of modules, which is what pipeline stages can cut.
+"""Proof that a model's forward is a chain that pipeline stages can cut.
 
-One forward pass is watched, as a rule on the meta device, where it costs no memory and no time. A forward is a chain if
-each module with parameters runs once, those before the blocks, then the blocks in order, then those after them; if the
-first argument of each *is* the output of the previous one, the same tensor or a view of all of it, and has not been
-written to in between; and if the model returns the output of the last, and nothing else that was computed from its
-input. Then nothing that forward does between modules can matter on a stage where they are absent. A module may return
-its tensor in a tuple with plain values. Further arguments of a block may be anything that depends neither on the
-chain's entry of the input nor on random numbers, such as rotary tables or masks made from shapes. Values are followed
-through torch's operations.
+A few forward passes are watched, as a rule on the meta device, where they cost no memory and no time. A forward is a
+chain if the blocks run once each and in order, and the first argument of each *is* a tensor that the previous one
+returned, the same or a view of all of it, which has not been written to in between; if modules with parameters that are
+registered before the blocks run only before them, and those registered after them only after them; and if it runs in
+parts:
 
-A second pass has stand-ins for all modules and an activation as its input, as on a later stage: it must be a chain in
-the same sense, and call every block with arguments like those of the first pass. That finds, for instance, a table
-sized by a dim of the input that is another dim of an activation.
+- What comes before the second block is computed on the first stage, where later blocks and what is after them are
+  absent. It may be anything.
+- A later stage runs the same code with blanks for what the modules before the blocks return, and takes up the
+  activation at its blocks. So further arguments of blocks, and what forward does after the last block, on the last
+  stage, may depend on shapes and on the input, which is then given to every stage, but neither on those blanks, nor on
+  what other blocks returned, nor on random numbers drawn before the last block has ended.
+
+Values are followed through torch's operations. Blocks have to get the same further arguments on a later stage as in the
+whole model, as far as can be known on meta.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from elastic3d.errors import ModelError
 from elastic3d.parallel.foreign import Caller
-from elastic3d.parallel.pipeline.frame import Frame, Path, Template, spelled, template_of, tensors_in
+from elastic3d.parallel.pipeline.absent import Role, Template, leave, template_of
+from elastic3d.parallel.pipeline.frame import Frame, entries_of, spelled, tensors_in
 from elastic3d.parallel.pipeline.stages import check_ends, ends, find_blocks
-from elastic3d.parallel.pipeline.watch import Call, WatchedPass, same, version, watch
+from elastic3d.parallel.pipeline.watch import CHANCE, Call, WatchedPass, of_entry, of_module, same, watch
 
 WITHOUT = "or leave blocks= out to train without pipeline stages"
+UNABLE = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError)
+"""What forward raises where something that it uses is absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
     """A proven chain.
 
-    activation: the tensor between blocks, on meta. links: names of its modules outside the blocks. templates: how
-    modules that return more than their tensor return it. frame: how a stage runs forward.
+    activation: the tensor between blocks, on meta. early: what modules return that only the first stage has, by their
+    names. late: modules without parameters that only the last stage has. templates: how blocks return what is more than
+    one tensor. frame: how a stage runs forward.
     """
 
     activation: torch.Tensor
-    links: tuple[str, ...]
+    early: Mapping[str, Template]
+    late: tuple[str, ...]
     templates: Mapping[str, Template]
     frame: Frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """The modules on and beside the path to the blocks, by name. held: those outside that have parameters."""
+
+    before: Sequence[str]
+    blocks: Sequence[str]
+    after: Sequence[str]
+    held: frozenset[str]
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.before, *self.blocks, *self.after]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """What is tried, and the pass of the whole model."""
+
+    model: nn.Module
+    caller: Caller
+    example: Any
+    parts: _Parts
+    seen: WatchedPass
+
+    def calls(self, names: Iterable[str]) -> list[Call]:
+        """Return the calls of some modules in the order in which they ended."""
+        wanted = set(names)
+        return [call for call in self.seen.calls if call.name in wanted]
 
 
 def prove(model: nn.Module, path: str, example: Any) -> Chain:
@@ -58,23 +99,26 @@ def prove(model: nn.Module, path: str, example: Any) -> Chain:
             f"pipeline stages need an input that is one tensor, or a dictionary of what forward has parameters for, "
             f"not {type(example).__name__}; {WITHOUT}"
         )
-    blocks = [f"{path}.{name}" for name, _ in find_blocks(model, path).named_children()]
-    before, after = ends(model, path)
-    side = dict.fromkeys(before, 0) | dict.fromkeys(blocks, 1) | dict.fromkeys(after, 2)
-    seen = watch(model, caller, list(side), example, skipping={})
-    links = _links(model, seen, side, blocks)
-    entry = _entry(links[0], example)
-    templates = _check_links(links, seen, side, example if entry is None else example[entry], entry or "")
-    activation = _activation(links, side, path)
-    place = _place(seen, links[-1], templates)
-    chain = Chain(
+    parts = _parts(model, path)
+    first_stage = [name for name in parts.before if name in parts.held]
+    seen = watch(model, caller, parts.names, example, marked=first_stage)
+    trial = _Trial(model=model, caller=caller, example=example, parts=parts, seen=seen)
+    _check_order(trial)
+    blocks = trial.calls(parts.blocks)
+    templates = _templates(blocks)
+    activation = _activation(blocks, templates, path)
+    early = {name: _blank(trial, name) for name in [*first_stage, *_early(trial)]}
+    late = tuple(_late(trial))
+    _check_first_stage(trial, late)
+    everywhere = _check_later_stage(trial, early, templates)
+    entry = None if isinstance(example, torch.Tensor) else _entry(trial, blocks[0].first)
+    return Chain(
         activation=torch.empty(activation.shape, dtype=activation.dtype, device="meta", requires_grad=True),
-        links=tuple(call.name for call in links if side[call.name] != 1),
+        early=early,
+        late=late,
         templates={name: template for name, template in templates.items() if not template.spec.is_leaf()},
-        frame=Frame(caller=caller, entry=entry, entries=0 if entry is None else len(example), path=place),
+        frame=Frame(caller=caller, entry=entry, everywhere=everywhere),
     )
-    _check_stand_ins(model, chain, templates, example, activation, links, seen, side)
-    return chain
 
 
 def check_runs(model: nn.Module, path: str, example: Any) -> None:
@@ -83,7 +127,7 @@ def check_runs(model: nn.Module, path: str, example: Any) -> None:
     A block's gradients are sent where its backward pass ends, which is once. For models that need not be chains.
     """
     blocks = [f"{path}.{name}" for name, _ in find_blocks(model, path).named_children()]
-    ran = [call.name for call in watch(model, Caller(model), blocks, example, skipping={}).calls]
+    ran = [call.name for call in watch(model, Caller(model), blocks, example).calls]
     for name in blocks:
         if ran.count(name) > 1:
             raise ModelError(
@@ -92,133 +136,276 @@ def check_runs(model: nn.Module, path: str, example: Any) -> None:
             )
 
 
-def _links(model: nn.Module, seen: WatchedPass, side: Mapping[str, int], blocks: list[str]) -> list[Call]:
-    held = [name for name in side if any(True for _ in model.get_submodule(name).parameters())]
-    ran = [call.name for call in seen.calls]
-    for name in held:
-        if ran.count(name) != 1:
-            how = "does not run" if name not in ran else f"runs {ran.count(name)} times"
-            raise ModelError(f"module {name!r} {how} in forward; a pipeline needs it to run once; {WITHOUT}")
-    links = [c for c in seen.calls if c.name in held or side[c.name] == 1 or _hands_on(c, seen)]
-    _check_order(links, side, blocks)
-    return links
+def _parts(model: nn.Module, path: str) -> _Parts:
+    before, after = ends(model, path)
+    held = [name for name in (*before, *after) if any(True for _ in model.get_submodule(name).parameters())]
+    blocks = [f"{path}.{name}" for name, _ in find_blocks(model, path).named_children()]
+    return _Parts(before=before, blocks=blocks, after=after, held=frozenset(held))
 
 
-def _entry(first: Call, example: Any) -> str | None:
-    if isinstance(example, torch.Tensor):
-        return None
-    for name, value in example.items():
-        if same(value, first.first):
-            return str(name)
+def _entry(trial: _Trial, first: Any) -> str:
+    """Return the first entry of the input that the first block's argument is computed from."""
+    sources = trial.seen.follow.sources(first)
+    for name in entries_of(trial.example):
+        if of_entry(name) in sources:
+            return name
     raise ModelError(
-        f"module {first.name!r}, the first to run, is given none of the input's entries ({', '.join(example)}) as it "
-        f"is; move what comes before it into the module, {WITHOUT}"
+        f"what the first block gets is computed from none of the input's entries ({', '.join(trial.example)}), so that "
+        f"nothing says of which shape it is; {WITHOUT}"
     )
 
 
-def _check_links(
-    links: list[Call], seen: WatchedPass, side: Mapping[str, int], origin: torch.Tensor, entry: str
-) -> dict[str, Template]:
-    templates: dict[str, Template] = {}
-    previous, previous_name, went = origin, "the model's input", version(origin)
-    for call in links:
-        if not same(call.first, previous) or call.came != went:
+def _check_order(trial: _Trial) -> None:
+    """Check that blocks run once and in order, and other modules with parameters on their side of the blocks."""
+    parts, ran = trial.parts, [call.name for call in trial.seen.calls]
+    for name in parts.names:
+        once = name in parts.blocks
+        if (once and ran.count(name) != 1) or (name in parts.held and name not in ran):
+            how = "does not run" if name not in ran else f"runs {ran.count(name)} times"
             raise ModelError(
-                f"forward computes something between {previous_name} and module {call.name!r}, which would be done "
-                f"again on every pipeline stage; move it into one of the modules, {WITHOUT}"
+                f"module {name!r} {how} in forward; a pipeline needs it to run{' once' if once else ''}; {WITHOUT}"
             )
-        for leaf in call.rest if side[call.name] else ():
-            sources = seen.follow.sources(leaf)
-            if entry in sources or "chance" in sources:
-                what = "block" if side[call.name] == 1 else "module"
-                how = "from the input's values, which later pipeline stages do not have"
-                how = how if entry in sources else "from random numbers, which would be others on every pipeline stage"
-                raise ModelError(
-                    f"{what} {call.name!r} gets a further argument that was computed {how}; compute it inside the "
-                    f"block, {WITHOUT}"
-                )
-        template = template_of(call.output)
-        if template is None:
+    order = [name for name in ran if name in parts.blocks]
+    if order != list(parts.blocks):
+        where = next(a for a, b in zip(order, parts.blocks, strict=True) if a != b)
+        raise ModelError(f"blocks run out of order: {where!r} comes where another should; {WITHOUT}")
+    first, last = ran.index(parts.blocks[0]), ran.index(parts.blocks[-1])
+    remedy = (
+        "register modules in the order in which forward runs them: in `build`, an attribute that is deleted and set "
+        f"again is registered last; {WITHOUT}"
+    )
+    for place, name in enumerate(ran):
+        if name in parts.held and name in parts.before and place > first:
+            after = "the blocks" if place > last else f"{parts.blocks[0]!r}"
+            raise ModelError(f"module {name!r} is registered before the blocks, but runs after {after}; {remedy}")
+        if name in parts.held and name in parts.after and place < last:
+            raise ModelError(f"module {name!r} is registered after the blocks, but runs before them; {remedy}")
+
+
+def _templates(blocks: list[Call]) -> dict[str, Template]:
+    """Return the templates of the blocks, whose holes are what the next block takes."""
+    templates: dict[str, Template] = {}
+    hole = next((i for i, leaf in enumerate(tree_leaves(blocks[0].output)) if isinstance(leaf, torch.Tensor)), 0)
+    for call, after in zip(blocks, [*blocks[1:], None], strict=True):
+        leaves = tree_leaves(call.output)
+        if after is not None:
+            hole = _taken(call, after)
+        template = template_of(call.output, hole)
+        if template is None or hole >= len(leaves) or not isinstance(leaves[hole], torch.Tensor):
             raise ModelError(
-                f"module {call.name!r} returns {_what(call.output)}; a pipeline needs a single tensor from each "
-                f"module, so return the tensor alone or with plain values, {WITHOUT}"
+                f"block {call.name!r} returns a {type(call.output).__name__}; a pipeline needs a tensor from each "
+                f"block, alone or with other tensors and plain values in a tuple, list or dictionary; {WITHOUT}"
             )
         templates[call.name] = template
-        previous, previous_name, went = tensor_of(call), f"module {call.name!r}", call.went
     return templates
 
 
-def tensor_of(call: Call) -> torch.Tensor:
-    """Return the one tensor of a link's output."""
-    ((_, tensor),) = tensors_in(call.output)
-    return tensor
+def _taken(call: Call, after: Call) -> int:
+    """Return which leaf of a block's output is the first argument of the next block."""
+    versions = iter(call.went)
+    for place, leaf in enumerate(tree_leaves(call.output)):
+        if isinstance(leaf, torch.Tensor) and next(versions) == after.came and same(after.first, leaf):
+            return place
+    raise ModelError(
+        f"forward computes something between module {call.name!r} and module {after.name!r}, where pipeline stages are "
+        f"cut; move it into one of them, {WITHOUT}"
+    )
 
 
-def _activation(links: list[Call], side: Mapping[str, int], path: str) -> torch.Tensor:
-    activations = [tensor_of(call) for call in links if side[call.name] == 1]
+def _activation(blocks: list[Call], templates: Mapping[str, Template], path: str) -> torch.Tensor:
+    activations = [tree_leaves(call.output)[templates[call.name].hole] for call in blocks]
     for activation in activations[:-1]:
         if (activation.shape, activation.dtype) != (activations[0].shape, activations[0].dtype):
             raise ModelError(f"blocks at {path!r} return tensors of different shapes or dtypes; {WITHOUT}")
-    return activations[0]
+    first: torch.Tensor = activations[0]
+    return first
 
 
-def _place(seen: WatchedPass, last: Call, templates: Mapping[str, Template]) -> Path:
-    """Return where the model's output has the last link's tensor; ModelError if it has other results as well."""
-    place: Path | None = None
-    for path, tensor in tensors_in(seen.output):
-        if same(tensor, tensor_of(last)) and tensor._version == last.went:
-            place = path if place is None else place
-        elif path and seen.follow.sources(tensor):
-            raise ModelError(
-                f"forward returns {spelled(path)}, which it computes from its input beside the output of its last "
-                f"module, {last.name!r}, and which a pipeline stage has only a part for; let the loss function compute "
-                f"it (a loss from labels too: give them as the target), turn it off, {WITHOUT}"
-            )
-    if place is None:
+def _blank(trial: _Trial, name: str) -> Template:
+    """Return what a module before the blocks returns, each time that it runs."""
+    templates = [template_of(call.output) for call in trial.calls([name])]
+    template = templates[0]
+    if template is None:
+        what = type(trial.calls([name])[0].output).__name__
         raise ModelError(
-            f"forward returns {_what(seen.output)} that is not the output of its last module, module {last.name!r}; "
-            f"return that tensor, {WITHOUT}"
+            f"module {name!r} returns a {what}, for which a later pipeline stage has no stand-in; return tensors and "
+            f"plain values, alone or in a tuple, list or dictionary, {WITHOUT}"
         )
-    return place
-
-
-def _check_stand_ins(
-    model: nn.Module,
-    chain: Chain,
-    templates: Mapping[str, Template],
-    example: Any,
-    activation: torch.Tensor,
-    links: list[Call],
-    seen: WatchedPass,
-    side: Mapping[str, int],
-) -> None:
-    arrived = torch.zeros_like(activation)
-    given = arrived if chain.frame.entry is None else {**example, chain.frame.entry: arrived}
-    try:
-        later = watch(model, chain.frame.caller, list(templates), given, skipping=templates)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    if any(other != template for other in templates):
         raise ModelError(
-            f"forward does not run on a later pipeline stage, where an activation of shape {tuple(activation.shape)} "
-            f"stands for the input: {error}. Compute inside the modules what is computed from the input, {WITHOUT}"
+            f"module {name!r} runs {len(templates)} times in forward and returns tensors of several shapes or dtypes, "
+            f"for which a later pipeline stage has one stand-in; {WITHOUT}"
+        )
+    return template
+
+
+def _early(trial: _Trial) -> list[str]:
+    """Return the modules without parameters that compute on what only the first stage has, before the blocks."""
+    marks = {of_module(name) for name in trial.parts.before if name in trial.parts.held} | {CHANCE}
+    return [
+        name
+        for name in _without_parameters(trial)
+        if _ran(trial, name, after=False)
+        and all(
+            any(marks & trial.seen.follow.sources(leaf) for leaf in tree_leaves(call.output))
+            for call in trial.calls([name])
+        )
+        and template_of(trial.calls([name])[0].output) is not None
+    ]
+
+
+def _late(trial: _Trial) -> list[str]:
+    """Return the modules without parameters that run only after the blocks."""
+    return [name for name in _without_parameters(trial) if _ran(trial, name, after=True)]
+
+
+def _without_parameters(trial: _Trial) -> list[str]:
+    parts = trial.parts
+    return [name for name in (*parts.before, *parts.after) if name not in parts.held]
+
+
+def _ran(trial: _Trial, name: str, *, after: bool) -> bool:
+    """Whether a module ran only after the last block, or only before the first one."""
+    ran, blocks = [call.name for call in trial.seen.calls], trial.parts.blocks
+    where = [place for place, other in enumerate(ran) if other == name]
+    if after:
+        return bool(where) and where[0] > ran.index(blocks[-1])
+    return bool(where) and where[-1] < ran.index(blocks[0])
+
+
+def _check_first_stage(trial: _Trial, late: Iterable[str]) -> None:
+    """Run what the first stage runs if it has one block, without all that is after it."""
+    parts = trial.parts
+    if len(parts.blocks) == 1:
+        return
+    gone: dict[str, Role] = dict.fromkeys([name for name in parts.after if name in parts.held] + list(late), _pass_on)
+    try:
+        here = watch(
+            trial.model,
+            trial.caller,
+            parts.blocks[:1],
+            trial.example,
+            stand_ins={**gone, **dict.fromkeys(parts.blocks[1:], leave)},
+        )
+    except UNABLE as error:
+        raise ModelError(
+            f"forward does not run on the first of several pipeline stages, where what comes after the first block is "
+            f"absent: {error}; {WITHOUT}"
         ) from error
-    for first, again in zip(links, later.calls, strict=False):
-        if first.name != again.name or not same(again.first, arrived) or again.came != version(arrived):
+    _check_alike(trial.seen, trial.calls(parts.blocks[:1]), here, "the first of several pipeline stages")
+
+
+def _check_later_stage(trial: _Trial, early: Mapping[str, Template], templates: Mapping[str, Template]) -> bool:
+    """Run what the last stage runs, with stand-ins for its blocks; return whether it needs the input's values."""
+    parts, last = trial.parts, trial.parts.blocks[-1]
+    device = next(iter(entries_of(trial.example).values())).device
+    roles: dict[str, Role] = {}
+    for name, template in {**early, **templates}.items():
+        # Made here, outside of the pass, so that nothing knows its values.
+        roles[name] = partial(_answer, template.blank(device))
+    marked = [*early, *parts.blocks]
+    try:
+        later = watch(
+            trial.model, trial.caller, marked, trial.example, stand_ins=roles, marked=marked, drawn_until=last
+        )
+    except UNABLE as error:
+        raise ModelError(
+            f"forward does not run on a later pipeline stage, where modules before the blocks are absent: {error}. "
+            f"Compute inside the modules what needs their attributes or values, {WITHOUT}"
+        ) from error
+    calls = [call for call in later.calls if call.name in parts.blocks]
+    if [call.name for call in calls] != list(parts.blocks):
+        raise ModelError(f"forward runs other blocks on a later pipeline stage than in the whole model; {WITHOUT}")
+    for before, call in pairwise(calls):
+        _taken(before, call)
+    absent = frozenset({*map(of_module, [*early, *parts.blocks[:-1]]), CHANCE})
+    needed = _check_arguments(calls[1:], later, absent | {of_module(last)})
+    _check_alike(trial.seen, trial.calls(parts.blocks[1:]), later, "a later pipeline stage")
+    if wrong := later.follow.read & absent:
+        raise ModelError(
+            f"forward decides by values that are computed from {_listed(wrong)}, which later pipeline stages do not "
+            f"have; decide inside the module, {WITHOUT}"
+        )
+    needed |= later.follow.read | _check_output(trial, later, absent) | _check_buffers(trial, later, absent)
+    whole = entries_of(trial.example).keys() == (trial.example.keys() if isinstance(trial.example, Mapping) else {""})
+    return not whole or any(of_entry(name) in needed for name in entries_of(trial.example))
+
+
+def _pass_on(first: Any) -> Any:
+    return first
+
+
+def _answer(answer: Any, _first: Any) -> Any:
+    return answer
+
+
+def _check_arguments(calls: Iterable[Call], later: WatchedPass, absent: frozenset[str]) -> frozenset[str]:
+    """Check the further arguments of blocks; return what they are computed from."""
+    needed: frozenset[str] = frozenset()
+    for call in calls:
+        for leaf in call.rest:
+            sources = later.follow.sources(leaf)
+            if wrong := sources & absent:
+                raise ModelError(
+                    f"block {call.name!r} gets a further argument that was computed from {_listed(wrong)}, which "
+                    f"later pipeline stages do not have; compute it inside the block, {WITHOUT}"
+                )
+            needed |= sources
+    return needed
+
+
+def _check_output(trial: _Trial, later: WatchedPass, absent: frozenset[str]) -> frozenset[str]:
+    """Check that forward returns on the last stage what it does on a whole model; return what it computes it from."""
+    needed: frozenset[str] = frozenset()
+    for path, tensor in tensors_in(later.output):
+        sources = later.follow.sources(tensor)
+        if wrong := sources & absent:
             raise ModelError(
-                f"forward computes something before module {again.name!r} when an activation stands for its input, as "
-                f"on a later pipeline stage; move it into one of the modules, {WITHOUT}"
+                f"forward returns {spelled(path)}, which it computes from {_listed(wrong)}, and these are not on the "
+                f"last pipeline stage; let a block or the loss function compute it, turn it off, {WITHOUT}"
             )
-        if side[first.name] == 0:
+        needed |= sources
+    whole, here = (
+        [(path, tensor.shape, tensor.dtype) for path, tensor in tensors_in(one.output)] for one in (trial.seen, later)
+    )
+    if whole != here:
+        different = next((path for path, *_ in set(whole) ^ set(here)), ())
+        raise ModelError(
+            f"forward returns another {spelled(different)} on the last pipeline stage than in the whole model; "
+            f"turn it off, {WITHOUT}"
+        )
+    return needed
+
+
+def _check_buffers(trial: _Trial, later: WatchedPass, absent: frozenset[str]) -> frozenset[str]:
+    """Check that buffers outside the last stage are written alike on every stage; return what from."""
+    needed: frozenset[str] = frozenset()
+    for name, buffer in later.buffers:
+        if any(name.startswith(f"{module}.") for module in (*trial.parts.after, *trial.parts.blocks)):
             continue
-        if len(first.rest) != len(again.rest) or not all(
-            _alike(one, seen, other, later) for one, other in zip(first.rest, again.rest, strict=True)
+        sources = later.follow.sources(buffer)
+        if wrong := sources & (absent | {of_module(trial.parts.blocks[-1])}):
+            raise ModelError(
+                f"forward writes into the buffer {name!r} what it computes from {_listed(wrong)}, which would leave "
+                f"others on other pipeline stages; keep it in a module before or after the blocks, {WITHOUT}"
+            )
+        needed |= sources
+    return needed
+
+
+def _check_alike(seen: WatchedPass, calls: Iterable[Call], here: WatchedPass, where: str) -> None:
+    again = {call.name: call for call in here.calls}
+    for call in calls:
+        other = again.get(call.name)
+        if other is None:
+            raise ModelError(f"module {call.name!r} does not run on {where}; {WITHOUT}")
+        if len(call.rest) != len(other.rest) or not all(
+            _alike(one, seen, two, here) for one, two in zip(call.rest, other.rest, strict=True)
         ):
             raise ModelError(
-                f"module {first.name!r} gets other further arguments on a later pipeline stage, where an activation of "
-                f"shape {tuple(activation.shape)} stands for the input; compute them inside the block, {WITHOUT}"
+                f"module {call.name!r} gets other further arguments on {where} than in the whole model; compute them "
+                f"inside the block, {WITHOUT}"
             )
-    out = dict(tensors_in(later.output)).get(chain.frame.path)
-    if out is None or not same(out, arrived):
-        raise ModelError(f"forward returns something other than its last module's output on an inner stage; {WITHOUT}")
 
 
 def _alike(one: Any, first: WatchedPass, other: Any, later: WatchedPass) -> bool:
@@ -234,39 +421,5 @@ def _alike(one: Any, first: WatchedPass, other: Any, later: WatchedPass) -> bool
     return type(one) is type(other)
 
 
-def _hands_on(call: Call, seen: WatchedPass) -> bool:
-    """Whether a module without parameters is itself a link: its output enters another one, or is returned."""
-    tensors = [tensor for _, tensor in tensors_in(call.output)]
-    out = [tensor for _, tensor in tensors_in(seen.output)]
-    return any(
-        any(same(tensor, other) for other in out)
-        or any(same(tensor, other.first) for other in seen.calls if other is not call)
-        for tensor in tensors
-    )
-
-
-def _check_order(links: list[Call], side: Mapping[str, int], blocks: list[str]) -> None:
-    ran = [call.name for call in links if side[call.name] == 1]
-    if ran != blocks:
-        where = next((a for a, b in zip(ran, blocks, strict=False) if a != b), "a block")
-        raise ModelError(f"blocks run out of order: {where!r} comes where another should; {WITHOUT}")
-    reached, last = 0, ""
-    for call in links:
-        if side[call.name] < reached:
-            raise ModelError(
-                f"module {call.name!r} is registered before the blocks or is one of them, but runs after {last!r}; "
-                "register modules in the order in which forward runs them"
-            )
-        if side[call.name] == 2 and reached == 0:
-            raise ModelError(
-                f"module {call.name!r} is registered after the blocks but runs before them; "
-                "register modules in the order in which forward runs them"
-            )
-        reached, last = side[call.name], call.name
-
-
-def _what(output: Any) -> str:
-    if isinstance(output, torch.Tensor):
-        return "a tensor"
-    inside = sum(1 for _ in tensors_in(output))
-    return f"a {type(output).__name__}" + (f" of {inside} tensors" if inside > 1 else "")
+def _listed(sources: Iterable[str]) -> str:
+    return ", ".join(sorted(sources))

@@ -1,8 +1,7 @@
-"""How a stage runs a model's forward: which tensor of the input is the chain's, and which of the output.
+"""How a stage runs a model's forward: on which input, and with which activation.
 
-A model may take a dictionary and return an object. The chain's tensor, which stages pass on, is one entry of the
-dictionary and one field of the object. A later stage puts the activation where the first stage has that entry; the
-others, such as an attention mask, are the same on every stage. Only the last stage gives its whole output to the loss.
+A model may take a dictionary and return any object. Only the last stage gives its whole output to the loss. A stage
+that needs nothing of the input's values runs on zeros of its shape, so that its ranks need not load it.
 """
 
 from __future__ import annotations
@@ -14,35 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from elastic3d.parallel.foreign import Caller
+from elastic3d.parallel.pipeline.absent import ARRIVED
 
 Path = tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
-    """The structure of a module's output: a tensor at `hole` among leaves that are not tensors."""
-
-    leaves: tuple[Any, ...]
-    spec: TreeSpec
-    hole: int
-
-    def around(self, tensor: torch.Tensor) -> Any:
-        """Return `tensor` as the module would have returned it."""
-        return tree_unflatten([*self.leaves[: self.hole], tensor, *self.leaves[self.hole + 1 :]], self.spec)
-
-
-def template_of(output: Any) -> Template | None:
-    """Return the template of an output with one tensor and only plain values beside it; None for any other output."""
-    leaves, spec = tree_flatten(output)
-    holes = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    plain = all(leaf is None or isinstance(leaf, torch.Tensor | bool | int | float | str) for leaf in leaves)
-    if len(holes) != 1 or not plain:
-        return None
-    kept = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
-    return Template(leaves=kept, spec=spec, hole=holes[0])
 
 
 def tensors_in(output: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
@@ -65,30 +40,29 @@ def spelled(path: Path) -> str:
     return "output" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
 
 
+def entries_of(given: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of an input by their names; "" is that of an input that is one tensor."""
+    entries = given if isinstance(given, Mapping) else {"": given}
+    return {str(name): value for name, value in entries.items() if isinstance(value, torch.Tensor)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One model's frame. entry: key of the chain's tensor in the input, None where the input is that tensor itself."""
+    """One model's frame.
+
+    entry: key of what the activation is computed from in an input, None where the input is that tensor. everywhere:
+    whether later stages need the values of the input.
+    """
 
     caller: Caller
     entry: str | None
-    entries: int
-    path: Path
+    everywhere: bool
 
-    @property
-    def beside(self) -> bool:
-        """Whether every stage needs the input, because it holds more than the chain's tensor."""
-        return self.entries > 1
+    def tensor(self, given: Any) -> torch.Tensor:
+        """Return what the activation is computed from."""
+        tensor: torch.Tensor = given if self.entry is None else given[self.entry]
+        return tensor
 
-    def tensor(self, given: Any) -> Any:
-        """Return the chain's tensor of an input."""
-        return given if self.entry is None else given[self.entry]
-
-    def run(self, model: nn.Module, tensor: torch.Tensor, given: Any) -> Any:
-        """Return forward's output on this stage. tensor: the one that came to it. given: the micro-batch's input."""
-        return self.caller(model, tensor if self.entry is None else {**(given or {}), self.entry: tensor})
-
-    def pick(self, output: Any) -> Any:
-        """Return the chain's tensor of an output."""
-        for step in self.path:
-            output = output[step] if isinstance(output, Mapping | list | tuple) else getattr(output, step)
-        return output
+    def run(self, model: nn.Module, given: Any, arrived: torch.Tensor | None) -> Any:
+        """Return what forward makes on this stage. arrived: the activation, None on the first stage."""
+        return self.caller(model, given, {} if arrived is None else {ARRIVED: arrived})

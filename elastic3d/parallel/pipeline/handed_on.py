@@ -1,6 +1,6 @@
 """A chain that was proven once, handed on to the other processes of a node.
 
-The proof runs the whole model on meta, twice, and its outcome depends only on the code: the process that measured the
+The proof runs the model on meta several times, and its outcome depends only on the code: the process that measured the
 model has it, and a trainer that runs the very same code need not prove it again each time a generation begins.
 """
 
@@ -15,9 +15,10 @@ from blake3 import blake3
 from torch import nn
 
 from elastic3d.parallel.foreign import Caller
+from elastic3d.parallel.pipeline.absent import template_of
 from elastic3d.parallel.pipeline.chain import Chain
 from elastic3d.parallel.pipeline.frame import Frame
-from elastic3d.values import ProvenChain
+from elastic3d.values import BlankTensor, ProvenChain
 
 IMAGE = uuid.uuid4().hex
 """Names what this process imported: processes forked from it have the same, a new interpreter has another."""
@@ -29,16 +30,20 @@ def hand_on(chain: Chain, model: nn.Module) -> ProvenChain | None:
     model: the whole model, before any part of it is wrapped or replaced.
     """
     forward = _forward_digest(model)
-    plain = all(type(step) in (str, int) for step in chain.frame.path)
+    plain = all(template.spec.is_leaf() for template in chain.early.values())
     if chain.templates or not plain or not forward:
         return None
     return ProvenChain(
         shape=tuple(chain.activation.shape),
-        dtype=str(chain.activation.dtype).removeprefix("torch."),
-        links=chain.links,
+        dtype=_name(chain.activation.dtype),
+        early=tuple(
+            BlankTensor(module=name, shape=blank.shape, dtype=_name(blank.dtype))
+            for name, template in chain.early.items()
+            for blank in template.leaves
+        ),
+        late=chain.late,
         entry=chain.frame.entry,
-        entries=chain.frame.entries,
-        path=chain.frame.path,
+        everywhere=chain.frame.everywhere,
         image=IMAGE,
         forward=forward,
     )
@@ -49,8 +54,22 @@ def taken_over(proven: ProvenChain | None, model: nn.Module) -> Chain | None:
     if proven is None or proven.image != IMAGE or proven.forward != _forward_digest(model):
         return None
     activation = torch.empty(proven.shape, dtype=getattr(torch, proven.dtype), device="meta", requires_grad=True)
-    frame = Frame(caller=Caller(model), entry=proven.entry, entries=proven.entries, path=proven.path)
-    return Chain(activation=activation, links=proven.links, templates={}, frame=frame)
+    early = {blank.module: template_of(_empty(blank)) for blank in proven.early}
+    return Chain(
+        activation=activation,
+        early={name: template for name, template in early.items() if template is not None},
+        late=proven.late,
+        templates={},
+        frame=Frame(caller=Caller(model), entry=proven.entry, everywhere=proven.everywhere),
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _empty(blank: BlankTensor) -> torch.Tensor:
+    return torch.empty(blank.shape, dtype=getattr(torch, blank.dtype), device="meta")
 
 
 def _forward_digest(model: nn.Module) -> str:

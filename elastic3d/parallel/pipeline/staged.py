@@ -26,6 +26,7 @@ from torch.distributed.pipelining._backward import stage_backward, stage_backwar
 
 from elastic3d.data.micro_batches import Batch, MicroBatch
 from elastic3d.health.phases import Phase
+from elastic3d.parallel.pipeline.absent import blank_of, filled
 from elastic3d.parallel.pipeline.frame import Frame
 from elastic3d.parallel.pipeline.passes import LossFunction, scaled
 from elastic3d.parallel.pipeline.recorded import RecordedNeighbours
@@ -43,7 +44,7 @@ class Pipeline:
     """Several stages under torch's schedules. parts: this rank's, each with its reduction.
 
     boundary: on meta, what this rank passes on of the activation between stages for the run's first micro-batch.
-    shapes: for any other one, by the shape of its input, which all stages have where shapes vary.
+    shapes: for any other one, by the shape of its input, which all stages have where shapes vary. example: that input.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Pipeline:
         layout: Layout,
         group: dist.ProcessGroup,
         device: torch.device,
-        example_input: torch.Tensor,
+        example: Any,
         boundary: torch.Tensor,
         shapes: PassedShapes,
         frame: Frame,
@@ -77,7 +78,7 @@ class Pipeline:
                 layout.stages,
                 device,
                 group=group,
-                input_args=(example_input if part.first else boundary,),
+                input_args=(frame.tensor(example).to("meta") if part.first else boundary,),
                 # The last stage does not send its output; torch only requires that there is one.
                 output_args=(boundary,),
                 passes=self,
@@ -90,6 +91,7 @@ class Pipeline:
         self._group, self._layout, self._device, self._boundary = group, layout, device, boundary
         self._shapes = shapes
         self._passed: list[Shape] = []
+        self._blank = blank_of(example)
         self._end = layout.stages - 1
         self._schedules: dict[int, Any] = {}
         self._parts: Sequence[MicroBatch] = ()
@@ -142,16 +144,14 @@ class Pipeline:
         for part in sorted(self._held, key=lambda part: part.stage):
             before = None if part.first else rank_of_stage(self._layout, part.stage - 1)
             after = None if part.last else rank_of_stage(self._layout, part.stage + 1)
-            if before is None:
-                tensor = self._frame.tensor(given)
-            elif before != here:
+            if before is not None and before != here:
                 tensor = torch.empty(shape, dtype=self._boundary.dtype, device=self._device)
                 dist.recv(tensor, group=self._group, group_src=before)
-            made = self._frame.run(part.module, tensor, given)
+            made = self._frame.run(part.module, given, None if part.first else tensor)
             if after is None:
                 output = made
                 continue
-            tensor = self._frame.pick(made)
+            tensor = made
             self._shapes.check(tuple(tensor.shape), shape, f"pipeline stage {part.stage}")
             if after != here:
                 dist.send(tensor.contiguous(), group=self._group, group_dst=after)
@@ -192,13 +192,20 @@ class Pipeline:
         self._randomness.at(self._step, self._parts[chunk].like)
         return chunk == len(self._parts) - 1
 
-    def forward(self, module: nn.Module, tensor: torch.Tensor, *, last: bool) -> Any:
-        """Return a stage's output for the present micro-batch. tensor: the one that came to the stage."""
-        output = self._frame.run(module, tensor, self._parts[self._chunk].input)
-        if last:
-            # torch's stages know only tensors; the loss function gets everything that the model returned.
-            self._output = output
-        return self._frame.pick(output)
+    def forward(self, module: nn.Module, arrived: torch.Tensor | None, *, last: bool) -> torch.Tensor:
+        """Return a stage's activation for the present micro-batch. arrived: that of the stage before, if there is one.
+
+        On the last stage return nothing: torch's stages know only tensors, and would keep them for the whole step.
+        """
+        given = self._parts[self._chunk].input
+        if given is None:
+            given = filled(self._blank, self._device)
+        output = self._frame.run(module, given, arrived)
+        if not last:
+            activation: torch.Tensor = output
+            return activation
+        self._output = output
+        return torch.empty(0, device=self._device)
 
     def _loss(self, output: Any, target: Any) -> torch.Tensor:
         part = self._parts[self._chunk]
@@ -280,7 +287,7 @@ class _Stage(PipelineStage):
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         (tensor,) = args
-        output = self._passes.forward(self.submod, tensor, last=self.is_last)
+        output = self._passes.forward(self.submod, None if self.is_first else tensor, last=self.is_last)
         if not self.is_last:
             self._passes.made(self.stage_index, output)
         # A split backward pass detaches the stage's output, which a view does not allow.

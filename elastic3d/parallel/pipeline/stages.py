@@ -1,46 +1,29 @@
 """Cutting a model into pipeline stages without renaming anything in it.
 
 The model's repeated layers, its *blocks*, are one ModuleList or ModuleDict named by its dotted path. A stage keeps a
-contiguous run of them, as the layout's cuts say; every other block is replaced by `Absent`, which passes its first
-argument on, so that the user's own `forward` runs unchanged on every stage and parameter names stay global. Modules
-registered before the blocks, at every level on the path to them, belong to the first stage; those registered after them
-to the last. `chain` proves that a model's forward really is such a chain. Modules without parameters are cut when that
-proof is made: a dropout between embedding and blocks must run once, a table of rotary embeddings on every stage.
+contiguous run of them, as the layout's cuts say; every other block is replaced by `Absent`, so that the user's own
+`forward` runs unchanged on every stage and parameter names stay global. Modules with parameters registered before the
+blocks, at every level on the path to them, belong to the first stage; those registered after them to the last. `chain`
+proves that a model's forward really is such a chain. Modules without parameters are cut when that proof is made, by
+where forward runs them: a dropout between embedding and blocks belongs to the first stage, a table of rotary embeddings
+to every stage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Any
 
+import torch
 from torch import nn
 
 from elastic3d.errors import LayoutError, ModelError
 from elastic3d.parallel.numerics.recompute import Recompute
-from elastic3d.parallel.pipeline.frame import Template
+from elastic3d.parallel.pipeline.absent import Absent, Enters, Template, leave, run_between
 from elastic3d.planner import schedules
 from elastic3d.values import Layout
-
-
-class Absent(nn.Module):
-    """Stand in for a module of another stage: return the first argument, as that module returns its tensor."""
-
-    def __init__(self, template: Template | None = None) -> None:
-        super().__init__()
-        self.template = template
-
-    def forward(self, *args: Any, **named: Any) -> Any:
-        """Return the first argument unchanged, positional or by name."""
-        first = first_of(args, named)
-        return first if self.template is None else self.template.around(first)
-
-
-def first_of(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Return the first argument of a call; None if it has none."""
-    return args[0] if args else next(iter(named.values()), None)
-
 
 Blocks = nn.ModuleList | nn.ModuleDict
 
@@ -127,7 +110,8 @@ def check_ends(model: nn.Module, path: str) -> None:
             if home.split("|")[0] != side:
                 raise ModelError(
                     f"parameters {home.split('|')[1]!r} and '{name}.{inner}' are one tensor, but would be on different "
-                    "pipeline stages; untie them, or leave blocks= out to train without pipeline stages"
+                    "pipeline stages; untie them (a configuration of transformers has tie_word_embeddings=False for "
+                    "that), or leave blocks= out to train without pipeline stages"
                 )
 
 
@@ -185,17 +169,51 @@ def cut(model: nn.Module, path: str | None, layout: Layout, rank: int) -> list[S
     ]
 
 
-def cut_links(model: nn.Module, path: str, links: Collection[str], parts: Sequence[Stage]) -> None:
-    """Replace the links of the chain that hold no parameters and belong to another stage, in the model and its parts.
+def cut_further(
+    model: nn.Module, path: str, early: Mapping[str, Template], late: Collection[str], parts: Sequence[Stage]
+) -> None:
+    """Replace the modules without parameters that only the first or only the last stage runs where neither is.
 
-    The model keeps what any of its parts has, since buffers may be state.
+    early, late: as a chain has them. The model keeps what any of its parts has, since buffers may be state.
     """
     whole = Stage(stage=0, module=model, first=any(p.first for p in parts), last=any(p.last for p in parts))
     for part in (whole, *parts):
-        before, after = ends(part.module, path)
-        for name in ([] if part.first else before) + ([] if part.last else after):
-            if name in links:
+        for name in (*(() if part.first else early), *(() if part.last else late)):
+            if not isinstance(part.module.get_submodule(name), Absent):
                 part.module.set_submodule(name, Absent())
+
+
+def dress(
+    part: Stage,
+    activation: torch.Tensor,
+    early: Mapping[str, Template],
+    templates: Mapping[str, Template],
+    device: torch.device,
+) -> None:
+    """Have a stage's forward run from the activation that comes to it to the one that leaves it.
+
+    activation, early, templates: as a chain has them. device: where the stage computes.
+    """
+    present = [place for place, (_, block) in enumerate(part.blocks) if not isinstance(block, Absent)]
+    first = templates.get(part.blocks[0][0])
+    enters = None if part.first else Enters(shape=tuple(activation.shape), template=first, device=device)
+    for place, (name, block) in enumerate(part.blocks):
+        if not isinstance(block, Absent):
+            continue
+        if place == 0 and enters is not None:
+            block.role = enters.activation
+        elif place < present[0] and name in templates:
+            assert enters is not None, "a stage that is not the first has blocks before its own"
+            block.role = partial(enters.around, templates[name])
+        elif place == present[-1] + 1:
+            block.role = leave
+    if enters is not None:
+        for name, template in early.items():
+            stand_in = part.module.get_submodule(name)
+            assert isinstance(stand_in, Absent)
+            stand_in.role = partial(enters.blank, template)
+    if not (part.first and part.last):
+        run_between(part.module, enters, ends=not part.last)
 
 
 def _copy(model: nn.Module, path: str) -> nn.Module:
@@ -217,14 +235,6 @@ def _shallow(module: nn.Module) -> nn.Module:
         if name == "_modules" or name.endswith("_hooks") or "_hooks_" in name:
             copied.__dict__[name] = value.copy()
     return copied
-
-
-def dress(model: nn.Module, templates: Mapping[str, Template]) -> None:
-    """Let stand-ins return their argument in the form of the modules they stand for."""
-    for name, template in templates.items():
-        module = model.get_submodule(name)
-        if isinstance(module, Absent):
-            module.template = template
 
 
 def check_recompute(layout: Layout, recompute: Recompute) -> None:

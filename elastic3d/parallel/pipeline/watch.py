@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,18 +15,33 @@ from torch.utils._pytree import tree_leaves
 
 from elastic3d.parallel.constants import Constants
 from elastic3d.parallel.foreign import Caller
-from elastic3d.parallel.pipeline.frame import Template
-from elastic3d.parallel.pipeline.stages import Absent, first_of
+from elastic3d.parallel.pipeline.absent import Absent, Reached, Role, first_of
+from elastic3d.parallel.pipeline.frame import entries_of
 
 # These read the shape of their argument, and not its values.
 SHAPE_ONLY = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
+# The results of these are values that Python code goes on with, or have shapes that depend on values.
+READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+CHANCE = "random numbers"
+
+
+def of_entry(name: str) -> str:
+    """Return the source that an entry of the input is."""
+    return f"entry {name!r} of the input"
+
+
+def of_module(name: str) -> str:
+    """Return the source that a module is."""
+    return f"module {name!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One call of a module. `first` is its first argument, `rest` the leaves of all others.
 
-    came, went: versions of `first` and of the tensors of `output` at that time; a write in place changes them.
+    came, went: versions of `first` and of the tensors among the leaves of `output` at that time; a write in place
+    changes them.
     """
 
     name: str
@@ -33,36 +49,44 @@ class Call:
     rest: tuple[Any, ...]
     came: int
     output: Any
-    went: int
+    went: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedPass:
-    """One watched pass: calls in the order in which they ended."""
+    """One watched pass: calls in the order in which they ended. output: None if it left the stage before its end."""
 
     calls: tuple[Call, ...]
     output: Any
     follow: Follow
     constants: Constants
+    buffers: tuple[tuple[str, torch.Tensor], ...]
 
 
 class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Remembers for every tensor which entries of the input it was computed from; random numbers are from "chance"."""
+    """Remembers for every tensor what it was computed from: entries of the input, marked modules, random numbers.
+
+    read: what values were computed from that forward asked for. chance: whether random numbers count.
+    """
 
     def __init__(self, entries: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kept: list[torch.Tensor] = []  # keeps their memory from reuse: they are told apart by it
         self._sources: dict[int, frozenset[str]] = {}
+        self.read: frozenset[str] = frozenset()
+        self.chance = True
         for name, tensor in entries.items():
-            self._note(tensor, frozenset({name}))
+            self._note(tensor, frozenset({of_entry(name)}))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         sources: frozenset[str] = frozenset()
         if func._schema.name.removeprefix("aten::") not in SHAPE_ONLY:
             sources = sources.union(*(self.sources(leaf) for leaf in tree_leaves((args, kwargs))))
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            sources |= {"chance"}
+        if self.chance and torch.Tag.nondeterministic_seeded in func.tags:
+            sources |= {CHANCE}
+        if any(tag in func.tags for tag in READS):
+            self.read |= sources
         if sources:
             for leaf in tree_leaves(out):
                 if isinstance(leaf, torch.Tensor):
@@ -70,8 +94,14 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def sources(self, leaf: Any) -> frozenset[str]:
-        """Return which entries of the input a tensor was computed from; none for values that are not tensors."""
+        """Return what a tensor was computed from; nothing for values that are not tensors."""
         return self._sources.get(_memory(leaf), frozenset()) if isinstance(leaf, torch.Tensor) else frozenset()
+
+    def mark(self, output: Any, source: str) -> None:
+        """Have `source` be among what the tensors of an output were computed from."""
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, torch.Tensor):
+                self._note(leaf, frozenset({source}))
 
     def _note(self, tensor: torch.Tensor, sources: frozenset[str]) -> None:
         self._kept.append(tensor)
@@ -91,61 +121,71 @@ def same(one: Any, other: Any) -> bool:
 
 
 def watch(
-    model: nn.Module, caller: Caller, names: Collection[str], given: Any, *, skipping: Mapping[str, Template]
+    model: nn.Module,
+    caller: Caller,
+    names: Collection[str],
+    given: Any,
+    *,
+    stand_ins: Mapping[str, Role] = MappingProxyType({}),
+    marked: Collection[str] = (),
+    drawn_until: str = "",
 ) -> WatchedPass:
     """Return one pass in training mode over an input, whose tensors are all on one device.
 
-    names: modules to watch. skipping: those that pass their first argument on instead of running, as `Absent` does, and
-    how they return it.
+    names: modules to watch. stand_ins: roles of those that are absent. marked: modules whose outputs `Follow` is to
+    know. drawn_until: the module after which random numbers no longer count.
     """
-    entries = dict(given) if isinstance(given, Mapping) else {"": given}
-    entries = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
+    entries = entries_of(given)
     device = next(iter(entries.values())).device
     follow, constants = Follow(entries), Constants()
     calls: list[Call] = []
-    training = model.training
+
+    def ended(call: Call) -> None:
+        calls.append(call)
+        if call.name in marked:
+            follow.mark(call.output, of_module(call.name))
+        if call.name == drawn_until:
+            follow.chance = False
+
+    output, training = None, model.training
     # In training mode, since in evaluation dropout passes its input on, which would look like a module left out.
     # Tensors that forward makes without naming a device belong on the example's device, meta or real.
-    with _noting(model, names, calls), _skipping(model, skipping):
+    with _absent(model, stand_ins), _noting(model, names, ended):
         try:
             with torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad(), constants, follow:
                 output = caller(model.train(), given)
+        except Reached:
+            pass
         finally:
             model.train(training)
-    return WatchedPass(calls=tuple(calls), output=output, follow=follow, constants=constants)
+        buffers = tuple(model.named_buffers())
+    return WatchedPass(calls=tuple(calls), output=output, follow=follow, constants=constants, buffers=buffers)
 
 
 @contextmanager
-def _noting(model: nn.Module, names: Iterable[str], calls: list[Call]) -> Iterator[None]:
+def _noting(model: nn.Module, names: Iterable[str], ended: Callable[[Call], None]) -> Iterator[None]:
     came: dict[str, int] = {}
 
     def before(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+        def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
             came[name] = version(first_of(args, kwargs))
 
         return hook
 
     def after(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             rest = tree_leaves((args[1:], kwargs) if args else tuple(kwargs.values())[1:])
-            calls.append(
-                Call(
-                    name=name,
-                    first=first_of(args, kwargs),
-                    rest=tuple(rest),
-                    came=came[name],
-                    output=output,
-                    went=version(output),
-                )
-            )
+            went = tuple(leaf._version for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
+            first = first_of(args, kwargs)
+            ended(Call(name=name, first=first, rest=tuple(rest), came=came[name], output=output, went=went))
 
         return hook
 
     handles: list[Any] = []
     for name in names:
-        module = model.get_submodule(name)
-        handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
-        handles.append(module.register_forward_hook(after(name), with_kwargs=True))
+        watched = model.get_submodule(name)
+        handles.append(watched.register_forward_pre_hook(before(name), with_kwargs=True))
+        handles.append(watched.register_forward_hook(after(name), with_kwargs=True))
     try:
         yield
     finally:
@@ -154,18 +194,21 @@ def _noting(model: nn.Module, names: Iterable[str], calls: list[Call]) -> Iterat
 
 
 @contextmanager
-def _skipping(model: nn.Module, templates: Mapping[str, Template]) -> Iterator[None]:
-    modules = [(model.get_submodule(name), Absent(template).forward) for name, template in templates.items()]
-    own = [vars(module).get("forward") for module, _ in modules]
-    for module, stand_in in modules:
-        vars(module)["forward"] = stand_in
+def _absent(model: nn.Module, roles: Mapping[str, Role]) -> Iterator[None]:
+    """Have stand-ins in the places of modules, as on a stage that has none of their attributes."""
+    whole = {name: model.get_submodule(name) for name in roles}
     try:
+        for name, role in roles.items():
+            _put(model, name, Absent(role))
         yield
     finally:
-        for (module, _), forward in zip(modules, own, strict=True):
-            del vars(module)["forward"]
-            if forward is not None:
-                vars(module)["forward"] = forward
+        for name, module in whole.items():
+            _put(model, name, module)
+
+
+def _put(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    model.get_submodule(parent)._modules[last] = module
 
 
 def version(output: Any) -> int:

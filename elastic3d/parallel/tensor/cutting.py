@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from elastic3d.errors import ModelError
-from elastic3d.parallel.pipeline.stages import Absent
+from elastic3d.parallel.pipeline.absent import Absent
 from elastic3d.parallel.randomness import Randomness
 from elastic3d.parallel.scope import Scope
 from elastic3d.parallel.tensor.copies import Copies, settle

@@ -10,12 +10,24 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -65,6 +77,51 @@ def gpt_neox() -> nn.Module:
     return GPTNeoXForCausalLM(GPTNeoXConfig(**SIZES, hidden_dropout=0.1, attention_dropout=0.1))
 
 
+UNTIED: dict[str, Any] = {**SIZES, "tie_word_embeddings": False}
+
+
+def gpt2(**options: Any) -> nn.Module:
+    """Learned positions and dropout between the embeddings and the blocks."""
+    return GPT2LMHeadModel(GPT2Config(**{**UNTIED, **options}))
+
+
+def opt() -> nn.Module:
+    """Positions with an offset, a projection before the blocks and one after them."""
+    sizes = {**UNTIED, "ffn_dim": UNTIED["intermediate_size"]}
+    return last_registered(OPTForCausalLM(OPTConfig(**sizes, word_embed_proj_dim=8)))
+
+
+def last_registered(model: nn.Module) -> nn.Module:
+    """Return an OPT whose modules after the blocks are registered after them, too."""
+    decoder: Any = model.get_submodule("model.decoder")
+    for name in ("final_layer_norm", "project_out"):
+        last = getattr(decoder, name)
+        delattr(decoder, name)
+        setattr(decoder, name, last)
+    return model
+
+
+def phi() -> nn.Module:
+    """A dropout before the blocks that is registered after them."""
+    return PhiForCausalLM(PhiConfig(**UNTIED, embd_pdrop=0.1))
+
+
+def gemma2() -> nn.Module:
+    """Embeddings that are scaled, and logits that are capped."""
+    return Gemma2ForCausalLM(Gemma2Config(**UNTIED, num_key_value_heads=1, head_dim=8, sliding_window=4))
+
+
+def bloom() -> nn.Module:
+    """A norm of the embeddings, biases made from shapes, and blocks that return their attention, too."""
+    return BloomForCausalLM(BloomConfig(**UNTIED, hidden_dropout=0.1))
+
+
+def granite() -> nn.Module:
+    """Embeddings that are scaled before the blocks, and logits that are after the head."""
+    scales = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}
+    return GraniteForCausalLM(GraniteConfig(**UNTIED, **scales, num_key_value_heads=1))
+
+
 FAMILIES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "llama": (llama, "model.layers"),
     "qwen2": (qwen2, "model.layers"),
@@ -72,6 +129,12 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "wide_llama": (wide_llama, "model.layers"),
     "mixtral": (mixtral, "model.layers"),
     "gpt_neox": (gpt_neox, "gpt_neox.layers"),
+    "gpt2": (gpt2, "transformer.h"),
+    "opt": (opt, "model.decoder.layers"),
+    "phi": (phi, "model.layers"),
+    "gemma2": (gemma2, "model.layers"),
+    "bloom": (bloom, "transformer.h"),
+    "granite": (granite, "model.layers"),
 }
 
 

@@ -74,7 +74,7 @@ class MaskFromTokens(Model):
 
 
 class LastDimIsLength(Model):
-    """Takes its positions from the input's last dim, which on a later stage is the width."""
+    """Takes a table from the input's last dim."""
 
     def beside(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
         return torch.full((2, 3), float(tokens.shape[-1]))
@@ -87,7 +87,7 @@ class HasLoss(Model):
 
 
 class Shrinks(Model):
-    """Does not run on a later stage at all."""
+    """Unpacks the input's shape."""
 
     def beside(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
         rows, columns = tokens.shape
@@ -103,19 +103,30 @@ def test_inputs_and_outputs_may_be_tuples_and_dictionaries(device: str) -> None:
     with torch.device(device):
         model = Model()
     proof = chain.prove(model, "blocks", {name: value.to(device) for name, value in MASKED.items()})
-    assert (proof.frame.entry, proof.frame.path, proof.frame.beside) == ("tokens", ("scores", 0), True)
+    assert (proof.frame.entry, proof.frame.everywhere) == ("tokens", True)
     assert list(proof.templates) == ["blocks.0", "blocks.1"]
     assert not any("forward" in vars(module) for module in model.modules())
-    assert not chain.prove(model, "blocks", TOKENS.to(device)).frame.beside
+    assert not chain.prove(model, "blocks", TOKENS.to(device)).frame.everywhere
+
+
+class LearnedMask(Model):
+    """Gives its blocks what a module with parameters returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks, head = self.blocks, self.head
+        del self.blocks, self.head
+        self.gate = nn.Embedding(9, 1)
+        self.blocks, self.head = blocks, head
+
+    def beside(self, tokens: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
+        gates: torch.Tensor = self.gate(torch.arange(tokens.shape[1]))
+        return gates.view(1, -1)
 
 
 REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
-    (WritesInPlace, "computes something between module 'embed' and module 'blocks.0'"),
-    (MaskByChance, "'blocks.0' gets a further argument that was computed from random numbers"),
-    (MaskFromTokens, "'blocks.0' gets a further argument that was computed from the input's values"),
-    (LastDimIsLength, r"'blocks.0' gets other further arguments on a later pipeline stage"),
-    (HasLoss, "forward returns output.loss, which it computes from its input .* give them as the target"),
-    (Shrinks, "forward does not run on a later pipeline stage"),
+    (MaskByChance, "'blocks.1' gets a further argument that was computed from random numbers"),
+    (LearnedMask, "'blocks.1' gets a further argument that was computed from module 'gate'"),
 ]
 
 
@@ -131,21 +142,44 @@ def test_models_that_stages_would_compute_differently_are_refused(
         chain.prove(model, "blocks", TOKENS.to(device))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt_neox"])
+@pytest.mark.parametrize(
+    ("build", "everywhere"),
+    [(WritesInPlace, False), (LastDimIsLength, False), (Shrinks, False), (MaskFromTokens, True), (HasLoss, True)],
+)
+def test_what_depends_on_shapes_or_the_input_is_a_chain(build: Callable[[], nn.Module], everywhere: bool) -> None:
+    """Every stage has the shape of the input, and its values where they are needed."""
+    with torch.device("meta"):
+        model = build()
+    assert chain.prove(model, "blocks", TOKENS.to("meta")).frame.everywhere == everywhere
+
+
+@pytest.mark.parametrize("family", sorted(set(families.FAMILIES) - {"mixtral"}))
 def test_transformers_models_are_chains_on_meta(family: str) -> None:
     """The proof computes nothing, and changes neither model nor configuration."""
     build, blocks = families.FAMILIES[family]
     model: Any = initial.outline(build)
     proof = chain.prove(model, blocks, TOKENS.to("meta"))
-    assert proof.frame.path == ("logits",)
-    assert model.config.use_cache
+    assert not proof.frame.everywhere
+    assert getattr(model.config, "use_cache", True)
 
 
-def test_a_loss_computed_by_the_model_is_refused() -> None:
-    """transformers computes it from labels; a stage has labels but not the logits."""
+def test_a_loss_computed_by_the_model_is_computed_on_the_last_stage() -> None:
+    """transformers computes it from labels, which every stage has then; the hidden states of all blocks none has."""
     given = {"input_ids": TOKENS.to("meta"), "labels": TOKENS.to("meta")}
-    with pytest.raises(ModelError, match=r"forward returns output.loss, .* \(a loss from labels too"):
-        chain.prove(initial.outline(families.llama), "model.layers", given)
+    assert chain.prove(initial.outline(families.llama), "model.layers", given).frame.everywhere
+
+    def shows() -> nn.Module:
+        return families.LlamaForCausalLM(families.LlamaConfig(**families.SIZES, output_hidden_states=True))
+
+    with pytest.raises(ModelError, match=r"forward returns .*output.hidden_states"):
+        chain.prove(initial.outline(shows), "model.layers", TOKENS.to("meta"))
+
+
+def test_blocks_that_are_left_out_at_random_are_refused() -> None:
+    """Stages would draw other numbers, and leave out other blocks."""
+    config = families.OPTConfig(**families.UNTIED, ffn_dim=24, layerdrop=1e-9)
+    with pytest.raises(ModelError, match="decides by values that are computed from random numbers"):
+        chain.prove(families.last_registered(families.OPTForCausalLM(config)), "model.decoder.layers", TOKENS)
 
 
 def test_tied_embeddings_across_stages_are_refused() -> None:

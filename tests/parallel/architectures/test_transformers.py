@@ -71,6 +71,12 @@ def test_gpt_neox_with_dropout_has_one_digest() -> None:
     same_for_all("gpt_neox", [Layout(pp=3, dp=1)])
 
 
+@pytest.mark.parametrize("family", ["gpt2", "bloom"])
+def test_code_around_the_blocks_leaves_one_digest(family: str) -> None:
+    """Positions and dropout before the blocks, and blocks that return more than their tensor."""
+    same_for_all(family, [Layout(pp=2, dp=2)])
+
+
 def test_masks_from_the_input_reach_every_stage() -> None:
     """An attention mask in a dictionary beside the tokens is available on all stages."""
     same_for_all("llama", [Layout(pp=2, dp=1)], masked=True)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
 import torch
 from torch import nn
 
@@ -40,12 +39,9 @@ def test_a_proof_is_taken_over_as_it_was_found() -> None:
     assert sent == handed
     taken = taken_over(sent, initial.outline(Plain))
     assert taken is not None
-    assert (taken.links, taken.templates) == (proof.links, proof.templates)
-    assert (taken.frame.entry, taken.frame.entries, taken.frame.path) == (
-        proof.frame.entry,
-        proof.frame.entries,
-        proof.frame.path,
-    )
+    assert (taken.early, taken.late, taken.templates) == (proof.early, proof.late, proof.templates)
+    assert list(proof.early) == ["embed", "drop"]
+    assert (taken.frame.entry, taken.frame.everywhere) == (proof.frame.entry, proof.frame.everywhere)
     for ours, theirs in ((taken.activation, proof.activation),):
         assert (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)
         assert ours.requires_grad == theirs.requires_grad
@@ -77,14 +73,4 @@ def test_what_plain_values_do_not_describe_is_proven_each_time() -> None:
     template = chain.template_of((torch.empty(1), None))
     assert template is not None
     assert hand_on(replace(proof, templates={"blocks.0": template}), initial.outline(Plain)) is None
-
-
-@pytest.mark.parametrize("path", [("logits",), (0, "x")])
-def test_a_place_in_the_output_is_handed_on(path: tuple[str | int, ...]) -> None:
-    """Keys, names and positions."""
-    proof, _ = proven(Plain)
-    handed = hand_on(replace(proof, frame=replace(proof.frame, path=path)), initial.outline(Plain))
-    assert handed is not None
-    taken = taken_over(from_json(ProvenChain, json.loads(json.dumps(to_json(handed)))), initial.outline(Plain))
-    assert taken is not None
-    assert taken.frame.path == path
+    assert hand_on(replace(proof, early={"embed": template}), initial.outline(Plain)) is None
