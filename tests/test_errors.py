@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 CAUGHT_INSIDE = {
     "Unfit": "admission.check, which makes it AdmissionFailed",
+    "Reached": "pipeline.absent.run_between, around the stage's forward",
     "_Seen": "calibration.block, from the block's own input",
     "_Interrupted": "trackers.writing, which closes the tracker",
     "_ProfileMade": "calibration.script_question, out of the user's main",

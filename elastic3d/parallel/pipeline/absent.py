@@ -129,11 +129,11 @@ def first_of(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
 
 
 class Reached(BaseException):
-    """Forward came to the first block of the next stage, with this activation."""
+    """Forward came to the first block of the next stage, with this activation. recorded: whether by autograd."""
 
     def __init__(self, activation: torch.Tensor) -> None:
         super().__init__()
-        self.activation = activation
+        self.activation, self.recorded = activation, torch.is_grad_enabled()
 
 
 def leave(first: Any) -> Any:

@@ -286,12 +286,19 @@ def _check_first_stage(trial: _Trial, late: Iterable[str]) -> None:
             parts.blocks[:1],
             trial.example,
             stand_ins={**gone, **dict.fromkeys(parts.blocks[1:], leave)},
+            recording=True,
         )
     except UNABLE as error:
         raise ModelError(
             f"forward does not run on the first of several pipeline stages, where what comes after the first block is "
             f"absent: {error}; {WITHOUT}"
         ) from error
+    if not here.recorded:
+        raise ModelError(
+            f"forward runs block {parts.blocks[1]!r} where autograd does not record, as torch.utils.checkpoint does "
+            "with use_reentrant=True, and a pipeline stage that begins or ends there would get no gradients; use "
+            f'use_reentrant=False, or run.shard(..., recompute="full"), {WITHOUT}'
+        )
     _check_alike(trial.seen, trial.calls(parts.blocks[:1]), here, "the first of several pipeline stages")
 
 

@@ -54,13 +54,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedPass:
-    """One watched pass: calls in the order in which they ended. output: None if it left the stage before its end."""
+    """One watched pass: calls in the order in which they ended.
+
+    output: None if it left the stage before its end. recorded: whether autograd recorded the pass where it left.
+    """
 
     calls: tuple[Call, ...]
     output: Any
     follow: Follow
     constants: Constants
     buffers: tuple[tuple[str, torch.Tensor], ...]
+    recorded: bool
 
 
 class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -129,11 +133,12 @@ def watch(
     stand_ins: Mapping[str, Role] = MappingProxyType({}),
     marked: Collection[str] = (),
     drawn_until: str = "",
+    recording: bool = False,
 ) -> WatchedPass:
     """Return one pass in training mode over an input, whose tensors are all on one device.
 
     names: modules to watch. stand_ins: roles of those that are absent. marked: modules whose outputs `Follow` is to
-    know. drawn_until: the module after which random numbers no longer count.
+    know. drawn_until: the module after which random numbers no longer count. recording: have autograd record the pass.
     """
     entries = entries_of(given)
     device = next(iter(entries.values())).device
@@ -147,19 +152,27 @@ def watch(
         if call.name == drawn_until:
             follow.chance = False
 
-    output, training = None, model.training
+    output, recorded, training = None, recording, model.training
     # In training mode, since in evaluation dropout passes its input on, which would look like a module left out.
     # Tensors that forward makes without naming a device belong on the example's device, meta or real.
     with _absent(model, stand_ins), _noting(model, names, ended):
         try:
-            with torch.random.fork_rng(devices=[]), torch.device(device), torch.no_grad(), constants, follow:
+            with (
+                torch.random.fork_rng(devices=[]),
+                torch.device(device),
+                torch.set_grad_enabled(recording),
+                constants,
+                follow,
+            ):
                 output = caller(model.train(), given)
-        except Reached:
-            pass
+        except Reached as reached:
+            recorded = reached.recorded
         finally:
             model.train(training)
         buffers = tuple(model.named_buffers())
-    return WatchedPass(calls=tuple(calls), output=output, follow=follow, constants=constants, buffers=buffers)
+    return WatchedPass(
+        calls=tuple(calls), output=output, follow=follow, constants=constants, buffers=buffers, recorded=recorded
+    )
 
 
 @contextmanager

@@ -182,6 +182,14 @@ def test_blocks_that_are_left_out_at_random_are_refused() -> None:
         chain.prove(families.last_registered(families.OPTForCausalLM(config)), "model.decoder.layers", TOKENS)
 
 
+def test_recomputation_of_transformers_leaves_a_chain() -> None:
+    """Its blocks recompute themselves, with either kind of torch's checkpoint; stand-ins do not."""
+    for reenters in (False, True):
+        model: Any = initial.outline(families.llama)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reenters})
+        assert list(chain.prove(model, "model.layers", TOKENS.to("meta")).early) == ["model.embed_tokens"]
+
+
 def test_tied_embeddings_across_stages_are_refused() -> None:
     """By name, as transformers ties them."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from elastic3d.devices.cpu import CpuDevice
 from elastic3d.errors import LayoutError, ModelError, UsageError
@@ -199,6 +200,14 @@ class DecidesByEmbedding(Chain):
         return self.head(self.blocks_of(x)) * scale  # type: ignore[no-any-return]
 
 
+class Reenters(Chain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
 class Reversed(Chain):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.embed(x)
@@ -246,6 +255,7 @@ REFUSED: list[tuple[Callable[[], nn.Module], str]] = [
     (UsesHead, r"does not run on the first of several pipeline stages, .*'Absent' object has no attribute 'weight'"),
     (DrawsBetween, r"forward returns output, which it computes from random numbers"),
     (Counts, r"writes into the buffer 'seen' what it computes from module 'blocks.2'"),
+    (Reenters, r"runs block 'blocks.1' where autograd does not record, .*use use_reentrant=False"),
     (Reversed, r"blocks run out of order: 'blocks.2'"),
     (Skips, r"'blocks.2' does not run"),
     (UsedTwice, r"'embed' is registered before the blocks, but runs after the blocks"),
