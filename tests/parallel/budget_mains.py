@@ -84,9 +84,17 @@ def evaluate(run: Run) -> list[float]:
     run.restore(model=model, optimizer=optimizer, batches=batches)
     values = []
     for batch in batches.until(step=2):
-        values.append(run.evaluate(model, Texts(), _of_each, micro_batch=3, collate=pad))
+        values.append(run.evaluate(model, Texts(), _of_each, micro_batch=3, collate=_filled))
         run.step(optimizer, loss=run.backward(model, batch, loss_fn))
     return values
+
+
+def _filled(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    longest = max(len(sample["tokens"]) for sample in samples)
+    return {
+        name: torch.tensor([sample[name] + [filler] * (longest - len(sample[name])) for sample in samples])
+        for name, filler in (("tokens", 0), ("labels", -100))
+    }
 
 
 def _of_each(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
