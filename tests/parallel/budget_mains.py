@@ -50,9 +50,10 @@ def train(
     leaf: int = 1,
     summed: bool = False,
     exclude: Any = (),
+    build: type[Model] = Model,
 ) -> Trained:
     """Train the small model, with dropout, a schedule and clipping."""
-    model = run.shard(Model, blocks="blocks", seed=3, leaf=leaf)
+    model = run.shard(build, blocks="blocks", seed=3, leaf=leaf)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
     batches = run.batches(
@@ -100,6 +101,27 @@ def _filled(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 def _of_each(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     losses = nn.functional.cross_entropy(output.float().transpose(1, 2), target, reduction="none")
     return losses.sum(1), (target != -100).sum(1).float()
+
+
+class Placed(Model):
+    """Computes before its blocks with the places of tokens, and after its last module with what that returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(max(Texts.lengths), self.embed.embedding_dim)
+        for name in ("blocks", "norm", "head"):
+            # Registered last, as these run last.
+            module = getattr(self, name)
+            delattr(self, name)
+            setattr(self, name, module)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        x = self.drop(2 * self.embed(tokens) + self.places(places))
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x)) / 2
+        return logits
 
 
 class Cropping(Model):

@@ -64,6 +64,12 @@ def test_every_layout_ends_with_one_digest(alone: Trained, layout: Layout) -> No
     assert made(budget_mains.train, layout) == alone
 
 
+def test_stages_pass_on_what_forward_computes_around_its_blocks() -> None:
+    """Before the first block on the first stage, after the last one on the last, for every shape."""
+    main = partial(budget_mains.train, build=budget_mains.Placed)
+    assert made(main, Layout(pp=2, dp=1, zero=2)) == made(main, ALONE)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "layout",
