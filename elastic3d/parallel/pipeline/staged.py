@@ -190,7 +190,7 @@ class Pipeline:
         On the last stage return nothing: torch's stages know only tensors, and would keep them for the whole step.
         """
         given = self._parts[self._chunk].input
-        if arrived is not None and not self._frame.everywhere:
+        if given is None:  # not loaded, since nothing here depends on its values
             given = filled(self._blank, self._device)
         output = self._frame.run(module, given, arrived)
         if not last:
