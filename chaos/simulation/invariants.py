@@ -270,6 +270,9 @@ class Checker(Observer):
                     for member in self._at(change.event.name):
                         self.ail(member.id, "drained")
                 case e.EndPut():
+                    if not change.event.end.failed and self._current is not None:
+                        for wrong in self._lies.through(self._current):
+                            self.violated(wrong)
                     stuck = self._stuck.seals + 1 >= self.world.policy.tries
                     if change.event.end.failed and not self._errors and not self._all_broken() and not stuck:
                         self.violated(f"the job was ended without cause: {change.event.end.detail}")
@@ -547,5 +550,5 @@ class Checker(Observer):
 
 def _same(before: Generation, now: Generation) -> bool:
     """Return whether this is the same membership, with newer knowledge of what is safe and what nobody goes on from."""
-    newer = {name: getattr(now, name) for name in ("reached", "tried_at", "distrusted", "rollbacks")}
+    newer = {name: getattr(now, name) for name in ("reached", "tried_at", "distrusted", "rollbacks", "convicted")}
     return replace(before, **newer) == now

@@ -40,8 +40,7 @@ class LieChecks:
     """Checks of one world. disturbed_until: when the last fault was over that is no conviction.
 
     Where others are at work, the news of a conviction may be lost with the nodes that have it: nothing is said then of
-    what others do. Nor is it where two generations were sealed before it was heard, since what is said of a generation
-    is heard in the next one, and no later. Who never lied is never kept out for it, whatever happens.
+    what others do. Who never lied is never kept out for it, whatever happens.
     """
 
     world: World
@@ -102,6 +101,14 @@ class LieChecks:
         """Return whether a generation was sealed before a conviction was heard, and may have to end for it."""
         return any(generation.number in one.meanwhile for one in self.convictions)
 
+    def through(self, current: Generation) -> list[str]:
+        """Return what is wrong with a run that ends well in this generation: what it has come to has to count."""
+        return [
+            f"the run is through in {current.key}, and what generation {one.number} made wrongly is in its state"
+            for one in self._heeded(current)
+            if one.meanwhile.get(current.number) and self.world.loop.now >= one.known_at
+        ]
+
     def settled(self, current: Generation) -> list[str]:
         """Return what is wrong with the generation that trains once everything was heard long ago."""
         return [
@@ -134,5 +141,4 @@ class LieChecks:
         ]
 
     def _heeded(self, generation: Generation) -> list[Conviction]:
-        heard = [one for one in self.convictions if one.passed_on and len(one.meanwhile) < 2]
-        return [one for one in heard if one.number < generation.number]
+        return [one for one in self.convictions if one.passed_on and one.number < generation.number]

@@ -123,7 +123,8 @@ class Trainers:
     def prepare(self, member: Member, generation: Generation) -> None:
         """Build trainers; the member is told when they are ready."""
         group = self._groups.get(generation.key)
-        if group is None or replace(group.generation, reached=generation.reached) != generation:
+        newer = {"reached": generation.reached, "convicted": generation.convicted}
+        if group is None or replace(group.generation, **newer) != generation:
             # Another generation under the same key: an emptied etcd counts from the beginning. That a step is safe may
             # be written into the record while its nodes prepare.
             group = self._groups[generation.key] = _Group(generation)
