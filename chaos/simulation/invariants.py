@@ -15,6 +15,7 @@ from chaos.simulation.slowness import SlowChecks
 from chaos.simulation.stuck_checks import FOUND, LATE, StuckChecks
 from chaos.simulation.world import Observer, World
 from elastic3d import etcd_keys as keys
+from elastic3d.distrust import refused
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import INTERVAL, SILENCE
@@ -481,6 +482,8 @@ class Checker(Observer):
             return
         left = sealed[at - 1]
         if not world.trainers.left_safely(left.key, left.nodes):
+            return
+        if refused(generation.distrusted, left.number, before):
             return
         nodes = (*left.nodes, *generation.nodes, *generation.spares)
         if not any(self._harmed(node.id) for node in nodes):

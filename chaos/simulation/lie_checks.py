@@ -5,24 +5,33 @@ For a device that was convicted: it stays out, and nobody else does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from chaos.simulation.network import State
 from chaos.simulation.node import Member
 from chaos.simulation.stuck_checks import LATE, NOTICED
 from chaos.simulation.world import World
+from elastic3d.distrust import Distrust
 from elastic3d.membership import events as e
+from elastic3d.membership.machine.convictions import WITNESSES
 from elastic3d.membership.machine.flaps import WRONG
 from elastic3d.rollback import Rollback
 from elastic3d.values import Cause, Generation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+WRITTEN = 0.1
+"""Seconds after a node was told within which its word is in etcd."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Conviction:
     """What was said to every node whose trainers ended for it. passed_on: nothing had kept them from
     telling it lately.
 
     clean: audits vouch for so many steps, and `number` is the generation in which that was. rollback: it was no device,
-    but the loss that jumped up; then there is no place. known_at: when all have acted upon it. meanwhile: numbers of
+    but the loss that jumped up; then there is no place. told_at: when the first may hear it, and known_at: when all have
+    acted upon it. node: the id of the node, and witnesses: those of the others. heard: whether a word of anybody, and
+    certain: whether enough words to keep the machine out, are known to have come to be in etcd. meanwhile: numbers of
     generations that were sealed before that; True for those in which the device took part, or what it did to the state.
     """
 
@@ -31,8 +40,19 @@ class Conviction:
     clean: int
     passed_on: bool
     rollback: Rollback | None = None
+    node: str = ""
+    witnesses: tuple[str, ...] = ()
+    heard: bool = True
+    certain: bool = True
+    told_at: float = 0.0
     known_at: float = 0.0
     meanwhile: dict[int, bool] = field(default_factory=dict)
+
+    def explains(self, rule: Distrust) -> bool:
+        """Return whether this may have led to a rule: it refuses what was made until all had acted, and no more."""
+        since = range(self.number + 1, rule.before)
+        acted = not (self.passed_on and self.heard) or all(number in self.meanwhile for number in since)
+        return rule.step == self.clean and rule.before > self.number and acted
 
 
 @dataclass(slots=True)
@@ -52,12 +72,27 @@ class LieChecks:
         now = self.world.loop.now
         conviction = Conviction(
             place=member.record.node.place,
+            node=member.id,
+            witnesses=tuple(node.id for node in generation.nodes if node.id != member.id),
             number=generation.number,
             clean=clean,
             passed_on=now > self.disturbed_until + LATE,
+            told_at=now + seconds,
             known_at=now + seconds + NOTICED if seconds else now,
         )
         self.convictions.append(conviction)
+        if seconds:
+            self.world.loop.later(seconds + WRITTEN, self._count, conviction)
+
+    def _count(self, one: Conviction) -> None:
+        """Note who was there to say what they were told."""
+        members = [self.world.by_id[id] for id in (one.node, *one.witnesses)]
+        itself, *others = (member.state is State.RUNNING for member in members)
+        one.heard = itself or any(others)
+        one.certain = itself or sum(others) >= WITNESSES
+        if any(member.state is State.PAUSED for member in members):
+            # It says so later.
+            one.passed_on = False
 
     def spiked(self, generation: Generation, rollback: Rollback) -> None:
         """The loss jumped up."""
@@ -73,7 +108,8 @@ class LieChecks:
 
     def forget(self) -> None:
         """Note that etcd lost what was written: who is kept out may be lost with it."""
-        self.convictions = [replace(one, passed_on=False) for one in self.convictions]
+        for one in self.convictions:
+            one.passed_on = False
 
     def kept_out(self, event: e.QuarantinePut) -> list[str]:
         """Return what is wrong with a machine's being kept out."""
@@ -85,16 +121,21 @@ class LieChecks:
         """Return what is wrong with the nodes that train in a generation, and with what it leaves out."""
         for one in self._unknown(formed):
             one.meanwhile[formed.number] = any(node.place == one.place for node in formed.nodes)
+        again = [
+            f"{formed.key} refuses what was made before {rule.before} behind step {rule.step}, and no conviction says so"
+            for rule in formed.distrusted
+            if not any(one.explains(rule) for one in self.convictions)
+        ]
         forgotten = [
             f"{formed.key} forgets what is left out for the spike of generation {one.number}"
             for one in self._heeded(formed)
             if one.rollback is not None and one.rollback not in formed.rollbacks
         ]
-        return forgotten + [
+        return again + forgotten + [
             f"{node.name} was convicted in generation {one.number}, and {formed.key} holds it"
             for one in self._heeded(formed)
             for node in formed.nodes
-            if node.place == one.place and formed.number not in one.meanwhile
+            if one.certain and node.place == one.place and formed.number not in one.meanwhile
         ]
 
     def ends(self, generation: Generation) -> bool:
@@ -134,11 +175,14 @@ class LieChecks:
         ]
 
     def _unknown(self, generation: Generation) -> list[Conviction]:
-        if generation.cause is Cause.LYING:
-            return []
+        """Return the convictions that were not acted upon when a generation was sealed."""
+        for_one = generation.cause is Cause.LYING
         return [
-            one for one in self.convictions if self.world.loop.now < one.known_at and one.number < generation.number
+            one
+            for one in self.convictions
+            if self.world.loop.now < (one.told_at if for_one else one.known_at) and one.number < generation.number
         ]
 
     def _heeded(self, generation: Generation) -> list[Conviction]:
-        return [one for one in self.convictions if one.passed_on and one.number < generation.number]
+        said = [one for one in self.convictions if one.passed_on and one.heard]
+        return [one for one in said if one.number < generation.number]
