@@ -18,7 +18,6 @@ from elastic3d.membership.machine.flaps import WRONG
 from elastic3d.rollback import Rollback
 from elastic3d.values import Cause, Generation
 
-
 WRITTEN = 0.1
 """Seconds after a node was told within which its word is in etcd."""
 
@@ -29,10 +28,10 @@ class Conviction:
     telling it lately.
 
     clean: audits vouch for so many steps, and `number` is the generation in which that was. rollback: it was no device,
-    but the loss that jumped up; then there is no place. told_at: when the first may hear it, and known_at: when all have
-    acted upon it. node: the id of the node, and witnesses: those of the others. heard: whether a word of anybody, and
-    certain: whether enough words to keep the machine out, are known to have come to be in etcd. meanwhile: numbers of
-    generations that were sealed before that; True for those in which the device took part, or what it did to the state.
+    but the loss that jumped up; then there is no place. node: its id, and witnesses: those of the others. told_at: when
+    the first may hear it, and known_at: when all have acted upon it. heard: whether a word of anybody, and certain:
+    whether enough words to keep the machine out, have come to be in etcd. meanwhile: numbers of generations that were
+    sealed before that; True for those in which the device took part, or what it did to the state.
     """
 
     place: str
@@ -122,7 +121,7 @@ class LieChecks:
         for one in self._unknown(formed):
             one.meanwhile[formed.number] = any(node.place == one.place for node in formed.nodes)
         again = [
-            f"{formed.key} refuses what was made before {rule.before} behind step {rule.step}, and no conviction says so"
+            f"{formed.key} refuses steps after {rule.step} made before {rule.before}, and no conviction says so"
             for rule in formed.distrusted
             if not any(one.explains(rule) for one in self.convictions)
         ]
@@ -131,12 +130,16 @@ class LieChecks:
             for one in self._heeded(formed)
             if one.rollback is not None and one.rollback not in formed.rollbacks
         ]
-        return again + forgotten + [
-            f"{node.name} was convicted in generation {one.number}, and {formed.key} holds it"
-            for one in self._heeded(formed)
-            for node in formed.nodes
-            if one.certain and node.place == one.place and formed.number not in one.meanwhile
-        ]
+        return (
+            again
+            + forgotten
+            + [
+                f"{node.name} was convicted in generation {one.number}, and {formed.key} holds it"
+                for one in self._heeded(formed)
+                for node in formed.nodes
+                if one.certain and node.place == one.place and formed.number not in one.meanwhile
+            ]
+        )
 
     def ends(self, generation: Generation) -> bool:
         """Return whether a generation was sealed before a conviction was heard, and may have to end for it."""

@@ -310,9 +310,7 @@ class Core:
     def _go_back(self, event: e.TrainerFailed | e.TrainerLostPeer) -> None:
         """Report for what the run goes back, or whom it goes on without: its trainers ended because of it."""
         back = event.rollback if isinstance(event, e.TrainerLostPeer) else None
-        word = GoingBack(
-            key=event.key, clean=event.clean, accused=event.accused, rollback=back, detail=event.detail
-        )
+        word = GoingBack(key=event.key, clean=event.clean, accused=event.accused, rollback=back, detail=event.detail)
         self.report = told(self.report, word)
 
     def _exit(self, actions: list[acts.Action], why: str, how: acts.Exit, tomb: Tomb | None = None) -> None:

@@ -16,6 +16,7 @@ from elastic3d.values import Cause, Generation
 from tests.membership.story import ROOT, Story
 
 START = "> policy minimum=1 maximum=3\n> start a b c d\n> run 3\n> step 40\n"
+FIVE = "> policy minimum=1 maximum=5\n> start a b c d e\n> run 3\n> step 40\n"
 RULE = Distrust(before=2, step=30)
 
 
@@ -142,7 +143,7 @@ def test_a_conviction_is_heard_though_a_death_came_first() -> None:
 def test_a_conviction_is_heard_however_many_deaths_came_first() -> None:
     """Two generations were sealed before anybody spoke, and the words of the first still count, once."""
     story = Story()
-    story.tell("> policy minimum=1 maximum=5\n> start a b c d e\n> run 3\n> step 40\n> kill a\n> run 8\n> kill d\n> run 8")
+    story.tell(FIVE + "> kill a\n> run 8\n> kill d\n> run 8")
     assert [one.cause for one in story.sealed] == [Cause.START, Cause.DEATH, Cause.DEATH]
     late(story, "b", 30)
     story.tell("> run 8\n> step 50\n> run 2")
@@ -174,7 +175,7 @@ def test_words_of_two_generations_are_both_heard() -> None:
     """The second conviction does not replace what the first one leaves to say, whichever is told first."""
     for first in (0, 1):
         story = Story()
-        story.tell("> policy minimum=1 maximum=5\n> start a b c d e\n> run 3\n> step 40\n> kill a\n> run 8")
+        story.tell(FIVE + "> kill a\n> run 8")
         assert len(story.sealed) == 2
         words = []
         for sealed, culprit, clean in ((story.sealed[0], "b", 30), (story.sealed[1], "c", 35)):
