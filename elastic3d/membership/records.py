@@ -110,7 +110,7 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GoingBack:
+class ReasonToGoBack:
     """Why a member's trainers ended so that the run goes back: a device was convicted, or the loss jumped up.
 
     key: of their generation. clean: the newest step whose state the run may go on from, -1 if it may from any.
@@ -159,7 +159,7 @@ class Report:
     final: bool = False
     out_of_memory: bool = False
     short: Shortfall | None = None
-    goes_back: tuple[GoingBack, ...] = ()
+    goes_back: tuple[ReasonToGoBack, ...] = ()
     step: int = 0
     silent: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()

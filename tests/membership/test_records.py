@@ -19,11 +19,11 @@ from elastic3d.membership.records import (
     SCHEMA,
     Claim,
     End,
-    GoingBack,
     MemberRecord,
     Notice,
     Out,
     Proposal,
+    ReasonToGoBack,
     Report,
     SavedStep,
     Tomb,
@@ -50,7 +50,10 @@ RECORDS = [
     replace(GENERATION, convicted={"a@a1": 2}),
     Report(
         incarnation="a1",
-        goes_back=(GoingBack(key="3.9", clean=30, accused={"a@a1": "a"}, detail="wrong"), GoingBack(key="4.10")),
+        goes_back=(
+            ReasonToGoBack(key="3.9", clean=30, accused={"a@a1": "a"}, detail="wrong"),
+            ReasonToGoBack(key="4.10"),
+        ),
     ),
     End(failed=True, detail="why"),
 ]
@@ -92,7 +95,7 @@ def test_a_report_of_an_older_schema_is_read_by_the_names_it_has() -> None:
     value = b'{"schema": 2, "incarnation": "a1", "fault": "3.9", "interrupted": "3.8", "error": "3.7"}'
     assert decode(Report, value, "key") == Report(incarnation="a1", failed="3.9", peer_lost="3.8", error="3.7")
     value = b'{"schema": 8, "incarnation": "a1", "goes_back": "3.9", "clean": 30, "accused": {"b@1": "b"}}'
-    said = GoingBack(key="3.9", clean=30, accused={"b@1": "b"})
+    said = ReasonToGoBack(key="3.9", clean=30, accused={"b@1": "b"})
     assert decode(Report, value, "key") == Report(incarnation="a1", goes_back=(said,))
     assert decode(Report, b'{"schema": 8, "incarnation": "a1", "goes_back": "", "clean": -1}', "key").goes_back == ()
     failed = replace(GENERATION, cause=Cause.FAILURE)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from elastic3d.distrust import Distrust, with_rule
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.situation import Situation
-from elastic3d.membership.records import GoingBack, Report
+from elastic3d.membership.records import ReasonToGoBack, Report
 from elastic3d.rollback import Rollback
 from elastic3d.values import Generation
 
@@ -58,7 +58,7 @@ def vouched(situation: Situation) -> int | None:
     return min((word.clean for _, word in said if word.clean >= 0), default=None)
 
 
-def spike(situation: Situation) -> GoingBack | None:
+def spike(situation: Situation) -> ReasonToGoBack | None:
     """Return what is said if the sealed generation goes back because its loss jumped up, None if it does not."""
     current = situation.view.generation
     assert current is not None
@@ -122,14 +122,14 @@ def number_of(key: str) -> int:
     return int(key.partition(".")[0])
 
 
-def _said(situation: Situation) -> Iterator[tuple[str, GoingBack]]:
+def _said(situation: Situation) -> Iterator[tuple[str, ReasonToGoBack]]:
     reports = situation.roster.reports
     for id in reports.returning:
         for word in reports[id].goes_back:
             yield id, word
 
 
-def _now(situation: Situation) -> list[tuple[str, GoingBack]]:
+def _now(situation: Situation) -> list[tuple[str, ReasonToGoBack]]:
     """Return what is said of the sealed generation, and by whom, of those who are in it."""
     current, index = situation.view.generation, situation.view.index
     assert current is not None
@@ -137,7 +137,7 @@ def _now(situation: Situation) -> list[tuple[str, GoingBack]]:
     return [(id, word) for id, word in _said(situation) if word.key == current.key and id in index.node_ranks]
 
 
-def _late(situation: Situation) -> list[tuple[str, GoingBack]]:
+def _late(situation: Situation) -> list[tuple[str, ReasonToGoBack]]:
     """Return what is said of the generations before: by those who were in them, since no others' trainers ended."""
     current = situation.view.generation
     assert current is not None
@@ -148,9 +148,9 @@ def _late(situation: Situation) -> list[tuple[str, GoingBack]]:
     ]
 
 
-def _named(said: Iterable[tuple[str, GoingBack]]) -> dict[str, Conviction]:
+def _named(said: Iterable[tuple[str, ReasonToGoBack]]) -> dict[str, Conviction]:
     """Return the nodes that these words convict, by id, each for the newest generation in which it was."""
-    by: dict[tuple[int, str, str], dict[str, GoingBack]] = defaultdict(dict)
+    by: dict[tuple[int, str, str], dict[str, ReasonToGoBack]] = defaultdict(dict)
     for id, word in said:
         for accused in word.accused:
             by[word.number, word.key, accused][id] = word
@@ -167,12 +167,12 @@ def _known(generation: Generation, id: str, key: str) -> bool:
     return generation.convicted.get(id, -1) >= number_of(key)
 
 
-def _refused(generation: Generation, word: GoingBack) -> bool:
+def _refused(generation: Generation, word: ReasonToGoBack) -> bool:
     """Return whether a rule of the record refuses all that is said not to count."""
     return any(rule.before > word.number and rule.step <= word.clean for rule in generation.distrusted)
 
 
-def _has(generation: Generation, word: GoingBack) -> bool:
+def _has(generation: Generation, word: ReasonToGoBack) -> bool:
     """Return whether the record of a later generation has all that is said of an earlier one."""
     if word.rollback is not None:
         return True
@@ -180,7 +180,7 @@ def _has(generation: Generation, word: GoingBack) -> bool:
     return refused and all(_known(generation, id, word.key) for id in word.accused)
 
 
-def _goal(word: GoingBack) -> Rollback:
+def _goal(word: ReasonToGoBack) -> Rollback:
     assert word.rollback is not None
     return word.rollback
 
@@ -229,7 +229,7 @@ def made_again(report: Report, before: tuple[Distrust, ...], now: tuple[Distrust
     return replace(report, step=min(report.step, newest), safe=min(report.safe, newest))
 
 
-def told(report: Report, word: GoingBack) -> Report:
+def told(report: Report, word: ReasonToGoBack) -> Report:
     """Return a member's report with one more reason why the run goes back, in place of what it said of the same
     generation.
     """

@@ -47,7 +47,7 @@ from elastic3d.membership.machine.suspicions import Suspicions
 from elastic3d.membership.machine.trainers import Trainers, TrainersPhase
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import GoingBack, MemberRecord, Out, Report, Tomb
+from elastic3d.membership.records import MemberRecord, Out, ReasonToGoBack, Report, Tomb
 from elastic3d.membership.stalls import Judge
 from elastic3d.values import Cause, Generation
 
@@ -310,7 +310,9 @@ class Core:
     def _go_back(self, event: e.TrainerFailed | e.TrainerLostPeer) -> None:
         """Report for what the run goes back, or whom it goes on without: its trainers ended because of it."""
         back = event.rollback if isinstance(event, e.TrainerLostPeer) else None
-        word = GoingBack(key=event.key, clean=event.clean, accused=event.accused, rollback=back, detail=event.detail)
+        word = ReasonToGoBack(
+            key=event.key, clean=event.clean, accused=event.accused, rollback=back, detail=event.detail
+        )
         self.report = told(self.report, word)
 
     def _exit(self, actions: list[acts.Action], why: str, how: acts.Exit, tomb: Tomb | None = None) -> None:
