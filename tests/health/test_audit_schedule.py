@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic3d.health.audit import audit_at, plan
+from elastic3d.health.audit import AuditPlan, audit_at, plan
 from elastic3d.health.audit_schedule import KEPT, LEAST, NEAR, NEAREST, AuditSchedule, AuditTimes, AuditTurns, begun
 from elastic3d.owners import Owners
 from elastic3d.values import Layout
 
 LAYOUT, COUNT = Layout(pp=1, dp=4), 16
-MADE = {"blocks": 8, "counts": [COUNT], "nodes": range(4)}
+
+
+def planned(budget: float, count: int = COUNT) -> AuditPlan:
+    return plan(LAYOUT, budget=budget, blocks=8, counts=[count], nodes=range(4))
 
 
 def played(schedule: AuditSchedule, *, steps: int, cost: float, seed: int) -> tuple[list[int], AuditSchedule]:
@@ -40,7 +43,7 @@ def played(schedule: AuditSchedule, *, steps: int, cost: float, seed: int) -> tu
 @settings(max_examples=60, deadline=None)
 def test_audits_stay_within_their_budget_whatever_they_cost(cost: float, budget: float, began: int, seed: int) -> None:
     """At every moment two audits ahead of it at most, once their cost is known; and most of it is made use of."""
-    first = begun(plan(LAYOUT, budget=budget, **MADE), budget=budget, step=began)
+    first = begun(planned(budget), budget=budget, step=began)
     steps = math.ceil(40 / budget)
     audited, last = played(first, steps=steps, cost=cost, seed=seed)
     known = audited[LEAST]
@@ -57,7 +60,7 @@ def test_audits_stay_within_their_budget_whatever_they_cost(cost: float, budget:
 @settings(max_examples=40, deadline=None)
 def test_no_more_steps_lie_between_two_audits_than_is_said(cost: float, seed: int) -> None:
     """Once the cost is known, a device that computes wrongly is audited within two runs of `every` steps."""
-    _, known = played(begun(plan(LAYOUT, budget=0.01, **MADE), budget=0.01, step=0), steps=2000, cost=cost, seed=seed)
+    _, known = played(begun(planned(0.01), budget=0.01, step=0), steps=2000, cost=cost, seed=seed)
     every = known.newest.every
     assert every <= math.ceil(cost / 0.01 / NEAR)
     audited, last = played(begun(known.newest, budget=0.01, step=4000), steps=4000, cost=cost, seed=seed)
@@ -67,14 +70,14 @@ def test_no_more_steps_lie_between_two_audits_than_is_said(cost: float, seed: in
 
 def test_audits_as_dear_as_their_rounds_change_nothing() -> None:
     """One round of four is a quarter of a step, as the plan has it: one audit in 25 steps."""
-    first = begun(plan(LAYOUT, budget=0.01, **MADE), budget=0.01, step=0)
+    first = begun(planned(0.01), budget=0.01, step=0)
     audited, last = played(first, steps=2000, cost=0.25, seed=1)
     assert (len(audited), last.plans) == (80, first.plans)
 
 
 def test_dearer_audits_come_more_rarely_and_make_up_for_what_they_took() -> None:
     """Four at a quarter of a step were held before anybody knew that they take nearly half of one."""
-    first = begun(plan(LAYOUT, budget=0.01, **MADE), budget=0.01, step=0)
+    first = begun(planned(0.01), budget=0.01, step=0)
     audited, last = played(first, steps=5000, cost=0.45, seed=1)
     (_, before), (end, after) = last.plans
     assert (before.every, end, after.every, after.since) == (25, 100, 45, 135)
@@ -84,9 +87,9 @@ def test_dearer_audits_come_more_rarely_and_make_up_for_what_they_took() -> None
 
 def test_a_generation_begins_with_what_is_known() -> None:
     """In proportion to its own rounds: half as many of them make an audit twice as dear, and twice as rare."""
-    known = begun(plan(LAYOUT, budget=0.01, **MADE), budget=0.01, step=700, known=1.8)
+    known = begun(planned(0.01), budget=0.01, step=700, known=1.8)
     assert (known.newest.every, known.at(700)) == (45, known.newest)
-    shorter = begun(plan(LAYOUT, budget=0.01, **MADE | {"counts": [8]}), budget=0.01, step=700, known=1.8)
+    shorter = begun(planned(0.01, 8), budget=0.01, step=700, known=1.8)
     assert shorter.newest.every == 90
 
 
@@ -109,7 +112,7 @@ def test_nothing_is_known_before_enough_steps_were_measured() -> None:
 
 def test_what_was_loaded_before_a_schedule_is_known() -> None:
     """A loader that is ahead notes for which step it asked, so that what it took by another schedule is loaded anew."""
-    first = begun(plan(LAYOUT, budget=0.01, **MADE), budget=0.01, step=0)
+    first = begun(planned(0.01), budget=0.01, step=0)
     turns = AuditTurns(first)
     assert turns.ask(7) is turns.ask(3) is first.newest
     assert turns.asked == 7

@@ -227,10 +227,13 @@ def test_audits_that_are_dearer_than_planned_come_more_rarely(tmp_path: Path) ->
     assert report.result == finished(played(main, Layout(pp=1, dp=1), audit=0.0)).result
     (planned,) = report.audits
     assert planned.kind is Audited.PLANNED
+    assert planned.coverage is not None
+    assert report.coverage is not None
     assert (planned.coverage.every, report.coverage.every) == (8, 3)
     assert "takes 80% longer than others" in planned.detail
     following = partial(mains.train_dearly, steps=steps + 8)
     again = finished(run_world(following, Orders(layout=pair, audit=0.1, take=tmp_path)))
+    assert again.coverage is not None
     assert (again.audits, again.coverage.every) == ([], 8)
 
 

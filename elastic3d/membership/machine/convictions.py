@@ -229,7 +229,7 @@ def made_again(report: Report, before: tuple[Distrust, ...], now: tuple[Distrust
     return replace(report, step=min(report.step, newest), safe=min(report.safe, newest))
 
 
-def told(report: Report, word: ReasonToGoBack) -> Report:
+def with_reason(report: Report, word: ReasonToGoBack) -> Report:
     """Return a member's report with one more reason why the run goes back, in place of what it said of the same
     generation.
     """

@@ -31,7 +31,7 @@ from elastic3d.membership.machine.balance import decided
 from elastic3d.membership.machine.campaign import turn
 from elastic3d.membership.machine.chores import sweep
 from elastic3d.membership.machine.commits import Commits
-from elastic3d.membership.machine.convictions import made_again, told, unheard
+from elastic3d.membership.machine.convictions import made_again, unheard, with_reason
 from elastic3d.membership.machine.evictions import TOGETHER
 from elastic3d.membership.machine.failure_detector import judge
 from elastic3d.membership.machine.generation_index import index_of
@@ -313,7 +313,7 @@ class Core:
         word = ReasonToGoBack(
             key=event.key, clean=event.clean, accused=event.accused, rollback=back, detail=event.detail
         )
-        self.report = told(self.report, word)
+        self.report = with_reason(self.report, word)
 
     def _exit(self, actions: list[acts.Action], why: str, how: acts.Exit, tomb: Tomb | None = None) -> None:
         self._trainers.stop_all(actions, why)

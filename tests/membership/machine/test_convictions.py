@@ -180,10 +180,11 @@ def test_words_of_two_generations_are_both_heard() -> None:
         words = []
         for sealed, culprit, clean in ((story.sealed[0], "b", 30), (story.sealed[1], "c", 35)):
             accused = {node.id: node.place for node in sealed.nodes if node.name == culprit}
-            words.append((culprit, {"key": sealed.key, "clean": clean, "accused": accused}))
+            words.append((culprit, e.TrainerLostPeer(key=sealed.key, clean=clean, accused=accused)))
         for culprit, word in (words[first], words[1 - first]):
             for name in ("b", "c", "d", "e"):
-                story.to(name, (e.TrainerFailed if name == culprit else e.TrainerLostPeer)(detail="wrong", **word))
+                itself = e.TrainerFailed(key=word.key, detail="wrong", clean=word.clean, accused=word.accused)
+                story.to(name, itself if name == culprit else word)
         story.tell("> run 12\n> step 50\n> run 2")
         assert kept_out(story) == {"b", "c"}
         assert {node.name for node in story.sealed[-1].nodes} == {"d", "e"}
