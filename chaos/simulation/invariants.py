@@ -271,8 +271,8 @@ class Checker(Observer):
                     for member in self._at(change.event.name):
                         self.ail(member.id, "drained")
                 case e.EndPut():
-                    if not change.event.end.failed and self._current is not None:
-                        for wrong in self._lies.through(self._current):
+                    if self._current is not None:
+                        for wrong in self._lies.ended(self._current, change.event.end):
                             self.violated(wrong)
                     stuck = self._stuck.seals + 1 >= self.world.policy.tries
                     if change.event.end.failed and not self._errors and not self._all_broken() and not stuck:

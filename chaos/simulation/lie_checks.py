@@ -11,10 +11,11 @@ from chaos.simulation.network import State
 from chaos.simulation.node import Member
 from chaos.simulation.stuck_checks import LATE, NOTICED
 from chaos.simulation.world import World
-from elastic3d.distrust import Distrust
+from elastic3d.distrust import Distrust, refused
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.convictions import WITNESSES
 from elastic3d.membership.machine.flaps import WRONG
+from elastic3d.membership.records import End
 from elastic3d.rollback import Rollback
 from elastic3d.values import Cause, Generation
 
@@ -145,12 +146,20 @@ class LieChecks:
         """Return whether a generation was sealed before a conviction was heard, and may have to end for it."""
         return any(generation.number in one.meanwhile for one in self.convictions)
 
-    def through(self, current: Generation) -> list[str]:
-        """Return what is wrong with a run that ends well in this generation: what it has come to has to count."""
+    def ended(self, current: Generation, end: End) -> list[str]:
+        """Return what is wrong with a job's end in this generation.
+
+        What a run that is through has come to has to count, and what does not count the next job has to know.
+        """
+        known = [one for one in self._heeded(current) if self.world.loop.now >= one.known_at]
         return [
             f"the run is through in {current.key}, and what generation {one.number} made wrongly is in its state"
-            for one in self._heeded(current)
-            if one.meanwhile.get(current.number) and self.world.loop.now >= one.known_at
+            for one in known
+            if one.meanwhile.get(current.number) and not end.failed and not end.detail
+        ] + [
+            f"the job ends in {current.key}, and its record does not refuse what generation {one.number} made wrongly"
+            for one in known
+            if not refused(current.distrusted, one.number, one.clean + 1)
         ]
 
     def settled(self, current: Generation) -> list[str]:
