@@ -236,6 +236,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "run.rolled_back": _warning("step", "clean", "samples", "detail"),
         # Nobody can repeat what the ranks of this generation compute; with dp 1 for one.
         "audit.off": _info("detail"),
+        # What an audited step takes longer than others became known, and from the next audits on one step in `every`
+        # is audited, so that they stay within their budget.
+        "audit.planned": _info("step", "every", "detail"),
         # Two ranks that ran micro-batch `micro_batch` of step `step` came to other bits, first at `where`; `finding` is
         # that of the ranks which then repeated it: "transient", "persistent", "nondeterministic" or "undecided".
         # `ranks` and `nodes` are those that computed wrongly. `compared`: "passes"; or, without a micro-batch, what was

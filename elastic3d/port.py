@@ -240,6 +240,7 @@ class Audited(StrEnum):
     EXAMINED = "examined"  # the newcomers of this generation computed what all others did
     UNEXAMINED = "unexamined"  # this generation's newcomers could not be examined
     SPIKED = "spiked"  # the loss jumped up, and the run goes back: no update is made
+    PLANNED = "planned"  # what an audit costs became known, and there are more or fewer from here on
     UNFIT = "unfit"  # a rank failed the entrance exam, or was found to compute wrongly in it
 
 
@@ -252,7 +253,8 @@ class AuditReport:
     ranks, nodes: who computed wrongly. clean: the newest step that audits vouch for: in whose audit all agreed, in this
     generation or an earlier one; -1 where nothing is audited. acted: something is done about it. rollback: what is left
     out for a spike; `clean` is then the newest step whose state the run may go back to. seconds: how long it took to
-    find that out, 0.0 where nobody measured it. parts: those in which each rank computed again, by rank.
+    find that out, 0.0 where nobody measured it. parts: those in which each rank computed again, by rank. coverage: what
+    is audited from here on, None where nothing changes.
     """
 
     kind: Audited
@@ -269,6 +271,7 @@ class AuditReport:
     rollback: Rollback | None = None
     seconds: float = 0.0
     parts: tuple[float, ...] = ()
+    coverage: AuditCoverage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

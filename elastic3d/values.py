@@ -433,7 +433,9 @@ class Generation:
     none was: not the newest one, but never below the first. `distrusted` are rules for states it may not go on from,
     `paces` what was known of machines that are slow, or were. `memory` is what was learned where memory ran out, None
     where it never did.
-    `rollbacks` what it leaves out since the loss jumped up.
+    `rollbacks` what it leaves out since the loss jumped up. `convicted` are the nodes of which a device was found to
+    compute wrongly, by id, each with the number of the newest generation in which it was: who says so later says
+    nothing new.
     `writer` is the place among `nodes` of the one that writes the run's curves: the one that did so before, else the
     first that trained before and so heard the steps that may not be written yet, else the first.
     """
@@ -459,6 +461,7 @@ class Generation:
     paces: tuple[Pace, ...] = ()
     memory: MemoryBound | None = None
     writer: int = 0
+    convicted: dict[str, int] = field(default_factory=dict)
 
     @property
     def world(self) -> int:

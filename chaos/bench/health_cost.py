@@ -5,8 +5,9 @@ the same processes all of it is taken away for every other step: `Unrecorded` is
 Neighbouring steps make a pair, in turns of either order, so that other load affects both alike. What a rank writes in a
 step is also written again by itself, many times over, which gives its microseconds without any noise.
 
-Audits are measured in a second world, in which every other step is audited, at a place drawn by the seed; what one of
-them costs more than its neighbour is spread over the steps from one to the next that a budget of 1 % has.
+Audits are measured in a second world, in which they come as often as an eighth of the time pays for, at places drawn by
+the seed; what one of them costs more than its neighbour is spread over the steps from one to the next that a run whose
+budget is 1 % comes to.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from chaos.bench.spread import spread
 from chaos.bench.steppers import MICRO_BATCH, RATE
 from elastic3d.clock import SYSTEM
 from elastic3d.health import audit
+from elastic3d.health.audit_schedule import begun
 from elastic3d.health.options import Watching
 from elastic3d.health.record import BEAT, SIZE, ProgressPage, ProgressWriter
 from elastic3d.health.watch import SlotWatch
@@ -52,6 +54,9 @@ LAYOUT = Layout(pp=1, dp=2, zero=1)
 
 ROUNDS = 4
 BUDGET = 0.01
+OFTEN = 1 / 8
+"""The budget of the world in which audits are measured."""
+
 WARM_UP = 4
 REPLAYS = 2000
 """How often what a step records is recorded again."""
@@ -81,7 +86,7 @@ class Recording:
 class Cost:
     """Seconds of steps, paired, and the recording of each rank. audits: the plain step, and the audited one beside it.
 
-    every: steps from one audit to the next under `BUDGET`. parameters: of the model.
+    every: steps from one audit to the next under `BUDGET`, once a run knows that cost. parameters: of the model.
     """
 
     parameters: int
@@ -114,15 +119,14 @@ def measure(*, width: int, depth: int = 10, pairs: int, say: Callable[[str], Non
         for rank in ranks:
             rank.send(("recording", ask))
         recording = tuple(_answer(rank) for rank in ranks)
-    nodes = range(LAYOUT.world)
-    often, rare = (
-        audit.plan(LAYOUT, budget=budget, blocks=depth, counts=(count,), nodes=nodes) for budget in (1 / 8, BUDGET)
-    )
-    with _world(width, depth, budget=1 / 8) as ranks:
+    plan = audit.plan(LAYOUT, budget=BUDGET, blocks=depth, counts=(count,), nodes=range(LAYOUT.world))
+    with _world(width, depth, budget=OFTEN) as ranks:
         for rank in ranks:
             _answer(rank)
-        say(f"cost of audits: every {often.every} steps here, every {rare.every} with {BUDGET:.0%}")
-        plain, audited = _audited(ranks, pairs * often.every)
+        say(f"cost of audits: {pairs} of them, one in {plan.every} steps with {BUDGET:.0%} if they cost their rounds")
+        plain, audited = _audited(ranks, pairs)
+    cost = statistics.median(more / step - 1 for step, more in zip(plain, audited, strict=True))
+    known = begun(plan, budget=BUDGET, step=0, known=max(0.0, cost) / plan.share)
     return Cost(
         parameters=parameters,
         on=tuple(on),
@@ -130,7 +134,7 @@ def measure(*, width: int, depth: int = 10, pairs: int, say: Callable[[str], Non
         recording=recording,
         plain=tuple(plain),
         audited=tuple(audited),
-        every=rare.every,
+        every=known.newest.every,
     )
 
 
@@ -177,8 +181,12 @@ def _paired(ranks: Sequence[Connection], pairs: int) -> tuple[list[float], list[
     return [took for on, took in made if on], [took for on, took in made if not on]
 
 
-def _audited(ranks: Sequence[Connection], steps: int) -> tuple[list[float], list[float]]:
-    made = [_step(ranks, True) for _ in range(WARM_UP + steps)][WARM_UP:]
+def _audited(ranks: Sequence[Connection], audits: int) -> tuple[list[float], list[float]]:
+    for _ in range(WARM_UP):
+        _step(ranks, True)
+    made: list[tuple[float, bool]] = []
+    while sum(audited for _, audited in made) < audits or made[-1][1]:
+        made.append(_step(ranks, True))
     return pairs_of([took for took, _ in made], [audited for _, audited in made])
 
 

@@ -383,4 +383,15 @@ FOUND: tuple[Bug, ...] = (
             24.800 isolate n3 for 7.7
         """,
     ),
+    _bug(
+        "two deaths before a conviction is heard",
+        "Words counted in the generation after their own and no later: the run went on with the convicted device, from "
+        "what it had made.",
+        """
+            job seed=1 members=4 minimum=2 maximum=4
+            2.600 lie n2 for 0.7
+            2.650 kill n3
+            2.720 kill n4
+        """,
+    ),
 )

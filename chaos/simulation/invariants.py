@@ -15,6 +15,7 @@ from chaos.simulation.slowness import SlowChecks
 from chaos.simulation.stuck_checks import FOUND, LATE, StuckChecks
 from chaos.simulation.world import Observer, World
 from elastic3d import etcd_keys as keys
+from elastic3d.distrust import refused
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import INTERVAL, SILENCE
@@ -270,6 +271,9 @@ class Checker(Observer):
                     for member in self._at(change.event.name):
                         self.ail(member.id, "drained")
                 case e.EndPut():
+                    if self._current is not None:
+                        for wrong in self._lies.ended(self._current, change.event.end):
+                            self.violated(wrong)
                     stuck = self._stuck.seals + 1 >= self.world.policy.tries
                     if change.event.end.failed and not self._errors and not self._all_broken() and not stuck:
                         self.violated(f"the job was ended without cause: {change.event.end.detail}")
@@ -479,6 +483,8 @@ class Checker(Observer):
         left = sealed[at - 1]
         if not world.trainers.left_safely(left.key, left.nodes):
             return
+        if refused(generation.distrusted, left.number, before):
+            return
         nodes = (*left.nodes, *generation.nodes, *generation.spares)
         if not any(self._harmed(node.id) for node in nodes):
             self.violated(
@@ -547,5 +553,5 @@ class Checker(Observer):
 
 def _same(before: Generation, now: Generation) -> bool:
     """Return whether this is the same membership, with newer knowledge of what is safe and what nobody goes on from."""
-    newer = {name: getattr(now, name) for name in ("reached", "tried_at", "distrusted", "rollbacks")}
+    newer = {name: getattr(now, name) for name in ("reached", "tried_at", "distrusted", "rollbacks", "convicted")}
     return replace(before, **newer) == now

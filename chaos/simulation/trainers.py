@@ -123,9 +123,11 @@ class Trainers:
     def prepare(self, member: Member, generation: Generation) -> None:
         """Build trainers; the member is told when they are ready."""
         group = self._groups.get(generation.key)
-        if group is None or replace(group.generation, reached=generation.reached) != generation:
-            # Another generation under the same key: an emptied etcd counts from the beginning. That a step is safe may
-            # be written into the record while its nodes prepare.
+        known = group.generation if group is not None else generation
+        newer = replace(known, reached=generation.reached, convicted=generation.convicted)
+        if group is None or newer != generation:
+            # Another generation under the same key: an emptied etcd counts from the beginning. That a step is safe, or
+            # who was convicted, may be written into the record while its nodes prepare.
             group = self._groups[generation.key] = _Group(generation)
         group.phase[member.id], group.members[member.id] = Phase.BUILDING, member
         self.loop.later(self.durations.building(self.random), self._built, member, group)

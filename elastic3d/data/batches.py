@@ -164,6 +164,14 @@ class Batches:
         self.take(self.share)
         self._resized = True
 
+    def load_anew(self) -> None:
+        """Load what is loaded already of the steps to come once more: this rank runs other micro-batches in them.
+
+        Not for a stream, which is read once.
+        """
+        assert self._numbered
+        self._resized = True
+
     def tokens(self, step: int, excluded: Sequence[int]) -> int:
         """Return the tokens of a step's samples without some micro-batches, 0 where nobody says how many they have."""
         order = self.order

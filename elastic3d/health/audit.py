@@ -33,7 +33,8 @@ class AuditPlan:
 
     why: what keeps it from being audited, "" if it is. shifts: between a column and the one it audits, to draw from.
     leaf: how many micro-batches are summed before they are sent, and so replayed together. hearing: the fewest rounds
-    in which all columns can run one leaf without a step.
+    in which all columns can run one leaf without a step. since: the step from which on steps are counted; none is
+    audited before. share: what an audited step takes longer if all rounds take as long, of a step with the fewest.
     """
 
     every: int
@@ -42,6 +43,8 @@ class AuditPlan:
     why: str = ""
     leaf: int = 1
     hearing: int = 1
+    since: int = 0
+    share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +89,15 @@ def plan(
     hearing = hearing_rounds(layout, blocks=blocks, leaf=leaf)
     if extra is None or hearing is None:
         return AuditPlan(every=0, extra=0, shifts=(), why=f"the schedule of {layout} takes no rounds beyond its own")
-    every = interval(extra, budget, min(rounds(count, layout.dp, leaf, layout.shares) for count in counts))
-    return AuditPlan(every=every, extra=extra, shifts=shifts(layout, nodes), leaf=leaf, hearing=hearing)
+    own = min(rounds(count, layout.dp, leaf, layout.shares) for count in counts)
+    return AuditPlan(
+        every=interval(extra, budget, own),
+        extra=extra,
+        shifts=shifts(layout, nodes),
+        leaf=leaf,
+        hearing=hearing,
+        share=extra / own,
+    )
 
 
 def hearing_rounds(layout: Layout, *, blocks: int, leaf: int) -> int | None:
@@ -134,10 +144,10 @@ def audit_at(plan: AuditPlan, step: int, *, seed: int, owners: Owners, micro_bat
     Exactly one of each `every` steps in a row is audited, at a place drawn anew for each run of them: nothing that
     repeats with the steps can hide, and no bad luck lets a device go unseen for long.
     """
-    if not plan.every:
+    if not plan.every or step < plan.since:
         return None
-    window, place = divmod(step, plan.every)
-    if int(key("audit", seed, window)) % plan.every != place:
+    window, place = divmod(step - plan.since, plan.every)
+    if int(key("audit", seed, plan.since + window)) % plan.every != place:
         return None
     turns = owners.turns(micro_batches // plan.leaf)
     drawn = [int(key("audited round", seed, step, number)) % turns for number in range(plan.extra // plan.leaf)]

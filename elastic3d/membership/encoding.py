@@ -109,6 +109,7 @@ def write_fields(generation: Generation) -> dict[str, Any]:
         **({"paces": to_json(generation.paces)} if generation.paces else {}),
         **({"memory": to_json(generation.memory)} if generation.memory is not None else {}),
         **({"writer": generation.writer} if generation.writer else {}),
+        **({"convicted": generation.convicted} if generation.convicted else {}),
     }
 
 
@@ -144,6 +145,7 @@ def read_fields(data: dict[str, Any], *, nodes: tuple[Node, ...], spares: tuple[
         rollbacks=from_json(tuple[Rollback, ...], data.get("rollbacks", [])),
         paces=from_json(tuple[Pace, ...], data.get("paces", [])),
         memory=from_json(MemoryBound, data["memory"]) if data.get("memory") is not None else None,
+        convicted=from_json(dict[str, int], data.get("convicted", {})),
         **known,
     )
 

@@ -50,11 +50,11 @@ from elastic3d.rollback import Rollback
 from elastic3d.shortfall import Shortfall
 from elastic3d.values import Cause, DeviceFacts, Generation, ModelProfile, Node, from_json, to_json
 
-SCHEMA = 8
+SCHEMA = 9
 """Schema 1 had no changes: every generation and proposal was written whole. Up to 2 reports had other names. In 4 a
 generation may have come to be because ranks stood still. In 5 it may say from which states nobody goes on, in 6 for
 which slow machines it was formed, in 7 what is left out since its loss jumped up, in 8 what its ranks may need
-since memory ran out."""
+since memory ran out. In 9 it says which convictions it knows of, and reports may tell of several."""
 
 _RENAMED = {"fault": "failed", "interrupted": "peer_lost"}
 """Fields of reports by the names that schema 2 has for them."""
@@ -110,15 +110,33 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReasonToGoBack:
+    """Why a member's trainers ended so that the run goes back: a device was convicted, or the loss jumped up.
+
+    key: of their generation. clean: the newest step whose state the run may go on from, -1 if it may from any.
+    accused: machines of the nodes whose devices were convicted by the word of ranks on others, by id: its own, or that
+    of another node, to which it is a witness. rollback: what is left out because the loss jumped up. detail: in words.
+    """
+
+    key: str
+    clean: int = -1
+    accused: dict[str, str] = field(default_factory=dict)
+    rollback: Rollback | None = None
+    detail: str = ""
+
+    @property
+    def number(self) -> int:
+        """The number of the generation in which it was."""
+        return int(self.key.partition(".")[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a member says about itself. Each of the key fields names a generation's `key`, "" for none.
 
     prepared: its trainers are built and wait. left: its trainers left at the boundary after `step`. finished: `main`
     returned on all its slots. failed: a trainer failed, and not by an error of the script. error: the script raised.
-    goes_back: its trainers ended because a device of any node was convicted, or the loss jumped up. clean: then the
-    newest step whose state the run may go on from, -1 if it may from any. accused: machines of the nodes whose devices
-    were convicted by the word of ranks on others, by id: its own, or that of another node, to which it is a witness.
-    rollback: what is left out because the loss jumped up.
+    goes_back: in which generations its trainers ended so that the run goes back, and why, as far as no record has it.
     final: trying again cannot mend that error. out_of_memory: that error was that memory ran out; short: what was
     missing, None where nobody knows. peer_lost: a trainer lost a peer and stopped, which is no failure of its own.
     detail: what failed, raised or was lost, in words. silent: ids of the neighbours on the ring it does not hear.
@@ -141,10 +159,7 @@ class Report:
     final: bool = False
     out_of_memory: bool = False
     short: Shortfall | None = None
-    goes_back: str = ""
-    clean: int = -1
-    accused: dict[str, str] = field(default_factory=dict)
-    rollback: Rollback | None = None
+    goes_back: tuple[ReasonToGoBack, ...] = ()
     step: int = 0
     silent: tuple[str, ...] = ()
     unreachable: tuple[str, ...] = ()
@@ -406,11 +421,20 @@ def decode(kind: type[T], value: bytes, key: str, *, base: Generation | None = N
             return typing.cast(T, Proposal(generation=formed(data.get("generation")), switch=switch))
         if kind is Report and schema < 3:
             data = {_RENAMED.get(name, name): value for name, value in data.items()}
+        if kind is Report and schema < 9:
+            data = _of_one_generation(data)
         return from_json(kind, data)
     except BaseUnknown:
         raise
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"etcd key {key} does not fit {kind.__name__}: {error}") from error
+
+
+def _of_one_generation(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a report in which it stood beside the other fields why the run goes back, as it is written now."""
+    said = {name: data[name] for name in ("clean", "accused", "rollback", "detail") if name in data}
+    key = data.get("goes_back")
+    return {**data, "goes_back": [{"key": key, **said}] if key else []}
 
 
 def _pack_proposal(proposal: Proposal, formed: dict[str, Any]) -> bytes:

@@ -32,7 +32,8 @@ from elastic3d.coverage import AuditCoverage
 from elastic3d.data import Batch, Batches
 from elastic3d.data.sources import nothing_more
 from elastic3d.health import audit, exam
-from elastic3d.health.audit import Audit, AuditPlan
+from elastic3d.health.audit import Audit
+from elastic3d.health.audit_schedule import AuditTimes, AuditTurns, begun
 from elastic3d.health.hearing import Compared, Finding, Hearing, Statement, decided, hear
 from elastic3d.health.links import HOUR
 from elastic3d.health.record import fingerprint
@@ -82,7 +83,7 @@ class Auditor:
 
     def __init__(
         self,
-        plan: AuditPlan,
+        turns: AuditTurns,
         assembly: Assembly,
         batches: Batches,
         *,
@@ -93,13 +94,18 @@ class Auditor:
         clock: Clock,
     ) -> None:
         self._exchanges = exchanges
-        self._plan, self._assembly, self._batches, self._peers = plan, assembly, batches, peers
+        self._turns, self._plan = turns, turns.schedule.newest
+        self._assembly, self._batches, self._peers = assembly, batches, peers
         self._port, self._report, self._clock = port, port.audited, clock
         self._mesh = assembly.mesh
         self._accidents: dict[int, float] = {}
         self._newcomers = tuple(rank for rank, peer in enumerate(peers) if peer.newcomer)
         self._examined = not self._newcomers
         self._coverage = coverage
+        self._times = AuditTimes()
+        self._agreed: float | None = None
+        # When the step began, and whether it is audited; None while none is measured.
+        self._step: tuple[float, bool] | None = None
         self.clean = 0
         self.clean_nodes: dict[str, int] = {}
         self.nondeterminism: Nondeterminism | None = None
@@ -109,15 +115,27 @@ class Auditor:
         """What is audited from now on."""
         return self._coverage if self.nondeterminism is None else AuditCoverage(off=str(self.nondeterminism))
 
+    @property
+    def cost(self) -> float | None:
+        """What an audit costs in proportion to its rounds, None where that is not known; alike on all ranks."""
+        return self._turns.schedule.known
+
     def resume(
-        self, clean: int | None, clean_nodes: dict[str, int] | None, nondeterminism: Nondeterminism | None
+        self,
+        clean: int | None,
+        clean_nodes: dict[str, int] | None,
+        nondeterminism: Nondeterminism | None,
+        cost: float | None,
     ) -> None:
-        """Go on from what the state says: how far audits vouch, in all and by node, and whether equal inputs gave
-        unequal bits. A collective; before the first step.
+        """Go on from what the state says: how far audits vouch, in all and by node, whether equal inputs gave unequal
+        bits, and what audits cost. A collective; before the first step.
 
         That holds for the script with which it was seen: another one is audited again.
         """
         self.clean, self.clean_nodes = self.clean if clean is None else clean, clean_nodes or {}
+        budget = self._turns.schedule.budget
+        self._turns.schedule = begun(self._plan, budget=budget, step=self._batches.step, known=cost)
+        self._coverage = replace(self._coverage, every=self._turns.schedule.newest.every)
         same = nondeterminism is not None and nondeterminism.script == identity.script_digest()
         # A script that is not the same file on every node must not have some ranks audit and others not.
         if self._mesh.highest(same) > 0:
@@ -134,7 +152,9 @@ class Auditor:
             self._examine(batch, loss_fn)
         self._examined = True
         share, seed = self._batches.share, self._batches.order.seed
-        audited = audit.audit_at(self._plan, batch.step, seed=seed, owners=share.owners, micro_batches=batch.count)
+        plan = self._turns.schedule.at(batch.step)
+        audited = audit.audit_at(plan, batch.step, seed=seed, owners=share.owners, micro_batches=batch.count)
+        self._step = self._clock.monotonic(), audited is not None
         if audited is None:
             return self._assembly.passes.run(batch, loss_fn)
         if self.nondeterminism is not None:
@@ -147,7 +167,10 @@ class Auditor:
             if accusation is None:
                 if not redone:
                     self._vouch(batch.step)
+                    self._follow(batch.step)
                 return losses
+            # What else follows takes its time, which is not that of an audit.
+            self._step = None
             hearing, report, now = accusation.hearing, accusation.report, accusation.now
             self._report(report)
             match hearing.finding:
@@ -170,6 +193,33 @@ class Auditor:
             self._port.progress.begin_step(fingerprint(len(batch.micro_batches), batch.count))
             self._assembly.begin_again()
             redone += 1
+
+    def made(self) -> None:
+        """Take in that the step which began with `run` is made."""
+        if self._step is not None:
+            began, audited = self._step
+            self._times.made(self._clock.monotonic() - began, audited=audited)
+            self._step = None
+
+    def _follow(self, step: int) -> None:
+        """Have later audits follow what one costs, as all ranks know since this one.
+
+        A stream that is loaded in another process cannot be asked for other micro-batches any more: the next generation
+        begins with what is known.
+        """
+        before, cost = self._turns.schedule, self._agreed
+        schedule = before.after(step, cost)
+        if schedule.plans == before.plans or not self._batches.rereads:
+            self._turns.schedule = replace(schedule, plans=before.plans)
+            return
+        (first, plan), self._turns.schedule = schedule.plans[-1], schedule
+        if self._turns.asked >= first:
+            self._batches.load_anew()
+        self._coverage = replace(self._coverage, every=plan.every)
+        detail = (
+            f"an audited step takes {cost:.0%} longer than others: one in {plan.every} is from step {plan.since} on"
+        )
+        self._report(AuditReport(kind=Audited.PLANNED, step=step, detail=detail, coverage=self._coverage))
 
     def _vouch(self, step: int) -> None:
         self.clean, self.clean_nodes = step, dict.fromkeys(self.clean_nodes, step)
@@ -251,7 +301,8 @@ class Auditor:
         A few bytes a leaf are exchanged where all agree, and everything that was said about the leaf where not.
         """
         short = {leaf: _summary(chain) for leaf, chain in chains.items()}
-        said = [json.loads(data) for data in self._mesh.gather(json.dumps(short).encode())]
+        rows = [json.loads(data) for data in self._mesh.gather(json.dumps([short, self._times.cost]).encode())]
+        said, self._agreed = [row[0] for row in rows], rows[0][1]
         differ = [
             int(leaf)
             for ranks in self._places()
@@ -415,20 +466,20 @@ def begin(
         port.audited(AuditReport(kind=Audited.OFF, detail=why))
         return None, AuditCoverage(off=why)
 
-    owners = batches.share.owners
+    owners, turns = batches.share.owners, AuditTurns(begun(plan, budget=budget, step=batches.step))
 
     def extra(step: int, micro_batches: int) -> Sequence[int]:
-        column = mesh.place.dp
+        column, plan = mesh.place.dp, turns.ask(step)
         return audit.replayed(plan, step, seed=order.seed, owners=owners, column=column, micro_batches=micro_batches)
 
     def heard(step: int, micro_batches: int) -> Sequence[int]:
-        return audit.heard(plan, step, seed=order.seed, owners=owners, micro_batches=micro_batches)
+        return audit.heard(turns.schedule.at(step), step, seed=order.seed, owners=owners, micro_batches=micro_batches)
 
     batches.take(replace(batches.share, extra=extra, heard=heard))
     seen = audit.coverage(plan, layout, counts=order.counts, nodes=nodes)
     exchanges = Exchanges(assembly, peers=peers, seed=order.seed, port=port, clock=clock)
     seen = replace(seen, sums=min(share for *_, share in said) if exchanges.adds_again else 0.0)
-    made = Auditor(plan, assembly, batches, peers=peers, exchanges=exchanges, coverage=seen, port=port, clock=clock)
+    made = Auditor(turns, assembly, batches, peers=peers, exchanges=exchanges, coverage=seen, port=port, clock=clock)
     return made, seen
 
 

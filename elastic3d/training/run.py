@@ -614,6 +614,7 @@ class Run:
             stopped=agreed.stop,
         )
         batches.step = done
+        self._health.made()
         resized = self._control.settle(outcome, change, scale)
         self._changed = resized.why
         self._interval.voted(outcome.snapshot_needs)

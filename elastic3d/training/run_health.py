@@ -91,7 +91,7 @@ class RunHealth:
         self._facts = replace(saved, clean=clean, losses=losses, clean_nodes=nodes)
         self._going_back = going_back
         if self._auditor is not None:
-            self._auditor.resume(clean, nodes, saved.nondeterminism)
+            self._auditor.resume(clean, nodes, saved.nondeterminism, saved.audit_cost)
             self._coverage = self._auditor.coverage
         self._checks = checking.begin(
             assembly.mesh,
@@ -106,7 +106,7 @@ class RunHealth:
     @property
     def coverage(self) -> AuditCoverage | None:
         """What is audited; None where nobody asks for audits."""
-        return self._coverage
+        return self._coverage if self._auditor is None else self._auditor.coverage
 
     @property
     def checks(self) -> Checks | None:
@@ -128,7 +128,13 @@ class RunHealth:
             clean=self._auditor.clean,
             clean_nodes=self._auditor.clean_nodes,
             nondeterminism=self._auditor.nondeterminism,
+            audit_cost=self._auditor.cost,
         )
+
+    def made(self) -> None:
+        """Note that the step is made: what it took is known."""
+        if self._auditor is not None:
+            self._auditor.made()
 
     @property
     def looks_at_micro_batches(self) -> bool:

@@ -21,6 +21,7 @@ from elastic3d.rollback import Rollback
 from elastic3d.training.mixture_facts import check_mixture
 from elastic3d.values import from_json, to_json
 
+_AUDIT_COST = "audit_cost"
 _BEGUN_FROM = "begun_from"
 _CLEAN = "clean"
 _EXTRA = "extra"
@@ -95,6 +96,8 @@ class HealthFacts:
     """The newest step that audits vouch for by node that was active; None likewise."""
     nondeterminism: Nondeterminism | None = None
     """Why audits are off for this run, None if they need not be."""
+    audit_cost: float | None = None
+    """What an audit costs in proportion to its rounds, as all ranks agree; None where nobody measured it."""
     rollbacks: tuple[Rollback, ...] = ()
     """What the run has left out since its loss jumped up, oldest first."""
     spike: int = -1
@@ -170,6 +173,8 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
         del plain[_LOSSES]
     if facts.clean_nodes is None:
         del plain[CLEAN_NODES]
+    if facts.audit_cost is None:
+        del plain[_AUDIT_COST]
     if facts.nondeterminism is None:
         del plain[_NONDETERMINISM]
     for name, nothing in ((_ROLLBACKS, ()), (_SPIKE, -1), (_SKIPPED, 0), (_LOSS, NO_LOSS), (record.FACT, "")):

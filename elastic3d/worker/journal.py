@@ -321,6 +321,9 @@ def _audited(log: EventLog, report: AuditReport) -> None:
     match report.kind:
         case Audited.OFF:
             log.emit("audit.off", detail=report.detail)
+        case Audited.PLANNED:
+            assert report.coverage is not None
+            log.emit("audit.planned", step=report.step, every=report.coverage.every, detail=report.detail)
         case Audited.FAILED:
             log.emit("audit.failed", **said, **took, finding=report.finding, ranks=ranks, nodes=nodes)
         case Audited.INCONCLUSIVE:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from elastic3d.data import Batches, Order, Share
+from elastic3d.data.micro_batches import PASSED_OVER
 from elastic3d.errors import ConfigurationError, UsageError
 
 
@@ -47,6 +48,23 @@ def test_every_sample_comes_once_per_epoch_across_step_boundaries() -> None:
     """Epochs need not end at a step: after n * k samples each was consumed k times."""
     flat = [sample for step in consumed(2, steps=23) for sample in step]
     assert Counter(flat) == dict.fromkeys(range(23), 10)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_run_beyond_a_step_may_change_while_steps_are_loaded_ahead(workers: int) -> None:
+    """What was loaded already for the steps to come is loaded anew, and each step has what is asked for it now."""
+    more: dict[int, list[int]] = {}
+    share = Share(extra=lambda step, count: [count * PASSED_OVER + index for index in more.get(step, [])])
+    batches = Batches(numbered(40), global_batch=4, micro_batch=2, seed=1, share=share, workers=workers)
+    seen = []
+    for batch in batches.until(step=6):
+        seen.append([part.index for part in batch.micro_batches])
+        if batch.step == 2:
+            more |= {3: [1], 5: [0, 1]}
+            batches.load_anew()
+        batches.step += 1
+    repeated = [2 * PASSED_OVER, 2 * PASSED_OVER + 1]
+    assert [part[2:] for part in seen] == [[], [], [], repeated[1:], [], repeated]
 
 
 def test_the_step_is_the_whole_state_of_the_iteration() -> None:

@@ -23,6 +23,7 @@ from elastic3d.membership.records import (
     Notice,
     Out,
     Proposal,
+    ReasonToGoBack,
     Report,
     SavedStep,
     Tomb,
@@ -46,7 +47,14 @@ RECORDS = [
     Proposal(generation=GENERATION, switch=True),
     GENERATION,
     replace(GENERATION, distrusted=(Distrust(before=2, step=30), Distrust(before=3, step=60))),
-    Report(incarnation="a1", failed="3.9", goes_back="3.9", clean=30, accused={"a@a1": "a"}),
+    replace(GENERATION, convicted={"a@a1": 2}),
+    Report(
+        incarnation="a1",
+        goes_back=(
+            ReasonToGoBack(key="3.9", clean=30, accused={"a@a1": "a"}, detail="wrong"),
+            ReasonToGoBack(key="4.10"),
+        ),
+    ),
     End(failed=True, detail="why"),
 ]
 
@@ -80,9 +88,16 @@ def test_a_generation_without_rules_is_written_as_before() -> None:
 
 
 def test_a_report_of_an_older_schema_is_read_by_the_names_it_has() -> None:
-    """Up to schema 2 a failure and a lost peer had other names; a node that was not upgraded yet is understood."""
+    """A node that was not upgraded yet is understood.
+
+    Up to schema 2 a failure and a lost peer had other names, up to 8 a report told of one generation to go back from.
+    """
     value = b'{"schema": 2, "incarnation": "a1", "fault": "3.9", "interrupted": "3.8", "error": "3.7"}'
     assert decode(Report, value, "key") == Report(incarnation="a1", failed="3.9", peer_lost="3.8", error="3.7")
+    value = b'{"schema": 8, "incarnation": "a1", "goes_back": "3.9", "clean": 30, "accused": {"b@1": "b"}}'
+    said = ReasonToGoBack(key="3.9", clean=30, accused={"b@1": "b"})
+    assert decode(Report, value, "key") == Report(incarnation="a1", goes_back=(said,))
+    assert decode(Report, b'{"schema": 8, "incarnation": "a1", "goes_back": "", "clean": -1}', "key").goes_back == ()
     failed = replace(GENERATION, cause=Cause.FAILURE)
     value = encode(failed).replace(b'"failure"', b'"fault"')
     assert b'"fault"' in value

@@ -216,6 +216,27 @@ def test_a_model_that_is_not_deterministic_has_nobody_convicted(tmp_path: Path) 
     assert again[0].coverage == AuditCoverage(off=off.detail)
 
 
+def test_audits_that_are_dearer_than_planned_come_more_rarely(tmp_path: Path) -> None:
+    """All ranks and their loaders change to the same schedule at once, no bit differs, and what follows begins with it.
+
+    A tenth of a step pays for one audit in 3 if a round of four is a quarter of a step, and in 8 if it takes 0.8.
+    """
+    pair, steps = Layout(pp=1, dp=2), 40
+    main = partial(mains.train_dearly, steps=steps)
+    report = finished(run_world(main, Orders(layout=pair, audit=0.1, snapshot_every=steps, keep=tmp_path)))
+    assert report.result == finished(played(main, Layout(pp=1, dp=1), audit=0.0)).result
+    (planned,) = report.audits
+    assert planned.kind is Audited.PLANNED
+    assert planned.coverage is not None
+    assert report.coverage is not None
+    assert (planned.coverage.every, report.coverage.every) == (8, 3)
+    assert "takes 80% longer than others" in planned.detail
+    following = partial(mains.train_dearly, steps=steps + 8)
+    again = finished(run_world(following, Orders(layout=pair, audit=0.1, take=tmp_path)))
+    assert again.coverage is not None
+    assert (again.audits, again.coverage.every) == ([], 8)
+
+
 @pytest.mark.long
 def test_what_a_stream_gave_is_heard_again() -> None:
     """A stream is read once: what may have to be repeated is kept for the step, and the rank is named and convicted."""

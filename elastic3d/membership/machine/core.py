@@ -31,7 +31,7 @@ from elastic3d.membership.machine.balance import decided
 from elastic3d.membership.machine.campaign import turn
 from elastic3d.membership.machine.chores import sweep
 from elastic3d.membership.machine.commits import Commits
-from elastic3d.membership.machine.convictions import made_again
+from elastic3d.membership.machine.convictions import made_again, unheard, with_reason
 from elastic3d.membership.machine.evictions import TOGETHER
 from elastic3d.membership.machine.failure_detector import judge
 from elastic3d.membership.machine.generation_index import index_of
@@ -47,7 +47,7 @@ from elastic3d.membership.machine.suspicions import Suspicions
 from elastic3d.membership.machine.trainers import Trainers, TrainersPhase
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import MemberRecord, Out, Report, Tomb
+from elastic3d.membership.records import MemberRecord, Out, ReasonToGoBack, Report, Tomb
 from elastic3d.membership.stalls import Judge
 from elastic3d.values import Cause, Generation
 
@@ -138,6 +138,7 @@ class Core:
             rules = self.view.distrusted
             self.view.apply(event, now)
             self.report = made_again(self.report, rules, self.view.distrusted)
+            self.report = unheard(self.report, self.view.generation)
             if isinstance(event, e.Listed) and event.gap:
                 self._leader_state.leading = now
                 if event.rolled_back and event.tier is e.Tier.BOARD:
@@ -308,15 +309,11 @@ class Core:
 
     def _go_back(self, event: e.TrainerFailed | e.TrainerLostPeer) -> None:
         """Report for what the run goes back, or whom it goes on without: its trainers ended because of it."""
-        worse = event.key in (self.report.error, self.report.failed)
-        self.report = replace(
-            self.report,
-            goes_back=event.key,
-            clean=event.clean,
-            accused=event.accused,
-            rollback=event.rollback if isinstance(event, e.TrainerLostPeer) else None,
-            detail=self.report.detail if worse else event.detail,
+        back = event.rollback if isinstance(event, e.TrainerLostPeer) else None
+        word = ReasonToGoBack(
+            key=event.key, clean=event.clean, accused=event.accused, rollback=back, detail=event.detail
         )
+        self.report = with_reason(self.report, word)
 
     def _exit(self, actions: list[acts.Action], why: str, how: acts.Exit, tomb: Tomb | None = None) -> None:
         self._trainers.stop_all(actions, why)

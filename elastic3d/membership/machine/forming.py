@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
+from elastic3d.membership.machine.convictions import convicted
 from elastic3d.membership.machine.generation_index import index_of
 from elastic3d.membership.machine.paces import known, speeds_of
 from elastic3d.membership.machine.roster import Present
@@ -136,6 +137,7 @@ def formed_of(
         ),
         distrusted=view.distrusted,
         rollbacks=view.rollbacks,
+        convicted=convicted(situation),
         paces=tuple(known(situation).values()),
         memory=replace(bound, recompute=plan.recompute or "none") if plan is not None and bound is not None else None,
         writer=_writer(view.generation, nodes),

@@ -15,7 +15,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership.machine import drains, forming
 from elastic3d.membership.machine.balance import balance
 from elastic3d.membership.machine.chores import chore
-from elastic3d.membership.machine.convictions import distrust, goes_back, vouched
+from elastic3d.membership.machine.convictions import distrust, goes_back, note, refused_itself, vouched
 from elastic3d.membership.machine.damping import calm, spent, storm
 from elastic3d.membership.machine.evictions import TOGETHER, evict
 from elastic3d.membership.machine.failure_detector import judge
@@ -84,16 +84,17 @@ def _fenced(
         # Once for each: a member that cannot read the whole record either is beyond help.
         leader_state.rewritten.update(dict.fromkeys(helpless))
         return acts.Mend(generation=current, token=view.token, previous=view.generation_revision)
-    finished = len(roster.reports.who("finished", current.key))
-    if finished == len(current.nodes):
-        return _over(situation)
-    leader_state.ended = None
+    # Before a run that is through may end: what it has come to may be wrong.
     distrusted = distrust(situation)
     if distrusted is not None:
         return distrusted
     kept_out = shut_out(situation)
     if kept_out is not None:
         return kept_out
+    finished = len(roster.reports.who("finished", current.key))
+    if finished == len(current.nodes) and not refused_itself(current):
+        return _over(situation)
+    leader_state.ended = None
     why = interruption(situation, lost)
     if why is not None:
         if why.cause.of_script and raised.waiting:
@@ -103,6 +104,9 @@ def _fenced(
             why = replace(why, detail="; ".join(raised.out.values()), out=True)
         return _reform(situation, why, lost | raised.out)
     leader_state.below = leader_state.orphan = None
+    noted = note(situation)
+    if noted is not None:
+        return noted
     if finished:
         return acts.Withdraw(token=view.token) if view.proposal else None
     due = report(situation) or _reached(view, roster) or planned(situation) or balance(situation)

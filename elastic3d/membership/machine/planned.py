@@ -172,7 +172,12 @@ def _drive(situation: Situation) -> acts.Fenced | None:
     # No step may have been safe yet when it was proposed.
     reached = max(formed.reached, roster.reports.safe())
     made = replace(
-        formed, spent=spent(situation), reached=reached, distrusted=view.distrusted, rollbacks=view.rollbacks
+        formed,
+        spent=spent(situation),
+        reached=reached,
+        distrusted=view.distrusted,
+        rollbacks=view.rollbacks,
+        convicted=current.convicted,
     )
     return sealed_for(situation, forming.seal(view, made))
 

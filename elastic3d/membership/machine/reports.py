@@ -8,7 +8,7 @@ from elastic3d.membership.records import Notice, Report, SavedStep
 
 K = TypeVar("K")
 
-FIELDS = ("prepared", "left", "finished", "failed", "error", "peer_lost", "goes_back", "unread")
+FIELDS = ("prepared", "left", "finished", "failed", "error", "peer_lost", "unread")
 """The fields of a report that name a generation's key, or the revision of its record."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic3d.membership.machine.convictions import liars, refused_itself, rollback
+from elastic3d.membership.machine.convictions import liars, refused_itself, spike
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.records import Out
@@ -118,10 +118,8 @@ def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | N
                     cause = Cause.OUT_OF_MEMORY
                 return Interruption(cause=cause, detail=detail, culprit=culprit, final=final)
             return Interruption(cause=cause, detail=f"{name}: {detail}", culprit=culprit)
-    if back := rollback(situation):
-        ended = roster.reports.who("goes_back", key)
-        detail = next(roster.reports[id].detail for id in ended if roster.reports[id].rollback == back)
-        return Interruption(cause=Cause.SPIKE, detail=detail)
+    if (spiked := spike(situation)) is not None:
+        return Interruption(cause=Cause.SPIKE, detail=spiked.detail)
     # Trainers that lost a peer may have recorded why, and their nodes say it while others wait for a death.
     stuck = leader_state.standstill.verdict
     if stuck is not None and stuck.key == key and stuck.act:

@@ -336,6 +336,8 @@ class Generations:
                 self._figures.unchecked(event.report.where, event.report.detail)
             case w.AuditHeard() if event.report.kind in ENDING and event.report.acted:
                 world.convicted = event.report
+            case w.AuditHeard() if event.report.coverage is not None:
+                self._figures.audits(event.report.coverage)
             case w.AuditHeard() if _ends_audits(event.report):
                 self._figures.audits(AuditCoverage(off=event.report.detail))
             case w.TrainerExited():

@@ -369,6 +369,17 @@ def test_a_conviction_that_is_not_heard_after_a_death_is_found(monkeypatch: pyte
     it_is_found(hear_nothing_late, "is in its state", monkeypatch, [late])
 
 
+def hear_what_is_known_again(patch: pytest.MonkeyPatch) -> None:
+    """What was said of a generation counts in each that follows, whether the record has it or not."""
+    patch.setattr(core_convictions, "_refused", lambda generation, word: False)
+
+
+def test_a_conviction_that_is_acted_upon_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that were made since count, and no rule may refuse them."""
+    twice = parse("job seed=5 members=5 minimum=2 maximum=5\n2.6 lie n2\n12.0 kill n3")
+    it_is_found(hear_what_is_known_again, "no conviction says so", monkeypatch, [twice])
+
+
 def forget_what_is_left_out(patch: pytest.MonkeyPatch) -> None:
     """Only the generation that goes back knows what is left out, and none that follows."""
     patch.setattr(View, "rollbacks", ())

@@ -16,6 +16,7 @@ from elastic3d.values import Cause, Generation
 from tests.membership.story import ROOT, Story
 
 START = "> policy minimum=1 maximum=3\n> start a b c d\n> run 3\n> step 40\n"
+FIVE = "> policy minimum=1 maximum=5\n> start a b c d e\n> run 3\n> step 40\n"
 RULE = Distrust(before=2, step=30)
 
 
@@ -137,6 +138,85 @@ def test_a_conviction_is_heard_though_a_death_came_first() -> None:
     assert story.sealed[2].distrusted == (Distrust(before=3, step=30),)
     story.tell("> kill c\n> run 8")
     assert [one.cause for one in story.sealed[3:]] == [Cause.DEATH]
+
+
+def test_a_conviction_is_heard_however_many_deaths_came_first() -> None:
+    """Two generations were sealed before anybody spoke, and the words of the first still count, once."""
+    story = Story()
+    story.tell(FIVE + "> kill a\n> run 8\n> kill d\n> run 8")
+    assert [one.cause for one in story.sealed] == [Cause.START, Cause.DEATH, Cause.DEATH]
+    late(story, "b", 30)
+    story.tell("> run 8\n> step 50\n> run 2")
+    assert kept_out(story) == {"b"}
+    assert [one.cause for one in story.sealed[3:]] == [Cause.LYING]
+    assert {node.name for node in story.sealed[3].nodes} == {"c", "e"}
+    assert story.sealed[3].distrusted == (Distrust(before=4, step=30),)
+    assert list(story.sealed[3].convicted.values()) == [1]
+    assert all(core.report.goes_back == () for core in story.cores.values()), "what the record has is not said again"
+    story.tell("> release b\n> kill c\n> run 12")
+    assert sum(": quarantine b" in line for line in story.lines) == 1
+    assert story.sealed[-1].distrusted == (Distrust(before=4, step=30),)
+
+
+def test_one_word_of_long_ago_puts_nobody_out() -> None:
+    """Two nodes are believed against a third, of whatever generation they speak; each for itself, one is none."""
+    story = Story()
+    story.tell(START + "> kill a\n> run 8\n> kill d\n> run 8")
+    first = story.sealed[0]
+    accused = {node.id: node.place for node in first.nodes if node.name == "b"}
+    story.to("c", e.TrainerLostPeer(key=first.key, clean=30, accused=accused))
+    story.tell("> run 12\n> step 50\n> run 2")
+    assert kept_out(story) == set()
+    assert story.sealed[-1].distrusted != ()
+    assert "b" in {node.name for node in story.sealed[-1].nodes}
+
+
+def test_words_of_two_generations_are_both_heard() -> None:
+    """The second conviction does not replace what the first one leaves to say, whichever is told first."""
+    for first in (0, 1):
+        story = Story()
+        story.tell(FIVE + "> kill a\n> run 8")
+        assert len(story.sealed) == 2
+        words = []
+        for sealed, culprit, clean in ((story.sealed[0], "b", 30), (story.sealed[1], "c", 35)):
+            accused = {node.id: node.place for node in sealed.nodes if node.name == culprit}
+            words.append((culprit, e.TrainerLostPeer(key=sealed.key, clean=clean, accused=accused)))
+        for culprit, word in (words[first], words[1 - first]):
+            for name in ("b", "c", "d", "e"):
+                itself = e.TrainerFailed(key=word.key, detail="wrong", clean=word.clean, accused=word.accused)
+                story.to(name, itself if name == culprit else word)
+        story.tell("> run 12\n> step 50\n> run 2")
+        assert kept_out(story) == {"b", "c"}
+        assert {node.name for node in story.sealed[-1].nodes} == {"d", "e"}
+        assert sorted(story.sealed[-1].convicted.values()) == [1, 2]
+
+
+def test_a_convicted_node_that_is_gone_is_noted_without_another_generation() -> None:
+    """The others go on from what counts, and a machine that is admitted again stays so, whoever leads by then."""
+    story = Story()
+    story.tell(START + "> kill b\n> run 8")
+    late_of_the_gone = story.sealed[0]
+    accused = {node.id: node.place for node in late_of_the_gone.nodes if node.name == "b"}
+    for name in ("a", "c", "d"):
+        story.to(name, e.TrainerLostPeer(key=late_of_the_gone.key, accused=accused))
+    story.tell("> run 3")
+    assert kept_out(story) == {"b"}
+    assert len(story.sealed) == 2
+    assert story.generation is not None
+    assert list(story.generation.convicted.values()) == [1]
+    story.tell("> release b\n> kill a\n> run 12")
+    assert sum(": quarantine b" in line for line in story.lines) == 1
+
+
+def test_a_run_does_not_end_well_with_what_a_convicted_device_made() -> None:
+    """It is through, and hears late that what it has come to does not count: it goes back first."""
+    story = Story()
+    story.tell(START + "> kill a\n> run 8")
+    late(story, "b", 30)
+    story.tell("> finish b c d\n> run 12")
+    assert all(core.view.end is None for core in story.cores.values())
+    assert story.sealed[-1].cause is Cause.LYING
+    assert {node.name for node in story.sealed[-1].nodes} == {"c", "d"}
 
 
 def test_a_conviction_without_a_state_to_refuse_is_heard_late_too() -> None:
