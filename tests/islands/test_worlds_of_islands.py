@@ -76,8 +76,11 @@ def results(reports: list[Report]) -> tuple[str, str]:
         ({"outer": "average"}, {"lr": 1.0, "mu": 0.0}),
         ({"outer": "nesterov"}, {}),
         ({"fragments": 3}, {"fragments": 3}),
+        ({"overlap": 2}, {"overlap": 2, "mixing": 0.5}),
+        ({"overlap": 1, "mixing": 0.0}, {"overlap": 1}),
+        ({"every": 6, "fragments": 2, "overlap": 1}, {"every": 6, "fragments": 2, "overlap": 1, "mixing": 0.5}),
     ],
-    ids=["local SGD", "DiLoCo", "streaming"],
+    ids=["local SGD", "DiLoCo", "streaming", "overlap", "overlap, nothing kept", "streaming with overlap"],
 )
 def test_islands_of_other_layouts_come_to_the_bits_of_a_plain_loop(
     tmp_path: Path, options: Mapping[str, Any], rates: Mapping[str, Any]
@@ -87,18 +90,20 @@ def test_islands_of_other_layouts_come_to_the_bits_of_a_plain_loop(
     both.start("east", Layout(pp=2, dp=1))
     both.start("west", Layout(pp=1, dp=2, zero=3))
     east, west = results(both.end("east")), results(both.end("west"))
-    fragments = rates.get("fragments", 1)
-    assert (east[0] == west[0]) == (fragments == 1), "after an outer step of all parameters they are the same"
+    given = {"every": mains.EVERY, "fragments": 1, "mixing": 0} | rates
+    same = given["fragments"] == 1 and not given["mixing"]
+    assert (east[0] == west[0]) == same, "after an outer step of all parameters they are the same"
     assert east[1] != west[1], "and each has its own inner optimizer, of its own samples"
     assert replayed(both.records, **rates) == {"east.1": east, "west.1": west}
-    assert len(both.records) == fragments * mains.ROUNDS + 1
+    outer_steps = mains.EVERY * mains.ROUNDS * given["fragments"] // given["every"]
+    assert len(both.records) == outer_steps + 1
     chunks = account(both.records)
     assert chunks.whole
-    replay = Islands(store=both.store, every=mains.EVERY, keep=None, replay="west.1", **options)
+    replay = Islands(store=both.store, keep=None, replay="west.1", **({"every": mains.EVERY} | options))
     again: list[Any] = []
-    run_alone(lambda run: again.append(mains.train(run, steps=99 * mains.EVERY)), islands=replay, threads=1)
+    run_alone(lambda run: again.append(mains.train(run, steps=99 * given["every"])), islands=replay, threads=1)
     assert again == [(*west, True)], "one process trains what two ranks did once more"
-    assert chunks.consumed == 2 * fragments * mains.ROUNDS
+    assert chunks.consumed == 2 * outer_steps
 
 
 def test_a_node_lost_within_an_island_changes_nothing(tmp_path: Path) -> None:
