@@ -81,6 +81,7 @@ class BackgroundExchange:
 
     def _run(self) -> None:
         try:
+            self._mesh.computes_on.enter_thread()
             if self._asked(lambda: self._exchange.sealed(self._outer)) is None:
                 self._send()
             record = self._sealed()

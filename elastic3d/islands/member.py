@@ -107,9 +107,9 @@ class IslandMember:
         meeting.lead(lambda: exchange.come_back(self.state.island))
         left = (self.state.outer + 1) * self._islands.period - parts.batches.step
         if left < self._islands.overlap:
-            # The parameters are not those of which the delta was made.
+            # The parameters are not those any more of which the delta was made.
             self._send_beside(self._outer.kept(self.state.outer + 1))
-        elif left == self._islands.overlap:
+        elif left and left == self._islands.overlap:
             self._begin_exchange()
         if left == 0:
             return self._outer_step()
