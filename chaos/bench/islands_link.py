@@ -29,6 +29,7 @@ from chaos.bench.spread import spread
 from chaos.machine.impairments import Impairment
 from chaos.machine.network import Network
 from chaos.machine.processes import leashed
+from chaos.machine.relay import relay
 from chaos.scripts.train_gpt import GPT, SourceFiles, cross_entropy
 from chaos.servers import s3
 from elastic3d.clock import SYSTEM
@@ -115,7 +116,6 @@ def over_link(task: IslandTask, link: Impairment) -> LinkResult:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
             "OMP_NUM_THREADS": "1",
-            "AWS_ENDPOINT_URL": server.options["endpoint_url"],
             "AWS_ACCESS_KEY_ID": server.options["key"],
             "AWS_SECRET_ACCESS_KEY": server.options["secret"],
             "AWS_DEFAULT_REGION": "us-east-1",
@@ -123,19 +123,9 @@ def over_link(task: IslandTask, link: Impairment) -> LinkResult:
             "MASTER_PORT": str(PORT),
             "GLOO_SOCKET_IFNAME": "eth0",
         }
-        given = json.dumps(asdict(task))
-        commands = [
-            [
-                *network.within(name),
-                sys.executable,
-                "-m",
-                "chaos.bench.islands_link",
-                given,
-                server.url("between"),
-                name,
-            ]
-            for name in NAMES
-        ]
+        program = (sys.executable, "-m", "chaos.bench.islands_link", json.dumps(asdict(task)))
+        served = (server.url("between"), server.host, str(server.port))
+        commands = [[*network.within(name), *program, name, *served] for name in NAMES]
         rates = _run(commands, environment)
         sent = sum(network.sent(name) for name in NAMES) / len(NAMES)
     return LinkResult(rate=sum(rates) / len(rates), bytes=sent / task.steps)
@@ -200,7 +190,7 @@ def synchronous(task: IslandTask, rank: int) -> float:
     return rate
 
 
-def _main(given: str, store: str, name: str) -> None:
+def _main(given: str, name: str, store: str, host: str, port: str) -> None:
     task = IslandTask(**json.loads(given))
     if task.name == SYNCHRONOUS:
         print(synchronous(task, NAMES.index(name)))
@@ -208,6 +198,7 @@ def _main(given: str, store: str, name: str) -> None:
         # Alone with the batch of one island.
         print(trained(replace(task, batch=task.batch // len(NAMES)), store, name).rate)
     else:
+        os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{relay(host, int(port))}"
         print(trained(task, store, name).rate)
 
 

@@ -46,9 +46,9 @@ def test_a_run_goes_on_from_a_snapshot_within_an_exchange(tmp_path: Path, left_a
     both, kept, go = Together(tmp_path, overlap=OVERLAP), tmp_path / "kept", tmp_path / "go"
     kept.mkdir()
     both.start("west", main=partial(mains.train, wait_at=(0, str(go))))
-    leaving = dict.fromkeys(range(2), left_at)
+    leaving = dict.fromkeys(range(2), left_at - 1)
     both.start("east", Layout(pp=1, dp=2, zero=2), keep=kept, leave_at=leaving, snapshot_every=1)
-    both.end("east", "left")
+    assert [report.error for report in both.end("east", "left")] == [str(left_at)] * 2
     exchange = Exchange(open_store(str(both.store)))
     exchange.store.delete("sent/00000001/east.1.json")
     shutil.rmtree(both.store / "deltas", ignore_errors=True)
