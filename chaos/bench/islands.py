@@ -138,7 +138,8 @@ def _island(task: IslandTask, store: str, name: str, sender: Connection) -> None
 def measured(task: IslandTask) -> IslandResult:
     """Train all islands of a task at the same time, each in a process; return the mean of what they came to."""
     names = NAMES if task.options is not None else NAMES[:1]
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     with tempfile.TemporaryDirectory() as folder, _ended(context, names, task, folder) as receivers:
         said = []
         for receiver in receivers:
