@@ -175,11 +175,11 @@ def synchronous(task: IslandTask, rank: int) -> float:
     for _step in range(task.steps):
         windows = [text[int(one)] for one in torch.randint(len(text), (task.batch,), generator=drawn)]
         inputs, targets = (torch.stack(parts) for parts in zip(*windows, strict=True))
-        cross_entropy(model(inputs), targets).backward()
+        torch.autograd.backward(cross_entropy(model(inputs), targets))
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         whole = torch.cat([one.flatten() for one in gradients])
         dist.all_reduce(whole)
-        parts = whole.div_(len(NAMES)).split([one.numel() for one in gradients])
+        parts = torch.split(whole.div_(len(NAMES)), [one.numel() for one in gradients])
         for one, part in zip(gradients, parts, strict=True):
             one.copy_(part.view_as(one))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
