@@ -406,7 +406,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # outer step `outer` alone.
         "island.joined": _info("island", "outer", "step", "detail"),
         # It took outer step `outer` with the deltas of `islands`; the work of `lost` since the last one is not part of
-        # it. Bytes of deltas: `sent` by all ranks, `read` by rank 0.
+        # it. Bytes of deltas: `sent` by all ranks, `read` by rank 0. `seconds`: for which it stood still.
         "island.merged": _info("island", "outer", "step", "islands", "lost", "sent", "read", "seconds"),
         # Its own work since its last outer step is merged nowhere: it joins anew.
         "island.behind": _warning("island", "outer", "detail"),

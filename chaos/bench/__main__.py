@@ -11,7 +11,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from chaos.bench import checkpoints, cost, forming, health, islands, plans, recovery, reductions, restores, seeing
+from chaos.bench import (
+    checkpoints,
+    cost,
+    forming,
+    health,
+    islands,
+    islands_link,
+    plans,
+    recovery,
+    reductions,
+    restores,
+    seeing,
+)
 from chaos.bench.spread import spread
 from elastic3d.values import Layout
 
@@ -49,6 +61,12 @@ def main(
         apart = islands.measure(repeats, say=console.print)
         console.print(apart.table())
         measured["islands"] = apart.as_json()
+        try:
+            linked = islands_link.measure(min(repeats, 3), say=console.print)
+            console.print(linked.table())
+            measured["islands over a slow link"] = linked.as_json()
+        except OSError as error:
+            console.print(f"islands over a slow link were not measured, for want of root or iproute2: {error}")
     if only in ("", "cost"):
         table = Table("layout", "variant", "seconds per step", "cost", title="cost per step, against the fast variant")
         costs: dict[str, list[dict[str, float]]] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -110,6 +111,10 @@ class Network:
         _ip("link", "delete", f"{self._cable(host)}m")
         _ip("link", "set", self._cable(host), "master", self._bridge)
         return impaired.lost
+
+    def sent(self, host: str) -> int:
+        """Return the bytes that a host has sent since it was added, headers and all."""
+        return int(Path(f"/sys/class/net/{self._cable(host)}/statistics/rx_bytes").read_text())
 
     def reset(self, host: str, other: str) -> int:
         """Reset all TCP connections between two hosts, and return how many there were; new ones can be made."""

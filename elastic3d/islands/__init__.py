@@ -13,6 +13,8 @@ fragments  which parameters are merged together
 outer      the outer optimizer, as arithmetic on one rank's part
 state      its state, kept with the run's
 tensors    deltas and outer parameters, written and read by all ranks
+sealing    how an outer step comes to be sealed
+background an outer step's exchange while inner steps go on
 meeting    what the ranks of an island do together: errors, waits and retries
 setup      what islands must have in common
 member     one island: how it begins, merges, and is left behind

@@ -74,7 +74,7 @@ class IslandMeeting:
             if failed is None:
                 return [row["value"] for row in rows]
             if rows[0]["waited"] > self._longest:
-                raise self._silent(rows[0]["waited"], failed)
+                raise self.silent(rows[0]["waited"], failed)
             if not announced and self._mesh.rank == 0:
                 process_log().emit("island.waiting", why="store", detail=failed)
             announced = True
@@ -99,6 +99,14 @@ class IslandMeeting:
             if "value" in said:
                 return said["value"]
 
+    def over(self, wait: Callable[[float], bool]) -> None:
+        """Wait until something is over on every rank; what it raises on one is raised as by `all`. A collective.
+
+        wait: takes the seconds for which it may wait; returns whether it is over.
+        """
+        while not all(self.all(lambda: wait(_TURN))):
+            pass
+
     def damaged(self, error: Exception) -> StateError:
         """Return what to say of an object that cannot be used."""
         return StateError(
@@ -106,7 +114,8 @@ class IslandMeeting:
             "damaged: restore the object, or begin anew with another store for the islands"
         )
 
-    def _silent(self, waited: float, why: str) -> StateError:
+    def silent(self, waited: float, why: str) -> StateError:
+        """Return what to say of a store that has not answered for so many seconds."""
         return StateError(
             f"the islands' store {self._place} did not answer for {waited:.0f} s: {why}. Trying again helps once it "
             "does; Islands(longest=) says how long to wait"
@@ -123,7 +132,7 @@ class IslandMeeting:
                     return json.dumps({"value": value}).encode()
             except _AGAIN as error:
                 if now - since > self._longest:
-                    return json.dumps({"error": _spelled(self._silent(now - since, str(error)))}).encode()
+                    return json.dumps({"error": _spelled(self.silent(now - since, str(error)))}).encode()
                 if not self._waits:
                     process_log().emit("island.waiting", why="store", detail=str(error))
                 self._waits = True
@@ -131,7 +140,12 @@ class IslandMeeting:
                 return json.dumps({"error": _spelled(error)}).encode()
             if now - begun > _TURN:
                 return b"{}"
-            self._clock.sleep(min(_MOST, max(_LEAST, (now - since) / 10)))
+            self._clock.sleep(until_next_look(now - since))
+
+
+def until_next_look(waited: float) -> float:
+    """Return the seconds until the store is looked at again, after so many."""
+    return min(_MOST, max(_LEAST, waited / 10))
 
 
 def _spelled(error: Elastic3dError) -> list[str]:

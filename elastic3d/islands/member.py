@@ -1,6 +1,9 @@
 """One island of several, on one rank: how it begins, takes outer steps, and is left behind.
 
 All methods are collectives of the island's ranks. Rank 0 alone looks into the store for the others; the rest follow.
+With `overlap` deltas are computed so many steps before the outer step, and each rank exchanges its part of them in the
+background until then: what is merged, and when, does not depend on how long that takes.
+
 What an island does is a function of its state and of the records: one that dies in the middle, and goes on from a
 snapshot, makes the same steps again, finds its delta in the store, and takes the same outer step.
 """
@@ -16,15 +19,17 @@ import torch
 
 from checkpointing.stores.address import redacted
 from elastic3d.clock import Clock
-from elastic3d.errors import NotFinite, StateError, StateUnfit
+from elastic3d.errors import NotFinite, StateUnfit
 from elastic3d.islands.admission import Admission, new_token
+from elastic3d.islands.background import BackgroundExchange
 from elastic3d.islands.exchange import Exchange, open_exchange
 from elastic3d.islands.fragments import fragments_of
 from elastic3d.islands.meeting import Deleted, IslandMeeting
 from elastic3d.islands.options import Islands
 from elastic3d.islands.outer_parameters import OuterParameters
 from elastic3d.islands.parts import IslandParts
-from elastic3d.islands.record import Sealed, SentDelta, Setup, awaited, following, name_and_number
+from elastic3d.islands.record import Sealed, Setup, name_and_number
+from elastic3d.islands.sealing import SealedStep
 from elastic3d.islands.setup import check_same, check_script, setup_of, trained_specs
 from elastic3d.islands.state import IslandState
 from elastic3d.log import process_log
@@ -35,7 +40,8 @@ from elastic3d.quantities import seconds
 from elastic3d.values import from_json, to_json
 
 BASES = 10
-"""Outer steps after which the outer parameters are put into the store, where no newcomer needs them before."""
+"""Outer steps of each fragment after which all outer parameters are put into the store, where no newcomer needs them
+before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +59,14 @@ class IslandMember:
         self._islands, self._parts, self._clock = islands, parts, clock
         check_script(parts, islands)
         self._name = islands.named(parts.assignment.run_id)
-        self.state = IslandState(parts.model, momentum=islands.rates[1] > 0, device=parts.mesh.device)
+        self.state = IslandState(
+            parts.model, momentum=islands.rates[1] > 0, sends=islands.overlap > 0, device=parts.mesh.device
+        )
         # What a newcomer's optimizer and schedule begin with, before any state is loaded into them.
         self._groups = facts.optimizer_groups(parts.optimizer)
         self._schedule = facts.schedule_state(parts.schedule)
         self._outer: OuterParameters | None = None
+        self._background: BackgroundExchange | None = None
         parts.batches.rounds = islands.period
 
     @property
@@ -96,18 +105,28 @@ class IslandMember:
         if behind:
             return self._join(behind)
         meeting.lead(lambda: exchange.come_back(self.state.island))
-        if parts.batches.step == (self.state.outer + 1) * self._islands.period:
+        left = (self.state.outer + 1) * self._islands.period - parts.batches.step
+        if left < self._islands.overlap:
+            # The parameters are not those any more of which the delta was made.
+            self._send_beside(self._outer.kept(self.state.outer + 1))
+        elif left and left == self._islands.overlap:
+            self._begin_exchange()
+        if left == 0:
             return self._outer_step()
         parts.batches.reach = (self.state.outer + 1) * self._islands.period
         return None
 
     def due(self, step: int) -> bool:
-        """Return whether an outer step follows an inner step; no collective."""
-        return step % self._islands.period == 0
+        """Return whether an exchange or an outer step follows an inner step; no collective."""
+        period = self._islands.period
+        return step % period in (0, period - self._islands.overlap)
 
     def made(self) -> Moved | None:
-        """Take the outer step that is due; return where to go on, None from there."""
-        return self._outer_step()
+        """Begin the exchange, or take the outer step that is due; return where to go on, None from there."""
+        if self._parts.batches.step % self._islands.period == 0:
+            return self._outer_step()
+        self._begin_exchange()
+        return None
 
     def _common(self, exchange: Exchange, mine: Setup) -> Setup:
         """Return what all islands have in common, which is this one's if it is the first."""
@@ -115,6 +134,8 @@ class IslandMember:
 
     def leave(self, why: str) -> None:
         """Have the others wait for this island no longer."""
+        if self._background is not None:
+            self._background.stop()
         if self._outer is not None and self.state.island:
             exchange, island = self._outer.exchange, self.state.island
             self._outer.meeting.lead(lambda: exchange.leave(island, why))
@@ -215,26 +236,35 @@ class IslandMember:
         batches.take(batches.share)
         batches.reach = batches.step + period
 
+    def _begin_exchange(self) -> None:
+        """Compute this island's delta, and have it exchanged while inner steps go on."""
+        assert self._outer is not None
+        reshard(self._parts.model)
+        outer = self.state.outer + 1
+        own = self._outer.deltas(outer)
+        self._check_finite(own, outer)
+        self._send_beside(own)
+
+    def _send_beside(self, own: Mapping[str, torch.Tensor]) -> None:
+        """Exchange a delta in the background."""
+        assert self._outer is not None
+        token = self._outer.meeting.lead(new_token)
+        self._background = BackgroundExchange(self._outer, own, token=token, clock=self._clock)
+        self._background.start()
+
     def _outer_step(self) -> Moved | None:
-        """Write this island's delta, seal the outer step or read how it was, and take it."""
+        """Take the outer step that is due, whose deltas were exchanged since `overlap` steps, or are now."""
         assert self._outer is not None
         parameters, parts, mesh = self._outer, self._parts, self._parts.mesh
         begun, outer = self._clock.monotonic(), self.state.outer + 1
         reshard(parts.model)
-        own, sent, mine = None, None, False
-        if not parameters.meeting.lead(lambda: parameters.exchange.sealed(outer) is not None):
-            own = parameters.deltas(outer)
-            self._check_finite(own, outer)
-            sent, mine = parameters.send(outer, own)
-        waiting = _Waiting(self._islands, parameters.exchange, outer, self.state.island)
-        record = from_json(Sealed, parameters.meeting.first(waiting.look))
-        if not record.merges(self.state.island):
-            return self._join(f"outer step {outer} was sealed without it")
         try:
-            read = parameters.take(record, own if mine else None)
+            record, sent, read = self._exchanged(outer) if self._islands.overlap else self._exchange(outer)
         except Deleted:
             return self._join(f"the deltas of outer step {outer} were deleted")
-        self.state.give(parts.model, set(parameters.names(outer)))
+        if not record.merges(self.state.island):
+            return self._join(f"outer step {outer} was sealed without it")
+        self.state.give(parts.model, parameters.names(outer), own_share=self._islands.own_share)
         if self.state.island not in record.members:
             return self._join(f"it was given up before outer step {outer}")
         self._hand_out(record)
@@ -248,11 +278,46 @@ class IslandMember:
                 step=outer * self._islands.period,
                 islands=[one.island for one in record.merged],
                 lost=list(record.lost),
-                sent=sent.bytes if sent is not None and mine else 0,
+                sent=sent,
                 read=read,
                 seconds=round(self._clock.monotonic() - begun, 3),
             )
         return None
+
+    def _exchange(self, outer: int) -> tuple[Sealed, int, int]:
+        """Write this island's delta, seal the outer step or read how it was, and take it where it merges that delta.
+
+        Return the record, and how many bytes were written by all ranks and read by this one. Deleted as `take`.
+        """
+        assert self._outer is not None
+        parameters = self._outer
+        own, sent, mine = None, None, False
+        if not parameters.meeting.lead(lambda: parameters.exchange.sealed(outer) is not None):
+            own = parameters.deltas(outer)
+            self._check_finite(own, outer)
+            sent, mine = parameters.send(outer, own)
+        waiting = SealedStep(self._islands, parameters.exchange, outer, self.state.island)
+        record = from_json(Sealed, parameters.meeting.first(waiting.look))
+        merges = record.merges(self.state.island)
+        read = parameters.take(record, own if mine else None) if merges else 0
+        return record, sent.bytes if sent is not None and mine else 0, read
+
+    def _exchanged(self, outer: int) -> tuple[Sealed, int, int]:
+        """Wait until the exchange in the background is over, and take the outer step; return as `_exchange` does."""
+        assert self._outer is not None
+        assert self._background is not None
+        background, self._background = self._background, None
+        try:
+            self._outer.meeting.over(background.over)
+        except Deleted as error:
+            self._outer.check_deleted(outer, error)
+            raise
+        finally:
+            background.stop()
+        assert background.record is not None
+        if background.record.merges(self.state.island):
+            self._outer.move(background.record, background.totals)
+        return background.record, background.sent, background.read
 
     def _check_finite(self, deltas: Mapping[str, torch.Tensor], outer: int) -> None:
         """Raise NotFinite where this island would spoil the outer parameters of all."""
@@ -268,51 +333,6 @@ class IslandMember:
 
     def _writes_base(self, record: Sealed) -> bool:
         """Return whether it is this island that puts the outer parameters into the store."""
-        if not record.admitted and record.outer % BASES:
+        if not record.admitted and record.outer % (BASES * self._islands.fragments):
             return False
         return record.merged[record.outer % len(record.merged)].island == self.state.island
-
-
-class _Waiting:
-    """Waits for an outer step to be sealed, and seals it when all are there, or patience is over. Rank 0's part."""
-
-    def __init__(self, islands: Islands, exchange: Exchange, outer: int, island: str) -> None:
-        self._islands, self._exchange, self._outer, self._island = islands, exchange, outer, island
-        self._before: Sealed | None = None
-        self._said = ""
-
-    def look(self, waited: float) -> Any | None:
-        """Return the record as JSON has it, None while there is none; StateError below the minimum for too long."""
-        exchange = self._exchange
-        sealed = exchange.sealed(self._outer)
-        if sealed is not None:
-            return to_json(sealed)
-        if self._before is None:
-            self._before = exchange.sealed(self._outer - 1)
-        before = self._before
-        if before is None:
-            raise StateError(
-                f"outer step {self._outer - 1} has no record in {exchange.place} any more: objects were removed there. "
-                "Trying again does not help: restore them, or give the islands another store"
-            )
-        sent: dict[str, SentDelta] = exchange.sent(self._outer)
-        left = exchange.left()
-        missing, there = awaited(before, sent, left), [one for one in sent if one in before.members]
-        late = waited > seconds(self._islands.patience, "patience")
-        mine = following(before, sent, joined=exchange.joined(), left=left, by=self._island)
-        # Those that ask to be admitted count, or nobody could ever take the place of one that is gone.
-        enough = len(there) + (len(mine.admitted) if late or not missing else 0) >= self._islands.minimum
-        if enough and (late or not missing):
-            return to_json(exchange.seal(mine))
-        why = f"outer step {self._outer} waits for {', '.join(missing)}"
-        if not enough and not missing:
-            why = f"outer step {self._outer} has {len(there)} of at least {self._islands.minimum} islands (minimum=)"
-        if waited > seconds(self._islands.longest, "longest"):
-            raise StateError(
-                f"{why}, for {waited:.0f} s (Islands(longest=)). Nothing is lost: started again, the island goes on "
-                "from there once others are there; or take a smaller minimum="
-            )
-        if why != self._said and waited > 1.0:
-            self._said = why
-            process_log().emit("island.waiting", why="others", detail=why)
-        return None

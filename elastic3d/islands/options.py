@@ -16,6 +16,9 @@ AVERAGE, NESTEROV = "average", "nesterov"
 LR, MOMENTUM = 0.7, 0.9
 """Of DiLoCo's outer optimizer (Douillard et al., arXiv:2311.08105)."""
 
+MIXING = 0.5
+"""Of streaming DiLoCo with overlap (Douillard et al., arXiv:2501.18512, alpha)."""
+
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,60}")
 _ISLAND = re.compile(rf"{_NAME.pattern}\.[0-9]+")
 _OF = "elastic3d.Islands"
@@ -64,7 +67,14 @@ class Islands:
     """Parts of the model that are merged one after the other, each `every` steps, the outer steps being `every /
     fragments` apart (streaming DiLoCo, arXiv:2501.18512): as many bytes, a part at a time. 1, the default, for all at
     once."""
-
+    overlap: int = 0
+    """Inner steps that are made while an outer step's deltas are exchanged in the background: they are those of so many
+    steps before it. Fewer than from one outer step to the next, `every / fragments`; 0, the default, for none, where
+    islands wait for the exchange."""
+    mixing: float | None = None
+    """With `overlap`, the share of its own parameters that an island keeps at an outer step, the rest being the outer
+    ones (alpha of streaming DiLoCo): None, the default, for 0.5. With 0, what it learned in the `overlap` steps is
+    dropped."""
     max_bandwidth: int | str | None = None
     """What an island may upload to the store, all its ranks together, in bytes a second or as "20MB/s"; None, the
     default, for no limit."""
@@ -102,12 +112,32 @@ class Islands:
                 f"{_OF}(every={self.every}, fragments={self.fragments}): fragments divide every, so that the outer "
                 "steps are equally far apart"
             )
+        whole(self.overlap, "overlap", 0, _OF)
+        if self.overlap >= self.period:
+            raise UsageError(
+                f"{_OF}(overlap={self.overlap}, every={self.every}, fragments={self.fragments}): an exchange has to "
+                f"end before the next one begins, {self.period} inner steps later (every / fragments); take fewer than "
+                f"{self.period} for overlap, or a larger every"
+            )
+        self._check_mixing()
         if self.max_bandwidth is not None:
             rate(self.max_bandwidth, f"{_OF}: max_bandwidth")
         some_seconds(self.patience, f"{_OF}: patience")
         some_seconds(self.longest, f"{_OF}: longest")
         if self.key is not None and not isinstance(self.key, str | os.PathLike):
             raise UsageError(f"{_OF}(key={self.key!r}): give a path")
+
+    def _check_mixing(self) -> None:
+        if self.mixing is None:
+            return
+        if not self.overlap:
+            raise UsageError(
+                f"{_OF}(mixing={self.mixing!r}): without overlap an island has learned nothing since it sent its "
+                "delta; leave it out, or give overlap="
+            )
+        number = isinstance(self.mixing, int | float) and not isinstance(self.mixing, bool)
+        if not number or not 0 <= self.mixing < 1:
+            raise UsageError(f"{_OF}(mixing={self.mixing!r}): give a number from 0 on, below 1")
 
     @property
     def url(self) -> str:
@@ -118,6 +148,13 @@ class Islands:
     def period(self) -> int:
         """Inner steps from one outer step to the next, of whatever fragment."""
         return self.every // self.fragments
+
+    @property
+    def own_share(self) -> float:
+        """Share of its own parameters that an island keeps at an outer step."""
+        if not self.overlap:
+            return 0.0
+        return MIXING if self.mixing is None else float(self.mixing)
 
     @property
     def rates(self) -> tuple[float, float]:

@@ -43,13 +43,20 @@ class OuterParameters:
         return [name for name in self.state.anchors if self.homes[name] == turn]
 
     def deltas(self, outer: int) -> dict[str, torch.Tensor]:
-        """Return how far this rank's parameters have moved since the last outer step that merged them: minus that."""
+        """Return how far this rank's parameters have moved since the last outer step that merged them: minus that.
+
+        Where deltas are exchanged in the background, those that the state keeps.
+        """
         parameters = dict(self.parts.model.named_parameters())
         anchors = {name: self.state.anchors[name] for name in self.names(outer)}
-        moved = tensors.rooms_like(anchors.items())
+        moved = self.kept(outer) if self.state.sent else tensors.rooms_like(anchors.items())
         for name, room in moved.items():
             torch.sub(local(anchors[name]), local(parameters[name]), out=local(room))
         return moved
+
+    def kept(self, outer: int) -> dict[str, torch.Tensor]:
+        """Return the deltas of an outer step that the state has kept since they were computed."""
+        return {name: self.state.sent[name] for name in self.names(outer)}
 
     def send(self, outer: int, deltas: dict[str, torch.Tensor]) -> tuple[SentDelta, bool]:
         """Write a delta, unless it is there; return what is there of it, and whether it is this one."""
@@ -68,8 +75,8 @@ class OuterParameters:
         def say() -> object:
             if not folder:
                 return to_json(self.exchange.sent_by(outer, island))
-            checkpoint, root = tensors.complete(self.exchange.folder(folder), mesh, outer=outer)
-            sent = SentDelta(island=island, folder=folder, checkpoint=checkpoint, root=root, bytes=written)
+            whole = tensors.complete(self.exchange.folder(folder), mesh, outer=outer)
+            sent = SentDelta(island=island, folder=folder, checkpoint=whole.checkpoint, root=whole.root, bytes=written)
             return to_json(self.exchange.send(outer, sent))
 
         sent = from_json(SentDelta, self.meeting.lead(say))
@@ -81,7 +88,6 @@ class OuterParameters:
         own: this island's own delta, None where the store's is to be read. Deleted where the deltas are not there any
         more; StateError where one is damaged.
         """
-        assert record.outer == self.state.outer + 1, (record.outer, self.state.outer)
         names, nbytes = self.names(record.outer), 0
         totals: dict[str, torch.Tensor] = {}
         for sent in record.merged:
@@ -92,6 +98,12 @@ class OuterParameters:
             assert deltas is not None
             for name in names:
                 totals[name] = add_up(totals.get(name), local(deltas[name]))
+        self.move(record, totals)
+        return nbytes
+
+    def move(self, record: Sealed, totals: dict[str, torch.Tensor]) -> None:
+        """Move this rank's outer parameters by the sums of all deltas of a record, which are overwritten."""
+        assert record.outer == self.state.outer + 1, (record.outer, self.state.outer)
         lr, mu = self.islands.rates
         for name, total in totals.items():
             momentum = self.state.momenta.get(name)
@@ -104,7 +116,6 @@ class OuterParameters:
                 mu=mu,
             )
         self.state.outer = record.outer
-        return nbytes
 
     def read(self, outer: int, sent: SentDelta, into: dict[str, torch.Tensor]) -> int:
         """Read this rank's part of a delta; return its bytes. Deleted and StateError as `take`."""
@@ -114,9 +125,13 @@ class OuterParameters:
                 self.meeting.all(lambda: tensors.read(store, sent.checkpoint, into, device))[self.parts.mesh.rank]
             )
         except Deleted as error:
-            if self.meeting.all(lambda: self.exchange.deltas_from(outer))[0]:
-                raise self.meeting.damaged(error) from error
+            self.check_deleted(outer, error)
             raise
+
+    def check_deleted(self, outer: int, error: Deleted) -> None:
+        """Raise StateError where a delta could not be read although those of its outer step were not deleted."""
+        if self.meeting.all(lambda: self.exchange.deltas_from(outer))[0]:
+            raise self.meeting.damaged(error) from error
 
     def give_base(self) -> None:
         """Put the outer parameters into the store, and delete what nobody needs any more."""
@@ -126,8 +141,8 @@ class OuterParameters:
         self.meeting.all(lambda: tensors.write(store, mesh, self._kept(), outer=outer))
 
         def say() -> None:
-            checkpoint, root = tensors.complete(store, mesh, outer=outer)
-            base = SentDelta(island=self.state.island, folder=folder, checkpoint=checkpoint, root=root)
+            whole = tensors.complete(store, mesh, outer=outer)
+            base = SentDelta(island=self.state.island, folder=folder, checkpoint=whole.checkpoint, root=whole.root)
             self.exchange.give_base(outer, base)
             if self.islands.keep is not None:
                 self.exchange.forget(outer, self.islands.keep)

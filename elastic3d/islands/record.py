@@ -1,9 +1,10 @@
 """What the store holds of the islands, and how an outer step is sealed: frozen values, and pure functions of them.
 
-Outer step k follows the inner step k * period. Its record says whose deltas were merged, in the order in which they are
-added up, and who trains the next round on which chunk of samples: chunk c is the positions [c * n, (c + 1) * n) of the
-keyed permutation that all islands share, n being the samples that one island takes in a round. Whoever reads the
-records from the first one on knows all that islands have in common, so that the outer parameters follow from them.
+Outer step k follows the inner step k * period, and merges how far islands had come `overlap` steps before. Its record
+says whose deltas were merged, in the order in which they are added up, and who trains the next round on which chunk of
+samples: chunk c is the positions [c * n, (c + 1) * n) of the keyed permutation that all islands share, n being the
+samples that one island takes in a round. Whoever reads the records from the first one on knows all that islands have in
+common, so that the outer parameters follow from them.
 
 A chunk counts as consumed once the round of the island that had it is merged. One whose round was not is handed out
 again, to the first island by name at the next outer step: no sample is lost, and none counts twice.
@@ -23,7 +24,8 @@ class Setup:
 
     model: digest of names, shapes and dtypes of the parameters, of which so many `parameters` are trained. initial: of
     the values that they and the buffers begin with. seed: of weights and dropout; data_seed: of the order of samples.
-    data: the data set's fingerprint, "" for one without. lr, momentum: of the outer optimizer.
+    data: the data set's fingerprint, "" for one without. lr, momentum: of the outer optimizer. mixing: the share of its
+    own parameters that an island keeps at an outer step.
     """
 
     schema: int = SCHEMA
@@ -44,6 +46,8 @@ class Setup:
     outer: str
     lr: float
     momentum: float
+    overlap: int = 0
+    mixing: float = 0.0
 
     def differences(self, there: Setup) -> list[str]:
         """Return in words where this island's setup is not the one that is there."""

@@ -63,13 +63,19 @@ class ReplayedIsland(IslandMember):
             "not help: give elastic3d.run no store=, and start the replay by hand or under a fresh rendezvous id"
         )
 
+    def _begin_exchange(self) -> None:
+        """Keep the delta until its outer step: nothing is sent."""
+        assert self._outer is not None
+        reshard(self._parts.model)
+        self._outer.deltas(self.state.outer + 1)
+
     def _outer_step(self) -> Moved | None:
         """Compare the delta with the one that was merged, and take the outer step; end where there is none."""
         assert self._outer is not None
         parameters, parts, outer = self._outer, self._parts, self.state.outer + 1
         reshard(parts.model)
         record = parameters.record(outer)
-        own = parameters.deltas(outer)
+        own = parameters.kept(outer) if self._islands.overlap else parameters.deltas(outer)
         merged = tensors.rooms_like(own.items())
         sent = next(one for one in record.merged if one.island == self.state.island)
         parameters.read(outer, sent, merged)
@@ -82,7 +88,7 @@ class ReplayedIsland(IslandMember):
                 "torch or the kind of device are not those of the run, or a device computed wrongly in one of the two"
             )
         parameters.take(record, own)
-        self.state.give(parts.model, set(parameters.names(outer)))
+        self.state.give(parts.model, parameters.names(outer), own_share=self._islands.own_share)
         self._go_on(record)
         return None
 

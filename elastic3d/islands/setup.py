@@ -82,6 +82,8 @@ def setup_of(parts: IslandParts, islands: Islands, specs: list[TensorSpec], *, i
         outer=islands.outer,
         lr=lr,
         momentum=momentum,
+        overlap=islands.overlap,
+        mixing=islands.own_share,
     )
 
 

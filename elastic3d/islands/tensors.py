@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from checkpointing import Piece, SaveOptions, commit, open_checkpoint, resolve, save_rank
+from checkpointing import Committed, Piece, SaveOptions, commit, open_checkpoint, resolve, save_rank
 from checkpointing.interchange.tensors import buffer_of
 from checkpointing.stores.protocol import Store
 from elastic3d.devices import ComputeDevice
@@ -43,10 +43,9 @@ def write(store: Store, mesh: Mesh, tensors: Mapping[str, torch.Tensor], *, oute
     return saved.sent
 
 
-def complete(store: Store, mesh: Mesh, *, outer: int) -> tuple[str, str]:
-    """Have what all ranks have written be whole; return its name and its digest."""
-    committed = commit(store, step=outer, made_in=1, attempt=0, committed_in=1, world=mesh.layout.world)
-    return committed.checkpoint, committed.root
+def complete(store: Store, mesh: Mesh, *, outer: int) -> Committed:
+    """Have what all ranks have written be whole; Incomplete where some have not."""
+    return commit(store, step=outer, made_in=1, attempt=0, committed_in=1, world=mesh.layout.world)
 
 
 def read(store: Store, checkpoint: str, into: Mapping[str, torch.Tensor], device: ComputeDevice) -> int:

@@ -21,7 +21,14 @@ from tests.parallel.models import Sentences, loss_fn
 
 
 def replayed(
-    records: Iterable[Sealed], *, lr: float = 0.7, mu: float = 0.9, fragments: int = 1
+    records: Iterable[Sealed],
+    *,
+    lr: float = 0.7,
+    mu: float = 0.9,
+    every: int = mains.EVERY,
+    fragments: int = 1,
+    overlap: int = 0,
+    mixing: float = 0.0,
 ) -> dict[str, tuple[str, str]]:
     """Return (digest of weights, of weights and inner optimizer) of each member of the last record but one.
 
@@ -30,19 +37,21 @@ def replayed(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _replayed(list(records), lr, mu, fragments)
+        return _replayed(list(records), lr, mu, every, fragments, overlap, mixing)
     finally:
         torch.set_num_threads(threads)
 
 
-def _replayed(records: list[Sealed], lr: float, mu: float, fragments: int) -> dict[str, tuple[str, str]]:
+def _replayed(
+    records: list[Sealed], lr: float, mu: float, every: int, fragments: int, overlap: int, mixing: float
+) -> dict[str, tuple[str, str]]:
     torch.manual_seed(mains.SEED)
     first = mains.build()
     anchors = {name: one.detach().clone() for name, one in first.named_parameters()}
     momenta = {name: torch.zeros_like(one) for name, one in anchors.items()}
     islands: dict[str, Any] = {}
     specs = [specification(name, one) for name, one in anchors.items()]
-    homes, period = fragments_of(specs, fragments), mains.EVERY // fragments
+    homes, period = fragments_of(specs, fragments), every // fragments
     for before, record in itertools.pairwise(records):
         for island in before.admitted:
             model = copy.deepcopy(first)
@@ -56,8 +65,11 @@ def _replayed(records: list[Sealed], lr: float, mu: float, fragments: int) -> di
         deltas = []
         for sent in record.merged:
             model, optimizer, schedule = islands[sent.island]
-            _round(model, optimizer, schedule, before.members[sent.island], period)
+            start = before.members[sent.island] * period
+            stop = start + period
+            _steps(model, optimizer, schedule, range(start, stop - overlap))
             deltas.append({name: anchors[name] - one.detach() for name, one in model.named_parameters()})
+            _steps(model, optimizer, schedule, range(stop - overlap, stop))
         for name, anchor in anchors.items():
             if not deltas or homes[name] != (record.outer - 1) % fragments:
                 continue
@@ -73,11 +85,11 @@ def _replayed(records: list[Sealed], lr: float, mu: float, fragments: int) -> di
             for sent in record.merged:
                 for name, one in islands[sent.island][0].named_parameters():
                     if homes[name] == (record.outer - 1) % fragments:
-                        one.copy_(anchors[name])
+                        one.copy_(one * mixing + anchors[name] * (1 - mixing) if mixing else anchors[name])
     return {one.island: _digests(*islands[one.island][:2]) for one in records[-1].merged}
 
 
-def _round(model: Any, optimizer: Any, schedule: Any, chunk: int, period: int) -> None:
+def _steps(model: Any, optimizer: Any, schedule: Any, steps: range) -> None:
     order = Order(
         length=len(Sentences()),
         global_batch=mains.GLOBAL_BATCH,
@@ -85,8 +97,8 @@ def _round(model: Any, optimizer: Any, schedule: Any, chunk: int, period: int) -
         seed=mains.DATA_SEED,
     )
     data, count = Sentences(), mains.GLOBAL_BATCH // mains.MICRO_BATCH
-    for step in range(period):
-        start = (chunk * period + step) * mains.GLOBAL_BATCH
+    for step in steps:
+        start = step * mains.GLOBAL_BATCH
         for index in range(count):
             at = start + index * mains.MICRO_BATCH
             pairs = [data[int(sample)] for sample in order.samples(at, at + mains.MICRO_BATCH)]

@@ -2,72 +2,22 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chaos.machine.processes import wait_until
-from checkpointing import open_store
 from elastic3d.islands import Islands
-from elastic3d.islands.exchange import Exchange
-from elastic3d.islands.record import Sealed, account
-from elastic3d.training import Run, run_alone
+from elastic3d.islands.record import account
+from elastic3d.training import run_alone
 from elastic3d.values import Layout
 from tests.islands import mains
 from tests.islands.plain import replayed
-from tests.parallel.worlds import Orders, Report, run_world
+from tests.islands.together import Together, results
 
 pytestmark = pytest.mark.gloo
-
-ALONE = Layout(pp=1, dp=1)
-
-
-class Together:
-    """Islands that train at the same time, each a world of its own, around one store."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        self.store = folder / "between"
-        self._options = {"every": mains.EVERY, "patience": 60, "longest": 100, "minimum": 2, "keep": None} | options
-        self._threads: dict[str, threading.Thread] = {}
-        self._reports: dict[str, list[Report]] = {}
-
-    def start(self, name: str, layout: Layout = ALONE, main: Callable[[Run], Any] = mains.train, **orders: Any) -> None:
-        """Start an island; orders: of its hosts."""
-        islands = Islands(store=self.store, **(self._options | orders.pop("options", {})))
-        given = Orders(layout=layout, islands=islands, run_id=name, **orders)
-
-        def run() -> None:
-            self._reports[name] = run_world(main, given)
-
-        self._threads[name] = threading.Thread(target=run)
-        self._threads[name].start()
-
-    def end(self, name: str, how: str = "done") -> list[Report]:
-        """Wait for an island; return its ranks' reports."""
-        self._threads.pop(name).join()
-        for report in self._reports[name]:
-            assert report.ended == how, f"{name}: {report.ended}: {report.error}"
-        return self._reports[name]
-
-    def await_that(self, seen: Callable[[Exchange], Any]) -> None:
-        """Wait until something is in the store."""
-        assert wait_until(lambda: self.store.exists() and seen(Exchange(open_store(str(self.store), write=False))), 60)
-
-    @property
-    def records(self) -> list[Sealed]:
-        """All outer steps."""
-        return list(Exchange(open_store(str(self.store))).records())
-
-
-def results(reports: list[Report]) -> tuple[str, str]:
-    """Return the digests of an island, which all its ranks agree on; all of its samples are accounted for."""
-    assert all(report.result[2] for report in reports)
-    (one,) = {report.result[:2] for report in reports}
-    return one
 
 
 @pytest.mark.parametrize(
@@ -76,8 +26,11 @@ def results(reports: list[Report]) -> tuple[str, str]:
         ({"outer": "average"}, {"lr": 1.0, "mu": 0.0}),
         ({"outer": "nesterov"}, {}),
         ({"fragments": 3}, {"fragments": 3}),
+        ({"overlap": 2}, {"overlap": 2, "mixing": 0.5}),
+        ({"overlap": 1, "mixing": 0.0}, {"overlap": 1}),
+        ({"every": 6, "fragments": 2, "overlap": 1}, {"every": 6, "fragments": 2, "overlap": 1, "mixing": 0.5}),
     ],
-    ids=["local SGD", "DiLoCo", "streaming"],
+    ids=["local SGD", "DiLoCo", "streaming", "overlap", "overlap, nothing kept", "streaming with overlap"],
 )
 def test_islands_of_other_layouts_come_to_the_bits_of_a_plain_loop(
     tmp_path: Path, options: Mapping[str, Any], rates: Mapping[str, Any]
@@ -87,18 +40,20 @@ def test_islands_of_other_layouts_come_to_the_bits_of_a_plain_loop(
     both.start("east", Layout(pp=2, dp=1))
     both.start("west", Layout(pp=1, dp=2, zero=3))
     east, west = results(both.end("east")), results(both.end("west"))
-    fragments = rates.get("fragments", 1)
-    assert (east[0] == west[0]) == (fragments == 1), "after an outer step of all parameters they are the same"
+    given = {"every": mains.EVERY, "fragments": 1, "mixing": 0} | rates
+    same = given["fragments"] == 1 and not given["mixing"]
+    assert (east[0] == west[0]) == same, "after an outer step of all parameters they are the same"
     assert east[1] != west[1], "and each has its own inner optimizer, of its own samples"
     assert replayed(both.records, **rates) == {"east.1": east, "west.1": west}
-    assert len(both.records) == fragments * mains.ROUNDS + 1
+    outer_steps = mains.EVERY * mains.ROUNDS * given["fragments"] // given["every"]
+    assert len(both.records) == outer_steps + 1
     chunks = account(both.records)
     assert chunks.whole
-    replay = Islands(store=both.store, every=mains.EVERY, keep=None, replay="west.1", **options)
+    replay = Islands(store=both.store, keep=None, replay="west.1", **({"every": mains.EVERY} | options))
     again: list[Any] = []
-    run_alone(lambda run: again.append(mains.train(run, steps=99 * mains.EVERY)), islands=replay, threads=1)
+    run_alone(lambda run: again.append(mains.train(run, steps=99 * given["every"])), islands=replay, threads=1)
     assert again == [(*west, True)], "one process trains what two ranks did once more"
-    assert chunks.consumed == 2 * fragments * mains.ROUNDS
+    assert chunks.consumed == 2 * outer_steps
 
 
 def test_a_node_lost_within_an_island_changes_nothing(tmp_path: Path) -> None:

@@ -156,3 +156,13 @@ def test_nothing_is_left(network: Network) -> None:
     network.close()
     for command in (["ip", "link", "show"], ["ip", "netns", "list"]):
         assert mark not in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_what_a_host_sends_is_counted(network: Network, call: Call) -> None:
+    """With headers, and also where its cable is impaired; what it is sent is not."""
+    for impaired in (False, True):
+        if impaired:
+            network.impair("a", Impairment(late=0.05))
+        before = network.sent("a")
+        call.seconds(100_000)
+        assert 100_000 <= network.sent("a") - before < 150_000
