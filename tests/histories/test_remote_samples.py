@@ -41,7 +41,7 @@ class Source:
     def __init__(self, url: str, proxy: S3Proxy) -> None:
         self.url, self.proxy = url, proxy
         self.free = threading.Event()
-        proxy.sleep = lambda seconds: None if self.free.wait(seconds) else None
+        proxy.sleep = self._wait
 
     def hold(self, path: str, *, seconds: float = 600.0, times: int = ALWAYS) -> None:
         """Answer requests whose path has this in it so much later."""
@@ -51,6 +51,9 @@ class Source:
         """Answer all requests."""
         self.proxy.harms.clear()
         self.free.set()
+
+    def _wait(self, seconds: float) -> None:
+        self.free.wait(seconds)
 
 
 @pytest.fixture(scope="module")
