@@ -19,8 +19,8 @@ from elastic3d.clock import SYSTEM
 def counted() -> dict[str, int]:
     """Return what this process has read: bytes that it asked for, and bytes that came from disks for it."""
     lines = Path("/proc/self/io").read_text().splitlines()
-    found = {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
-    return {"asked": found["rchar"], "fetched": found["read_bytes"]}
+    counts = {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
+    return {"asked": counts["rchar"], "fetched": counts["read_bytes"]}
 
 
 def main(run: elastic3d.Run) -> None:

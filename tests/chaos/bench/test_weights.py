@@ -9,12 +9,12 @@ import pytest
 from chaos.bench import weights
 from chaos.bench.weights import LAYOUTS, Size
 
-pytestmark = [pytest.mark.long, pytest.mark.etcd, pytest.mark.gloo]
+pytestmark = [pytest.mark.slow, pytest.mark.etcd, pytest.mark.gloo]
 
 SMALL = Size(width=256, depth=8)
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS[0], pytest.param(LAYOUTS[-1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[-1]])
 def test_each_byte_of_the_files_is_asked_for_once_where_no_two_ranks_hold_the_same(layout: str, tmp_path: Path) -> None:
     """And once for each replica; from the disk it comes once, or not at all where its pages are kept in memory."""
     files = tmp_path / "weights"
