@@ -304,8 +304,8 @@ class Progress(Protocol):
         """Note that the data loader is waited for."""
         ...
 
-    def in_script(self) -> None:
-        """Note that the script's own code goes on."""
+    def in_script(self, read: int = 0) -> None:
+        """Note that the script's own code goes on. read: bytes that the samples which it was given were made of."""
         ...
 
     def tick(self, *, chunk: int = -1, unit: int = -1) -> None:
@@ -369,7 +369,7 @@ class Unrecorded:
     def loading(self) -> None:
         """Do nothing."""
 
-    def in_script(self) -> None:
+    def in_script(self, read: int = 0) -> None:
         """Do nothing."""
 
     def tick(self, *, chunk: int = -1, unit: int = -1) -> None:

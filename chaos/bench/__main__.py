@@ -23,6 +23,7 @@ from chaos.bench import (
     reductions,
     restores,
     seeing,
+    weights,
 )
 from chaos.bench.spread import spread
 from elastic3d.values import Layout
@@ -33,7 +34,8 @@ def main(
     only: Annotated[
         str,
         typer.Option(
-            help="recovery, islands, cost, reductions, forming, restores, checkpoints, plans, seeing, health; or all"
+            help="recovery, islands, cost, reductions, forming, restores, checkpoints, weights, plans, seeing, "
+            "health; or all"
         ),
     ] = "",
     agents: Annotated[str, typer.Option(help="sizes of the worlds to form")] = ",".join(map(str, forming.AGENTS)),
@@ -45,7 +47,8 @@ def main(
     seed: Annotated[int, typer.Option(help="seed of the score card")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
 ) -> None:
-    """Measure recovery beside its peers, islands, the cost of snapshots and ordered reduction, forming, saving, health.
+    """Measure recovery beside its peers, islands, the cost of snapshots and ordered reduction, forming, saving and
+    reading, what is read of weights that exist, and health.
 
     The exit code is 1 where seeing costs too much, or the score card of health or its controls do not pass. Ctrl-C ends
     the card with what has been played.
@@ -102,6 +105,10 @@ def main(
         for table in checkpoints.tables(saved):
             console.print(table)
         measured["checkpoints"] = saved.as_json()
+    if only in ("", "weights"):
+        begun = weights.measure(repeats, say=console.print)
+        console.print(weights.table(begun))
+        measured["weights"] = {layout: [asdict(one) for one in each] for layout, each in begun.items()}
     if only in ("", "plans"):
         planned = plans.measure(repeats, say=console.print)
         console.print(plans.table(planned))

@@ -261,7 +261,7 @@ class Batches:
                     present = self._cursors.get(before, Cursor())
                     self._cursors = {before: present, before + 1: part.cursor}
                 batch = self._batch(before, part)
-                self.progress.in_script()
+                self.progress.in_script(part.read)
                 self._yielded = before
                 yield batch
                 if self.step != before + 1:

@@ -36,12 +36,13 @@ class _Began:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeStep:
-    """A step that was made. at: nanoseconds of the monotonic clock, when its last call returned. fresh: see `sheet`."""
+    """A step that was made. at: nanoseconds of the monotonic clock, when its last call returned. Rest: see `sheet`."""
 
     step: int
     at: int
     rounds: int
     passes: int
+    read: int
     fresh: bool
 
 
@@ -93,7 +94,7 @@ class DeviceTimes:
             self._stopwatch.forget([one.mark for one in begun[:-1]])
 
     def _times(self, made: MadeStep, begun: list[_Began]) -> StepTimes:
-        times = StepTimes(rounds=made.rounds, passes=made.passes)
+        times = StepTimes(rounds=made.rounds, passes=made.passes, read=made.read)
         for one, following in pairwise(begun):
             spent = self._stopwatch.nanoseconds(one.mark, following.mark)
             if one.axis is not None:

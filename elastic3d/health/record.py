@@ -134,8 +134,9 @@ class ProgressWriter:
         """Note that the data loader is waited for."""
         self.phase(Phase.DATA)
 
-    def in_script(self) -> None:
-        """Note that the script's own code goes on."""
+    def in_script(self, read: int = 0) -> None:
+        """Note that the script's own code goes on. read: bytes that the samples which it was given were made of."""
+        self._times.read += read
         self.phase(Phase.USER)
 
     def tick(self, *, chunk: int = -1, unit: int = -1) -> None:
@@ -200,7 +201,9 @@ class ProgressWriter:
         if self._device is None:
             self._sheets.stepped(step, self._at, times, fresh=fresh)
             return
-        self._device.step(MadeStep(step=step, at=self._at, rounds=times.rounds, passes=times.passes, fresh=fresh))
+        self._device.step(
+            MadeStep(step=step, at=self._at, rounds=times.rounds, passes=times.passes, read=times.read, fresh=fresh)
+        )
         if step % EVERY == 0:
             # A row that is late counts only as long as the votes that it belongs to.
             self._sheets.row = ()

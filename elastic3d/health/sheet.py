@@ -1,4 +1,4 @@
-"""One rank's steps in numbers, and how they reach everybody: thirteen numbers that ride in the step vote.
+"""One rank's steps in numbers, and how they reach everybody: fourteen numbers that ride in the step vote.
 
 Steps are summed up by eights: those up to a multiple of `EVERY` make a row of means. During the next eight steps each
 vote carries the rows of every eighth rank, so that the vote of every step has the same size, is hardly longer, and all
@@ -15,7 +15,7 @@ from elastic3d.health.phases import Axis, Phase
 EVERY = 8
 """Steps of a row, and votes until all ranks' rows are there."""
 
-WIDTH = 13
+WIDTH = 14
 """Numbers of a row."""
 
 SHEETS, SHEET_WORDS = 64, 24
@@ -26,7 +26,7 @@ Row = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSheet:
-    """Means over the steps of a row, in seconds a step but for the first two. All waits are left out of the rest.
+    """Means over the steps of a row, in seconds a step where nothing else is said. All waits are left out of the rest.
 
     work: parameters of the rank's stages, not divided by the ranks that share them. rounds: forward passes of a stage.
     forward, backward, weights: the passes, `weights` where the schedule gives those over the weights a time of their
@@ -34,6 +34,7 @@ class StepSheet:
     optimizer's step. host: the script's own code between steps. copy: for the copy of a snapshot. wait_dp, wait_pp,
     wait_other: for other ranks, along the data-parallel axes, the pipeline, and the rest. block: not of a step, but of
     one forward pass of one block, in stages of several; 0.0 where blocks are not alike, and in a layout of one stage.
+    read: bytes from object storage that the samples of a step were made of.
     """
 
     work: float
@@ -49,6 +50,7 @@ class StepSheet:
     wait_pp: float = 0.0
     wait_other: float = 0.0
     block: float = 0.0
+    read: float = 0.0
 
     @property
     def busy(self) -> float:
@@ -114,7 +116,7 @@ class StepTimes:
     """What one step of a rank goes into, while it is added up. All times are nanoseconds.
 
     rounds: forward passes of a stage. spent: by phase, without waits. waited: by axis. blocks: of the forward phase's
-    part within blocks, without waits. passes: how many blocks these were.
+    part within blocks, without waits. passes: how many blocks these were. read: bytes that its samples were made of.
     """
 
     rounds: int = 0
@@ -122,6 +124,7 @@ class StepTimes:
     waited: list[int] = field(default_factory=lambda: [0] * len(Axis))
     blocks: int = 0
     passes: int = 0
+    read: int = 0
 
 
 class SheetWriter:
@@ -152,6 +155,7 @@ class SheetWriter:
         dp = waited[Axis.DP] + waited[Axis.SHARD] + waited[Axis.REPLICA]
         pp = sum(waited[Axis.TO_NEXT : Axis.FROM_NEXT + 1])
         numbers = (
+            times.read,
             times.passes,
             times.blocks,
             times.rounds,
@@ -169,10 +173,11 @@ class SheetWriter:
         self._sums = [a + b for a, b in zip(self._sums, numbers, strict=True)]
         self._steps += 1
         if (step + self.behind) % EVERY == 0:
-            passes, blocks, rounds, *seconds = self._sums
+            read, passes, blocks, rounds, *seconds = self._sums
             whole = self._steps == EVERY and not fresh
             block = blocks / max(1, passes) / 1e9
-            self.row = (rounds / EVERY, *(time / EVERY / 1e9 for time in seconds), block) if whole else ()
+            means = (time / EVERY / 1e9 for time in seconds)
+            self.row = (rounds / EVERY, *means, block, read / EVERY) if whole else ()
             self._sums, self._steps = [0] * len(self._sums), 0
 
 

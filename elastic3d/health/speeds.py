@@ -417,9 +417,9 @@ class Speeds:
                     f"for the same work, {share}; it computes for {mine.busy:.3g} s of a step of {mine.total:.3g} s"
                 )
             case SlowKind.DATA:
-                return (
-                    f"rank {rank} waits {mine.data:.3g} s of a step of {mine.total:.3g} s for its data loader, {share}"
-                )
+                reads = f", which reads {mine.read / 1e6:.3g} MB of object storage for it" if mine.read else ""
+                waits = f"rank {rank} waits {mine.data:.3g} s of a step of {mine.total:.3g} s for its data loader"
+                return f"{waits}{reads}, {share}"
             case SlowKind.HOST:
                 own = mine.update + mine.copy
                 return (

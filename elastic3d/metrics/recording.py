@@ -115,6 +115,7 @@ class MetricRecorder:
             if sheet is not None:
                 for phase in PHASES:
                     self._set("elastic3d_step_phase_seconds", getattr(sheet, phase), phase)
+                self._set("elastic3d_step_read_bytes", sheet.read)
 
     def values(self) -> list[MetricValue]:
         """Return the present values."""
@@ -162,7 +163,7 @@ class MetricRecorder:
         if not nodes or nodes[0] != self._node:
             self._drop({metric.name for metric in METRICS.values() if metric.source is Source.FIRST})
         if self._node not in nodes:
-            self._drop({"elastic3d_step_phase_seconds", "elastic3d_audited_step"})
+            self._drop({"elastic3d_step_phase_seconds", "elastic3d_step_read_bytes", "elastic3d_audited_step"})
         self._set(PEAK, self._state.peak if self._node in nodes else None)
         layout = fields.get("layout") or {}
         for axis in ("pp", "dp", "cp", "tp"):

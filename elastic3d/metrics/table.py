@@ -25,7 +25,7 @@ SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 1
 LONG_SECONDS = (0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the buckets of recoveries."""
 
-PHASES = tuple(name for name in StepSheet.__slots__ if name not in ("work", "rounds", "block"))
+PHASES = tuple(name for name in StepSheet.__slots__ if name not in ("work", "rounds", "block", "read"))
 """What a step's seconds go into, as `health.sheet.StepSheet` has them."""
 
 NOTICE, SEAL, RESTORE, FIRST_STEP = "notice", "seal", "restore", "first_step"
@@ -215,6 +215,13 @@ _LIST: tuple[Metric, ...] = (
         source=Source.NODE,
         help="What a step's time goes into on this node's first rank: means over eight steps, known eight steps later.",
         labels=(_PHASE,),
+    ),
+    Metric(
+        name="elastic3d_step_read_bytes",
+        kind=_G,
+        source=Source.NODE,
+        help="Bytes from object storage that a step's samples of this node's first rank were made of, as "
+        "`elastic3d.Remote` reads them: means over eight steps, known eight steps later.",
     ),
     Metric(
         name="elastic3d_nonfinite_losses_total",

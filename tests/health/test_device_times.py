@@ -19,6 +19,7 @@ from elastic3d.health.sheet import StepSheet
 
 STEPS = 3 * sheet.EVERY
 PASS, BLOCKS, LATE, UPDATE = 0.006, 0.002, 0.003, 0.001
+READ = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ def sheet_after(device: Timeline | Emulated, *, longer: float = 1.0, host: float
     writer = ProgressWriter(memoryview(mmap.mmap(-1, SIZE)))
     writer.measure_by(device.stopwatch())
     for step in range(1, STEPS + 1):
+        writer.in_script(read=READ)
         writer.phase(Phase.FORWARD)
         writer.tick(chunk=0)
         if isinstance(device, Timeline):
@@ -108,6 +110,7 @@ def test_passes_are_as_long_as_the_device_takes_for_them() -> None:
     row = sheet_after(Timeline())
     assert row.forward == pytest.approx(PASS)
     assert row.backward == pytest.approx(2 * PASS)
+    assert row.read == READ
     assert row.block == pytest.approx(BLOCKS / 2)
     assert row.wait_pp == pytest.approx(LATE)
     assert row.update == pytest.approx(UPDATE)

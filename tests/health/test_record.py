@@ -250,6 +250,7 @@ def test_a_step_is_written_in_numbers(page: Page) -> None:
     for step in range(1, 3 * sheet.EVERY + 1):
         writer.phase(Phase.DATA)
         page.after(0.125)
+        writer.in_script(read=1000 * step)
         for chunk in range(2):
             writer.phase(Phase.FORWARD)
             writer.tick(chunk=chunk)
@@ -291,6 +292,7 @@ def test_a_step_is_written_in_numbers(page: Page) -> None:
         wait_pp=1,
         wait_other=0.25,
         block=0.125,
+        read=20_500,
     )
     assert sheet.sheet_of(row.row) == row
     newest, numbers = steps(page.memory[:])[-1]

@@ -108,6 +108,7 @@ class Job:
                 update=0.01,
                 wait_pp=total - busy[rank] - data[rank] - 0.01,
                 block=self.block(place_of(rank, self.layout).pp, factors[rank]),
+                read=1e7 * data[rank],
             )
             for rank in range(self.layout.world)
         ]
@@ -393,6 +394,7 @@ def test_a_slow_loader_is_of_kind_data() -> None:
     job = Job(layout=layout(2, 2), work=(1.0, 1.0), data={"n1": 0.3})
     job.run(60)
     assert {id: node.kind for id, node in job.slow_now.items()} == {"n1": SlowKind.DATA}
+    assert "s for its data loader, which reads 3 MB of object storage for it, in" in job.slow_now["n1"].detail
     everywhere = Job(layout=layout(2, 2), work=(1.0, 1.0), data={f"n{rank}": 0.5 for rank in range(4)})
     everywhere.run(60)
     assert not everywhere.ever, "a store that is slow for all is no slow node"

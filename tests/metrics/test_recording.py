@@ -231,14 +231,16 @@ def test_the_parts_of_a_step_are_those_of_the_newest_row() -> None:
     """A node that does not train any more shows none."""
     node = Node()
     node.sealed(1, "b", "a", cause="start")
-    row = StepSheet(work=1.0, rounds=4.0, forward=0.2, backward=0.4, wait_dp=0.1).row
+    row = StepSheet(work=1.0, rounds=4.0, forward=0.2, backward=0.4, wait_dp=0.1, read=3e6).row
     node.recorder.stepped(8, 1.0, row=row)
     node.recorder.stepped(9, 2.0)
-    node.recorder.stepped(10, 3.0, row=(0.0,) * 13)
+    node.recorder.stepped(10, 3.0, row=(0.0,) * 14)
     parts = [node.value("elastic3d_step_phase_seconds", phase) for phase in ("forward", "backward", "wait_dp", "data")]
     assert parts == [0.2, 0.4, 0.1, 0.0]
+    assert node.value("elastic3d_step_read_bytes") == 3e6
     node.sealed(2, "b")
     assert node.value("elastic3d_step_phase_seconds", "forward") is None
+    assert node.value("elastic3d_step_read_bytes") is None
 
 
 def test_unforeseen_values_of_labels_make_no_series() -> None:
