@@ -325,7 +325,7 @@ def failed() -> Scene:
 
 def garbage() -> Scene:
     scene = training()
-    scene.put("roll/members/b@1", b"\xff\xfe").put("board/leader", b"hello").put("pulses/c@1", b'{"schema": 9}')
+    scene.put("roll/members/b@1", b"\xff\xfe").put("board/leader", b"hello").put("pulses/c@1", b'{"schema": 99}')
     scene.put("roll/members/z@7", encode(MemberRecord(node=A))).put("colour", b"red")
     return scene.put(f"pulses/{D.id}", pulse(step_seconds=float("inf")))
 
