@@ -394,4 +394,16 @@ FOUND: tuple[Bug, ...] = (
             2.720 kill n4
         """,
     ),
+    _bug(
+        "a node stands still after another one was put out for its errors",
+        "The tries that the other one had used up counted against it, and the job ended at its first stand-still.",
+        """
+            job seed=751 members=7 minimum=1 maximum=7 multiple_of=1 beside=1
+            2.200 spike n7
+            2.400 broken n8
+            2.600 kill n1,n2,n6
+            2.600 revoke n4
+            2.700 sticks n3 for 20.7
+        """,
+    ),
 )

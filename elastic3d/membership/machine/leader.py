@@ -181,6 +181,9 @@ def _reform(
     step = roster.reports.step() if own else 0
     tries = 0 if not own else (current.tries + 1 if step <= current.tried_at else 1)
     verdict = why.verdict
+    if verdict is not None and current.cause.of_script and current.tries >= policy.tries:
+        # The node whose code raised in these tries is out: one that stands still now does so for the first time.
+        tries = 1
     hung = (current.hung if tries > 1 else 0) + (verdict is not None and verdict.program)
     rests_on = standing(situation, verdict) if verdict is not None else ()
     if verdict is not None:

@@ -138,7 +138,7 @@ def test_steps_with_and_without_health_are_made_in_one_world() -> None:
     assert done.returncode == 0, done.stderr
     cost = json.loads(done.stdout)
     assert len(cost["on"]) == len(cost["off"]) == 2
-    assert cost["every"] == 25
+    assert cost["every"] > 1
     assert all(one["calls"] > 10 and 0 < one["record"] < 1e6 for one in cost["recording"])
     assert cost["audited"]
 
