@@ -82,20 +82,21 @@ class LinkFigures:
         }
 
 
-def tasks(seed: int, steps: int = 60) -> list[IslandTask]:
-    """Return what is compared."""
+def tasks(seed: int, steps: int = 300, every: int = 100) -> list[IslandTask]:
+    """Return what is compared. By default an exchange takes about as long as the steps between two."""
+    overlap = every // 2 - 1
     ways: dict[str, dict[str, Any] | None] = {
         APART: None,
         SYNCHRONOUS: None,
-        "DiLoCo, H 20": {"every": 20},
-        "streaming, H 20, 2 fragments": {"every": 20, "fragments": 2},
-        "streaming, H 20, 2 fragments, overlap 9": {"every": 20, "fragments": 2, "overlap": 9},
+        f"DiLoCo, H {every}": {"every": every},
+        f"streaming, H {every}, 2 fragments": {"every": every, "fragments": 2},
+        f"streaming, H {every}, 2 fragments, overlap {overlap}": {"every": every, "fragments": 2, "overlap": overlap},
     }
     made = [IslandTask(name=name, seed=seed, options=options, steps=steps, width=192) for name, options in ways.items()]
-    return [replace(task, steps=steps // 3) if task.name == SYNCHRONOUS else task for task in made]
+    return [replace(task, steps=steps // 15) if task.name == SYNCHRONOUS else task for task in made]
 
 
-def measure(repeats: int, *, link: Impairment = LINK, steps: int = 60, say: Any = print) -> LinkFigures:
+def measure(repeats: int, *, link: Impairment = LINK, steps: int = 300, say: Any = print) -> LinkFigures:
     """Measure all, so many times; OSError where no hosts can be made."""
     figures = LinkFigures(link=link)
     for seed in range(17, 17 + repeats):

@@ -19,10 +19,10 @@ from elastic3d.calibration.record import BlockTimes
 from elastic3d.clock import SYSTEM
 from elastic3d.errors import ModelError
 from elastic3d.parallel import initial
-from elastic3d.parallel.assembly import ShardRequest
 from elastic3d.parallel.constants import Constants
 from elastic3d.parallel.foreign import Caller
 from elastic3d.parallel.pipeline.stages import find_blocks
+from elastic3d.parallel.shard_request import ShardRequest
 from elastic3d.values import ModelProfile
 
 WARM = 2

@@ -11,8 +11,8 @@ from torch import nn
 
 from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
-from elastic3d.parallel.assembly import ShardRequest
 from elastic3d.parallel.mesh import Mesh
+from elastic3d.parallel.shard_request import ShardRequest
 from elastic3d.port import Assignment
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from blake3 import blake3
@@ -23,15 +23,13 @@ from elastic3d.errors import LayoutError, UsageError
 from elastic3d.parallel import initial
 from elastic3d.parallel.chosen import of_chosen
 from elastic3d.parallel.context import taking
-from elastic3d.parallel.context.chunks import check_chunks
 from elastic3d.parallel.context.passes import ChunkedLoop
 from elastic3d.parallel.context.proof import prove as prove_chunks
-from elastic3d.parallel.deferred import Deferred, InitialWeights, of_modules, of_nothing, of_whole
+from elastic3d.parallel.deferred import Deferred, of_modules, of_nothing, of_whole
 from elastic3d.parallel.experts import spread as experts
 from elastic3d.parallel.leaf_squares import LeafPlaces, LeafSquares
 from elastic3d.parallel.mesh import Mesh
 from elastic3d.parallel.norms import Squares, places
-from elastic3d.parallel.numerics.choices import Numerics
 from elastic3d.parallel.numerics.precision import check_masters
 from elastic3d.parallel.numerics.recompute import Recompute, recompute
 from elastic3d.parallel.numerics.ties import check_ties, parts_ends, tie_again, ties
@@ -53,38 +51,17 @@ from elastic3d.parallel.reduction.single_replica import SingleReplica
 from elastic3d.parallel.reduction.units import shard_unit
 from elastic3d.parallel.refusals import look_at_kernels, look_at_model
 from elastic3d.parallel.scope import Scope
+from elastic3d.parallel.shard_request import ShardRequest
 from elastic3d.parallel.state import held_by_model, local
 from elastic3d.parallel.tensor.cutting import boundary, cut_layers
 from elastic3d.parallel.tensor.proof import prove as prove_parts
-from elastic3d.parallel.tensor.taking import Tensor, take
+from elastic3d.parallel.tensor.taking import take
 from elastic3d.parallel.vote import Paper
 from elastic3d.parallel.witness import Witness, all_finite
 from elastic3d.planner import schedules
 from elastic3d.planner.legality import unshared
 from elastic3d.shortfall import stronger
 from elastic3d.values import ModelProfile, ProvenChain
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRequest:
-    """The arguments of `run.shard`. blocks: dotted path of the repeated layers, None for no pipeline stages."""
-
-    build: Callable[[], nn.Module]
-    blocks: str | None
-    seed: int
-    reduction: str
-    whole_below: int
-    numerics: Numerics = field(default_factory=Numerics)
-    compress: str | None = None
-    leaf: int = 1
-    tensor: Tensor = None
-    experts: str | None = None
-    chunks: int = 1
-    weights: InitialWeights | None = None
-
-    def __post_init__(self) -> None:
-        choice.check(self.reduction, self.compress, self.leaf)
-        check_chunks(self.chunks, self.reduction, self.experts, self.tensor, self.numerics.recompute)
 
 
 class Assembly:

@@ -38,7 +38,7 @@ from elastic3d.health.record import fingerprint
 from elastic3d.islands import Islands
 from elastic3d.islands.parts import IslandParts
 from elastic3d.parallel.all_reduce import all_reduce
-from elastic3d.parallel.assembly import Assembly, ShardRequest, measure
+from elastic3d.parallel.assembly import Assembly, measure
 from elastic3d.parallel.averaging import let_copy
 from elastic3d.parallel.digest import state_digest
 from elastic3d.parallel.initial import WHOLE_BELOW, nbytes, outline, skeleton
@@ -53,6 +53,7 @@ from elastic3d.parallel.numerics.update import scale_gradients, update
 from elastic3d.parallel.outside import Outside
 from elastic3d.parallel.reduction.units import reshard
 from elastic3d.parallel.refusals import look_at_optimizer, look_at_parameters
+from elastic3d.parallel.shard_request import ShardRequest
 from elastic3d.parallel.state import tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Outcome

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from elastic3d.devices.cpu import CpuDevice
-from elastic3d.parallel.assembly import Assembly, ShardRequest
+from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.mesh import Mesh, join_world
+from elastic3d.parallel.shard_request import ShardRequest
 from elastic3d.parallel.state import local
 from elastic3d.training import Run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,9 +17,7 @@ from elastic3d.parallel.numerics.precision import as_computed, cast
 from elastic3d.parallel.pipeline import stages
 from elastic3d.parallel.pipeline.chain import Chain, prove
 from elastic3d.parallel.pipeline.shapes import PassedShapes, Shape, varying
-
-if TYPE_CHECKING:
-    from elastic3d.parallel.assembly import ShardRequest
+from elastic3d.parallel.shard_request import ShardRequest
 
 
 def prove_for(plan: ShardRequest, batches: Batches) -> Chain:

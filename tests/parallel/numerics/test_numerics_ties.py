@@ -9,9 +9,10 @@ from torch import nn
 
 from elastic3d.data import Batches
 from elastic3d.errors import LayoutError, ModelError
-from elastic3d.parallel.assembly import ShardRequest, measure
+from elastic3d.parallel.assembly import measure
 from elastic3d.parallel.initial import outline
 from elastic3d.parallel.numerics.ties import ties
+from elastic3d.parallel.shard_request import ShardRequest
 from elastic3d.planner import legal_layouts, plan
 from elastic3d.planner.enumeration import Cluster
 from elastic3d.planner.ranking import illegal
