@@ -242,12 +242,11 @@ class ModelProfile:
     passes to the next for one micro-batch. logits: bytes of the model's output for one micro-batch. heads: a number
     that tp must divide; 0 for a model without a tensor-parallel plan. tied: the first and the last part share a
     parameter. unstaged: why pipeline stages cannot pass on micro-batches of several shapes, "" if they can or there is
-    one shape. held_bytes, compute_bytes, gradient_bytes,
-    optimizer_bytes: per parameter, as it is held sharded, as forward and backward use it, of the gradients' sum, of the
-    optimizer's state. recompute: the kind the run uses. counts: all numbers of micro-batches that a step may have, or
-    those that stand for them (`Order.counts`); () for that one. multiple: of which all between are, 0 if there are no
-    others. micro_batches: the smallest of them, or that of a usual
-    step where a budget of tokens makes them. experts: a number that dp must divide if experts are spread
+    one shape. held_bytes, compute_bytes, gradient_bytes, optimizer_bytes: per parameter, as it is held sharded, as
+    forward and backward use it, of the gradients' sum, of the optimizer's state. recompute: the kind the run uses.
+    counts: all numbers of micro-batches that a step may have, or those that stand for them (`Order.counts`); () for
+    that one. multiple: of which all between are, 0 if there are no others. micro_batches: the smallest of them, or that
+    of a usual step where a budget of tokens makes them. experts: a number that dp must divide if experts are spread
     over it; 0 if none are. compress, leaf: as in `run.shard`; the latter divides all numbers of micro-batches.
     chunks: into which sequences are cut, 1 for whole ones; cp divides it.
     audit: share of the computing that audits may take.

@@ -39,6 +39,8 @@ LINK = Impairment(rate=4e6, late=0.02)
 
 APART = "no exchange"
 PORT = 29500
+"""Of a host in a namespace of its own, where nothing else listens. Both ranks know it before either is there."""
+
 PATIENCE = 600.0
 
 

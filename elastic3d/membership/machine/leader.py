@@ -28,6 +28,7 @@ from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.standstill import report, standing
 from elastic3d.membership.machine.triggers import Interruption, expired, interruption
 from elastic3d.membership.machine.view import View
+from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import End, Out
 from elastic3d.membership.stalls import Verdict
 from elastic3d.values import Cause, Generation
@@ -179,11 +180,8 @@ def _reform(
     # Where torchrun restarts the workers, it counts the tries.
     own = (why.cause.of_script or why.cause in (Cause.FAILURE, Cause.STUCK)) and policy.beside
     step = roster.reports.step() if own else 0
-    tries = 0 if not own else (current.tries + 1 if step <= current.tried_at else 1)
+    tries = _tries(current, policy, why, step) if own else 0
     verdict = why.verdict
-    if verdict is not None and current.cause.of_script and current.tries >= policy.tries:
-        # The node whose code raised in these tries is out: one that stands still now does so for the first time.
-        tries = 1
     hung = (current.hung if tries > 1 else 0) + (verdict is not None and verdict.program)
     rests_on = standing(situation, verdict) if verdict is not None else ()
     if verdict is not None:
@@ -241,6 +239,18 @@ def _reform(
     )
     formed = goes_back(formed, vouched(situation))
     return replace(forming.seal(view, formed), verdict=verdict or short, standing=rests_on)
+
+
+def _tries(current: Generation, policy: Policy, why: Interruption, step: int) -> int:
+    """Return how many generations in a row have ended without a step of progress, the present one included.
+
+    Where a node was put out because its code raised in all tries, another one whose code raises is no first try
+    (`script_errors`), but trainers that die or stand still are.
+    """
+    put_out = current.cause.of_script and current.tries >= policy.tries
+    if step > current.tried_at or (put_out and not why.cause.of_script):
+        return 1
+    return current.tries + 1
 
 
 def _short(situation: Situation, there: forming.Crowd, formed: Generation, tries: int) -> Verdict | None:
