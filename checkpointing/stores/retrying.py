@@ -32,6 +32,7 @@ _FIRST = 0.1
 _LONGEST = 10.0
 _REPORT_AFTER = 5.0
 _TOLD_EVERY = 30.0
+_WAITS = random.SystemRandom()  # nobody's: samples may be made by what the global generator draws next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +87,7 @@ class _Wait(wait_base):
     def __call__(self, retry_state: tenacity.RetryCallState) -> float:
         # The power is limited, or a float would overflow.
         bound = min(self._longest, self._first * 2.0 ** min(retry_state.attempt_number - 1, 40))
-        return min(random.uniform(0.0, bound), max(0.0, self._patience() - spent(retry_state)))
+        return min(_WAITS.uniform(0.0, bound), max(0.0, self._patience() - spent(retry_state)))
 
 
 def is_transient(error: BaseException) -> bool:

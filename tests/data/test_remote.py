@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from chaos.servers.s3 import S3Server, s3_server
+from chaos.servers.s3_proxy import Do, Harm, s3_proxy
 from checkpointing import open_store
 from checkpointing.errors import StoreError, StoreNotFound
 from elastic3d import Cached, Mixture, Remote, Stratified
@@ -96,6 +98,26 @@ def test_what_is_kept_on_the_disk_is_not_fetched_again(s3: S3Server, tmp_path: P
     assert samples == epochs(Local())[0]
     assert once <= nbytes <= once + NUMBER
     assert epochs(Cached(dataset, tmp_path, version=1, limit="1MB"))[1] <= NUMBER
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("ahead", [0, 32])
+def test_samples_that_draw_are_the_same_where_the_store_was_busy(s3: S3Server, ahead: int) -> None:
+    """Waits between tries are drawn, too, but from nothing that a sample may be made by."""
+
+    def drawing(data: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tensor(len(data)), torch.tensor(random.random())
+
+    def drawn(port: int) -> list[Any]:
+        options = {**s3.options, "endpoint_url": f"http://127.0.0.1:{port}"}
+        data = Remote(s3.url("data"), ranges(), make=drawing, options=options, ahead=ahead)
+        with pytest.warns(UserWarning, match="draws from the global random numbers"):
+            return epochs(data)[0]
+
+    with s3_proxy(s3.port, [Harm(do=Do.BUSY, method="GET", path="all.bin", times=20, every=3)]) as wire:
+        disturbed = drawn(wire.port)
+        assert len(wire.done) == 20
+    assert disturbed == drawn(s3.port)
 
 
 def test_a_sample_that_cannot_be_had_is_named(tmp_path: Path) -> None:

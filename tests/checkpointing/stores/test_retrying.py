@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import pytest
@@ -179,3 +180,11 @@ def test_waits_between_tries_grow_and_are_random() -> None:
     assert all(0 <= wait <= bound for wait, bound in zip(busy.waits, bounds, strict=False))
     assert len(set(busy.waits)) > 10
     assert min(busy.waits) < 1.0
+
+
+def test_waits_are_drawn_from_no_generator_that_a_script_may_use() -> None:
+    """Samples that are read from a store are made by what the global one draws next."""
+    before = random.getstate()
+    with pytest.raises(StoreError):
+        Busy(1e9, StoreError("503")).store(60.0).size("x")
+    assert random.getstate() == before
