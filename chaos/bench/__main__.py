@@ -14,6 +14,7 @@ from rich.table import Table
 from chaos.bench import (
     checkpoints,
     cost,
+    evaluations,
     forming,
     health,
     islands,
@@ -34,8 +35,8 @@ def main(
     only: Annotated[
         str,
         typer.Option(
-            help="recovery, islands, cost, reductions, forming, restores, checkpoints, weights, plans, seeing, "
-            "health; or all"
+            help="recovery, islands, cost, reductions, forming, restores, checkpoints, weights, plans, "
+            "evaluations, seeing, health; or all"
         ),
     ] = "",
     agents: Annotated[str, typer.Option(help="sizes of the worlds to form")] = ",".join(map(str, forming.AGENTS)),
@@ -48,10 +49,10 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document")] = False,
 ) -> None:
     """Measure recovery beside its peers, islands, the cost of snapshots and ordered reduction, forming, saving and
-    reading, what is read of weights that exist, and health.
+    reading, what is read of weights that exist, evaluations, and health.
 
-    The exit code is 1 where seeing costs too much, or the score card of health or its controls do not pass. Ctrl-C ends
-    the card with what has been played.
+    The exit code is 1 where evaluating or seeing costs too much, or the score card of health or its controls do not
+    pass. Ctrl-C ends the card with what has been played.
     """
     console = Console(stderr=as_json)
     measured: dict[str, object] = {}
@@ -114,10 +115,14 @@ def main(
         console.print(plans.table(planned))
         measured["plans"] = planned.as_json()
     passed = True
+    if only in ("", "evaluations"):
+        evaluated = evaluations.measure(4 * repeats, say=console.print)
+        console.print(evaluations.table(evaluated))
+        measured["evaluations"], passed = [asdict(one) for one in evaluated], evaluations.passed(evaluated)
     if only in ("", "seeing"):
         seen = seeing.measure(repeats, say=console.print)
         console.print(seeing.table(seen))
-        measured["seeing"], passed = [asdict(one) for one in seen], seeing.passed(seen)
+        measured["seeing"], passed = [asdict(one) for one in seen], passed and seeing.passed(seen)
     if only in ("", "health"):
         size = health.Size(faults=faults, minutes=minutes, lanes=lanes, seed=seed, pairs=4 * repeats, width=width)
         judged = health.measure(size, say=console.print, show=console.print)

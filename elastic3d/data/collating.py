@@ -102,12 +102,12 @@ def _parted(made: Any, what: str) -> Pair:
     )
 
 
-def _outline(sample: Any) -> tuple[str, tuple[Any, ...]]:
+def _outline(sample: Any) -> tuple[Any, tuple[Any, ...]]:
     leaves, structure = tree_flatten(sample)
-    return str(structure), tuple(
+    return structure, tuple(
         tuple(leaf.shape) if isinstance(leaf, torch.Tensor | np.ndarray) else type(leaf).__name__ for leaf in leaves
     )
 
 
-def _spelled(outline: tuple[str, tuple[Any, ...]]) -> str:
+def _spelled(outline: tuple[Any, tuple[Any, ...]]) -> str:
     return ", ".join(str(list(leaf)) if isinstance(leaf, tuple) else leaf for leaf in outline[1])

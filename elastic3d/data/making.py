@@ -7,6 +7,7 @@ That cannot be done in a thread beside the model, which draws from the same gene
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -61,13 +62,14 @@ class Undrawn:
 
     def __init__(self) -> None:
         self.beside = False
+        self._others = _Others()
 
     @contextmanager
     def around(self) -> Iterator[None]:
         """Watch torch's operations in this thread, and compare the other generators before and after."""
         with nullcontext() if self.beside else _lent():
             before = self._states()
-            with _watching(_refuse):
+            with _watching(_refuse), self._others.unmoved():
                 yield
             if before != self._states():
                 raise Drawn
@@ -75,8 +77,29 @@ class Undrawn:
     def before(self, position: int) -> None:
         """Do nothing."""
 
-    def _states(self) -> Any:
-        return _not_torchs() if self.beside else (torch.get_rng_state().numpy().tobytes(), _not_torchs())
+    def _states(self) -> bytes:
+        return b"" if self.beside else _torchs()
+
+
+class UndrawnBetween:
+    """Raise `Drawn` when a data set draws in the thread that trains, while the model computes nothing.
+
+    Then torch's generator can be compared, too. To watch each operation takes longer than most samples do, so that only
+    the first micro-batch's are, for draws on another device than the host.
+    """
+
+    def __init__(self) -> None:
+        self._others, self._watched = _Others(), False
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Compare the generators before and after a micro-batch is made."""
+        before = _torchs()
+        with nullcontext() if self._watched else _watching(_refuse), self._others.unmoved():
+            yield
+        self._watched = True
+        if before != _torchs():
+            raise Drawn
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -125,12 +148,50 @@ class DrawsNoticed:
 def _not_torchs() -> Any:
     """Return the states of the generators of numpy and Python."""
     state: Any = np.random.get_state(legacy=False)
-    return random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"]
+    words = {
+        name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in state["state"].items()
+    }
+    return random.getstate(), state["bit_generator"], words, state["has_gauss"]
+
+
+def _torchs() -> bytes:
+    """Return the state of torch's default generator."""
+    return torch.get_rng_state().numpy().tobytes()
+
+
+class _Others:
+    """Compares the states of the generators of numpy and Python, around one micro-batch after the other."""
+
+    def __init__(self) -> None:
+        self._state: Callable[[], Any] = _not_torchs
+
+    @contextmanager
+    def unmoved(self) -> Iterator[None]:
+        """Raise `Drawn` if they are others afterwards."""
+        before = self._state()
+        yield
+        if before != self._state():
+            raise Drawn
+        self._state = _not_torchs_soon
+
+
+_MT19937_BYTES = 625 * 4  # the words of its state, and which is next
+
+
+def _not_torchs_soon() -> Any:
+    """Return the states of both generators, but for a normal number that numpy keeps for its next call.
+
+    numpy takes 50 µs to copy its generator's state; here it is read where numpy's ctypes interface says that it is.
+    """
+    generator: Any = np.random.mtrand.get_bit_generator()
+    if type(generator) is not np.random.MT19937:
+        return _not_torchs()
+    return random.getstate(), ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
 
 
 @contextmanager
 def _lent() -> Iterator[None]:
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
     try:
         yield
     finally:

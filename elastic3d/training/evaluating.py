@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 
 from elastic3d.data.collating import Collate, Collating
 from elastic3d.data.dataset_facts import is_numbered, name_of
-from elastic3d.data.making import Drawn, Undrawn, moved, naming
+from elastic3d.data.making import Drawn, UndrawnBetween, moved, naming
 from elastic3d.errors import UsageError
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.reduction.units import reshard
@@ -27,6 +27,9 @@ from elastic3d.planner.schedules import rank_of_stage
 
 Metric = Callable[[Any, Any], torch.Tensor | tuple[torch.Tensor, torch.Tensor]]
 """Takes the output for a micro-batch and its target; returns one value for each sample, or a pair (values, weights)."""
+
+TRIES = 3
+"""How often a micro-batch is made until it counts as drawn: another thread, a logger's, may have drawn meanwhile."""
 
 _UNIT = 1074
 """Every double is a whole number of 2 ** -1074."""
@@ -88,14 +91,14 @@ def evaluate(
     place, layout = mesh.place, mesh.layout
     last = place.pp == rank_of_stage(layout, layout.stages - 1)
     number = -(-size // micro_batch)
-    collating = Collating(collate)
+    collating, draws = Collating(collate), UndrawnBetween()
     total, weight = ExactSum(), ExactSum()
     with _only_forward(assembly):
         for round_ in range(-(-number // layout.dp)):
             turn = round_ * layout.dp + place.dp
             index = min(turn, number - 1)
             first = index * micro_batch
-            given, target = moved(_pair(dataset, first, micro_batch, collating), mesh.device)
+            given, target = moved(pair_at(dataset, first, micro_batch, collating, draws), mesh.device)
             mesh.progress.tick(chunk=round_)
             assembly.randomness.at(step, index)
             output = assembly.passes.output(given)
@@ -114,21 +117,20 @@ def evaluate(
     return total.over(weight)
 
 
-def _pair(dataset: Any, first: int, micro_batch: int, collating: Collating) -> Any:
+def pair_at(dataset: Any, first: int, micro_batch: int, collating: Collating, draws: UndrawnBetween) -> Any:
+    """Return the micro-batch that begins at one sample, filled up with the last one; UsageError if it is drawn."""
     numbers = [min(number, len(dataset) - 1) for number in range(first, first + micro_batch)]
-    samples, draws = [], Undrawn()
-    draws.beside = True  # the run's own samples may be made in a thread meanwhile
-    try:
-        with draws.around():
+    for _ in range(TRIES):
+        samples = []
+        with suppress(Drawn), draws.around():
             for number in numbers:
                 with naming(lambda: name_of(dataset, number)):  # noqa: B023
                     samples.append(dataset[number])
             return collating.pair(samples, [name_of(dataset, number) for number in numbers])
-    except Drawn as drawn:
-        raise UsageError(
-            "run.evaluate: the data set, or collate=, draws from the global random numbers of torch, numpy or Python: "
-            "the metric would be another one each time; give it a generator of its own, with a seed by sample"
-        ) from drawn
+    raise UsageError(
+        "run.evaluate: the data set, or collate=, draws from the global random numbers of torch, numpy or Python: "
+        "the metric would be another one each time; give it a generator of its own, with a seed by sample"
+    )
 
 
 @contextmanager

@@ -1,0 +1,96 @@
+"""Evaluate the demo's model by the run, and by hand beside it: evaluate_gpt.py SAMPLES PAIRS OUT LAYOUT, for
+`chaos.bench.evaluations`.
+
+By hand means: micro-batch j is passed by rank j % world through a copy of its own of the whole model, which is torch's
+alone, without a collective.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import elastic3d
+from chaos.scripts.train_gpt import GPT, SourceFiles
+from elastic3d.clock import SYSTEM
+
+MICRO_BATCH, WIDTH, BLOCKS, CONTEXT = 2, 208, 8, 64  # as the demo has them
+
+
+def losses(logits: Tensor, target: Tensor) -> Tensor:
+    """Return each sample's mean loss."""
+    each = functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none")
+    return each.view(target.shape).mean(1)
+
+
+def built() -> GPT:
+    """Return the demo's model, with the same weights each time."""
+    torch.manual_seed(17)
+    return GPT(width=WIDTH, blocks=BLOCKS, context=CONTEXT)
+
+
+class First(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """The first samples of the demo's text."""
+
+    def __init__(self, number: int) -> None:
+        self.samples, self.number = SourceFiles(CONTEXT), number
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.samples[index]
+
+
+def by_hand(model: nn.Module, data: First, rank: int, world: int) -> float:
+    """Return the sum of this rank's losses."""
+    total = 0.0
+    model.eval()
+    with torch.no_grad():
+        for first in range(rank * MICRO_BATCH, len(data), world * MICRO_BATCH):
+            inputs, targets = zip(*(data[index] for index in range(first, first + MICRO_BATCH)), strict=True)
+            total += losses(model(torch.stack(inputs)), torch.stack(targets)).double().sum().item()
+    return total
+
+
+def timed(what: Callable[[], float]) -> tuple[float, float, float]:
+    """Return what it returns, and the seconds of the processor and of the clock that it took."""
+    processor, began = time.process_time(), SYSTEM.monotonic()
+    value = what()
+    return value, time.process_time() - processor, SYSTEM.monotonic() - began
+
+
+def main(run: elastic3d.Run) -> None:
+    """Evaluate, in turns."""
+    number, pairs, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    model = run.shard(built, blocks="blocks")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    data, plain = First(number), built()
+    batches = run.batches(data, global_batch=8, micro_batch=MICRO_BATCH, seed=17)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    ways: dict[str, Callable[[], float]] = {
+        "run": lambda: run.evaluate(model, data, losses),
+        "hand": lambda: by_hand(plain, data, run.rank, run.world),
+    }
+    taken: list[dict[str, tuple[float, float, float]]] = []
+    for pair in range(pairs + 1):
+        order = list(ways) if pair % 2 else list(reversed(ways))
+        taken.append({})
+        for name in order:
+            run.all_reduce(0)  # so that all ranks begin together
+            taken[-1][name] = timed(ways[name])
+    written = out / f"{run.rank}.part"
+    written.write_text(json.dumps(taken[1:]))  # the first pair builds what later ones reuse
+    os.replace(written, out / f"{run.rank}.json")
+
+
+if __name__ == "__main__":
+    elastic3d.run(main, layout=elastic3d.Layout.parse(sys.argv[4]), snapshot_every=0)
