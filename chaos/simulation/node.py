@@ -20,7 +20,7 @@ from elastic3d.membership import transactions
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.reading import Reader
-from elastic3d.membership.records import BaseUnknown, MemberRecord
+from elastic3d.membership.records import BaseUnknown, MemberRecord, ReasonToGoBack
 
 if TYPE_CHECKING:
     from chaos.simulation.world import World
@@ -44,12 +44,14 @@ APPLYING = 5e-6
 class Member:
     """One process that takes part, from its start to its end."""
 
-    def __init__(self, world: World, host: int, record: MemberRecord, clock: HostClock) -> None:
+    def __init__(
+        self, world: World, host: int, record: MemberRecord, clock: HostClock, said: tuple[ReasonToGoBack, ...] = ()
+    ) -> None:
         self.world, self.host, self.clock, self.record = world, host, clock, record
         self.id = record.node.id
         self.name = record.node.name
         self.state = State.RUNNING
-        self.core = Core(record, world.policy, world.planner, world.setting.judge)
+        self.core = Core(record, world.policy, world.planner, world.setting.judge, said=said)
         self.client = Client(server=host)
         self.started = world.loop.now
         self.etcd_lost = False

@@ -21,7 +21,7 @@ from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.situation import Planner
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import Drain, MemberRecord, Notice, Quarantine, encode
+from elastic3d.membership.records import Drain, MemberRecord, Notice, Quarantine, ReasonToGoBack, encode
 from elastic3d.membership.stalls import Judge
 from elastic3d.membership.transactions import BREVITY, Brevity, Transaction
 from elastic3d.planner import Plan, plan, plan_below
@@ -142,8 +142,8 @@ class World:
             return plan(*given, previous=present, speeds=speeds)
         return plan_below(bound, *given, previous=present, speeds=speeds)
 
-    def start(self, host: int) -> Member | None:
-        """Start a process on a host that has none."""
+    def start(self, host: int, said: tuple[ReasonToGoBack, ...] = ()) -> Member | None:
+        """Start a process on a host that has none. said: by the incarnation before, and not heard yet."""
         known = self.members.get(host)
         if known is not None and known.alive:
             return None
@@ -162,7 +162,7 @@ class World:
         )
         clock = HostClock(self.loop, origin=self.random.uniform(10, 1e6), skew=self.random.uniform(-300, 300))
         record = MemberRecord(node=node, profile=self.setting.profile)
-        member = Member(self, host, record, clock)
+        member = Member(self, host, record, clock, said)
         self.members[host] = member
         self.by_id[member.id] = member
         self._note(member, "starts")
@@ -198,7 +198,7 @@ class World:
 
     def _rejoin(self, member: Member) -> None:
         if self.members[member.host] is member and not self.ended:
-            again = self.start(member.host)
+            again = self.start(member.host, member.core.report.goes_back)
             if again is not None:
                 self.trainers.snapshots.inherited(member.id, again.id)
 

@@ -17,7 +17,7 @@ from elastic3d.membership import events as e
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import MemberRecord, Pulse
+from elastic3d.membership.records import MemberRecord, Pulse, ReasonToGoBack
 from elastic3d.planner import Plan, plan
 from elastic3d.shortfall import MemoryBound
 from elastic3d.trust.agreement import SecretNews
@@ -92,7 +92,7 @@ class Hand:
         self.record = MemberRecord(node=node, profile=profile, minimum=policy.minimum, maximum=policy.maximum)
         self._join()
 
-    def _join(self, *, again: bool = False) -> None:
+    def _join(self, *, again: bool = False, said: tuple[ReasonToGoBack, ...] = ()) -> None:
         self.member = Member(
             self.client,
             self.root,
@@ -106,6 +106,7 @@ class Hand:
             secret=self.secret,
             trusted=self._trust,
             judge=judge,
+            said=said,
         )
         self.member.start(self.links, again=again, end_seen=self._end_seen)
 
@@ -121,7 +122,7 @@ class Hand:
         self.exit = None
         self.member.close()
         self.record = replace(self.record, node=replace(self.record.node, incarnation=secrets.token_hex(4)))
-        self._join(again=True)
+        self._join(again=True, said=self.member.said)
 
     @property
     def id(self) -> str:

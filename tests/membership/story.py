@@ -69,7 +69,16 @@ from elastic3d.membership import events as e
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.reading import gone, read
-from elastic3d.membership.records import SIGNAL, Drain, MemberRecord, Notice, Quarantine, SavedStep, encode
+from elastic3d.membership.records import (
+    SIGNAL,
+    Drain,
+    MemberRecord,
+    Notice,
+    Quarantine,
+    ReasonToGoBack,
+    SavedStep,
+    encode,
+)
 from elastic3d.membership.slowness import Slowness
 from elastic3d.membership.transactions import Transaction, events_of, lease_of, own_lease, transaction
 from elastic3d.planner import Plan, plan, plan_below
@@ -334,10 +343,10 @@ class Story:
 
     # Nodes that come and go.
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, said: tuple[ReasonToGoBack, ...] = ()) -> None:
         slots = (Slot(tile_port=1),)
         node = Node(name=name, incarnation=f"{name}{next(self.incarnations)}", address="h", slots=slots)
-        core = Core(MemberRecord(node=node, profile=self.profile), self.policy, self.plan, judge, self.ladder)
+        core = Core(MemberRecord(node=node, profile=self.profile), self.policy, self.plan, judge, self.ladder, said)
         self.cores[name], self.names[node.id], self.trainers[name] = core, name, {}
         self.lease[node.id] = next(self.leases)
         self.watched.pop(name, None)
@@ -388,7 +397,7 @@ class Story:
             if reachable:
                 self.end_lease(self.lease[core.record.node.id])
             if rejoin:
-                self.start(name)
+                self.start(name, core.report.goes_back)
 
     def wake(self, name: str) -> None:
         self.stopped.discard(name)

@@ -29,7 +29,7 @@ from elastic3d.membership.driver.writer import MemberWriter
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.situation import Ladder, Planner
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import BaseUnknown, MemberRecord, Pulse
+from elastic3d.membership.records import BaseUnknown, MemberRecord, Pulse, ReasonToGoBack
 from elastic3d.membership.stalls import Judge
 from elastic3d.trust.agreement import Agreement, SecretNews, What
 from elastic3d.values import Node
@@ -72,7 +72,7 @@ class Member:
     `planner` for layouts, `judge` for why nothing moves, `ladder` for memory that runs out and, on the writer's thread,
     `goodput` for the account of the run's time; none may block. `tell` may be called from any thread. The owner closes
     client and links after this; after `Exit(rejoin=True)` it may close this and start another member, of a new
-    incarnation, over the same ones.
+    incarnation, over the same ones, with what this one has `said`.
     """
 
     def __init__(
@@ -92,12 +92,13 @@ class Member:
         judge: Judge | None = None,
         ladder: Ladder | None = None,
         goodput: GoodputKeeping | None = None,
+        said: tuple[ReasonToGoBack, ...] = (),
         clock: Clock = SYSTEM,
     ) -> None:
         self._client, self._root, self._policy, self._clock = client, root, policy, clock
         self._act, self._heard, self._noted = act, heard, noted
         self._agreement, self._trusted = Agreement(secret) if secret else None, trusted
-        self._core = Core(record, policy, planner, judge, ladder)
+        self._core = Core(record, policy, planner, judge, ladder, said)
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._writer = MemberWriter(
             client,
@@ -123,6 +124,11 @@ class Member:
     def node(self) -> Node:
         """The incarnation this is."""
         return self._core.record.node
+
+    @property
+    def said(self) -> tuple[ReasonToGoBack, ...]:
+        """Why the run goes back, as far as no record has it; to be asked once this is closed."""
+        return self._core.report.goes_back
 
     def start(self, links: Links, *, again: bool = False, end_seen: int | None = None) -> bool:
         """Join. A job that ended under this id makes room for a new one as soon as its last member is gone.

@@ -15,7 +15,8 @@ Words outlive what they led to, and must not lead to it twice: a machine that an
 out for what is over, whoever leads by then. So the record also says which convictions it knows of (`convicted`: the
 newest generation in which a node was convicted, by id). It says so only once the machine is kept out, with the
 generation that is formed without it, or at once where it trains no more; and a member drops its words when the record
-of a later generation has all that they say. Until then it keeps those of several generations, none in place of another.
+of a later generation has all that they say. Until then it keeps those of several generations, none in place of another,
+and a node that is put out before it could tell them says them when it comes back, under another id.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from elastic3d.rollback import Rollback
 from elastic3d.values import Generation
 
 WITNESSES = 2
-"""Nodes that have to name another one before it is taken for convicted without its own word."""
+"""Nodes that have to name another one before it is taken for convicted without its own word, each of which counts once,
+however many of its incarnations say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,15 @@ def liars(situation: Situation) -> dict[str, Conviction]:
     return known
 
 
+def training(situation: Situation) -> dict[str, Conviction]:
+    """Return the nodes that train on convicted machines, by id: that which was convicted, or one that came after it."""
+    current = situation.view.generation
+    places = {one.place: one for one in liars(situation).values()}
+    if not places or current is None:
+        return {}
+    return {node.id: places[node.place] for node in current.nodes if node.place in places}
+
+
 def convicted(situation: Situation) -> dict[str, int]:
     """Return which convictions the record knows of, with those that are acted upon now: all, once a machine is kept out
     for each.
@@ -98,21 +109,20 @@ def convicted(situation: Situation) -> dict[str, int]:
 
 
 def note(situation: Situation) -> acts.Fenced | None:
-    """Return the write by which the record knows of convictions of nodes that do not train; None if it does.
+    """Return the write by which the record knows of convictions of machines that do not train; None if it does.
 
     Nothing has to end for them. To be decided once their machines are kept out, and one that is to train next has to
     wait.
     """
-    view, index = situation.view, situation.view.index
-    current = view.generation
+    view, current = situation.view, situation.view.generation
     assert current is not None
-    assert index is not None
-    if all(id in index.node_ranks for id in liars(situation)):
+    taking_part = {one.place for one in training(situation).values()}
+    gone = {id: number_of(one.key) for id, one in liars(situation).items() if one.place not in taking_part}
+    if not gone:
         return None
     if view.proposal is not None:
         # One of these machines may be part of it.
         return acts.Withdraw(token=view.token)
-    gone = {id: number for id, number in convicted(situation).items() if id not in index.node_ranks}
     noted = replace(current, convicted={**current.convicted, **gone})
     return acts.Mend(generation=noted, token=view.token, previous=view.generation_revision, base=view.standing)
 
@@ -153,13 +163,18 @@ def _named(said: Iterable[tuple[str, ReasonToGoBack]]) -> dict[str, Conviction]:
     by: dict[tuple[int, str, str], dict[str, ReasonToGoBack]] = defaultdict(dict)
     for id, word in said:
         for accused in word.accused:
-            by[word.number, word.key, accused][id] = word
+            by[word.number, word.key, accused][_node(id)] = word
     convicted: dict[str, Conviction] = {}
     for (_, key, accused), witnesses in sorted(by.items(), key=lambda one: one[0]):
-        if accused in witnesses or len(witnesses) >= WITNESSES:
-            word = witnesses.get(accused) or next(iter(witnesses.values()))
+        if _node(accused) in witnesses or len(witnesses) >= WITNESSES:
+            word = witnesses.get(_node(accused)) or next(iter(witnesses.values()))
             convicted[accused] = Conviction(place=word.accused[accused], key=key, detail=word.detail)
     return convicted
+
+
+def _node(id: str) -> str:
+    """Return the node of which this is an incarnation."""
+    return id.partition("@")[0]
 
 
 def _known(generation: Generation, id: str, key: str) -> bool:

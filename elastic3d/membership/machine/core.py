@@ -68,6 +68,7 @@ class Core:
 
     planner: finds layouts while this member leads; it must be the same for all. stuck: finds out, while this member
     leads, why nothing moves; None where nobody does. ladder: what is done where memory runs out, None for nothing.
+    said: why the run goes back, as far as an incarnation of this process that was put out could not tell the others.
     """
 
     def __init__(
@@ -77,11 +78,12 @@ class Core:
         planner: Planner,
         stuck: Judge | None = None,
         ladder: Ladder | None = None,
+        said: tuple[ReasonToGoBack, ...] = (),
     ) -> None:
         self.record = record
         self.policy = policy
         self.view = View(record)
-        self.report = Report(incarnation=record.node.incarnation)
+        self.report = Report(incarnation=record.node.incarnation, goes_back=said)
         self.exited = False
         self._id = record.node.id
         self._planner = planner
@@ -132,6 +134,8 @@ class Core:
         """Take in what happened, in this order, and return what to do, in order."""
         actions: list[acts.Action] = []
         if self.exited:
+            for event in events:
+                self._hear_why(event)
             return actions
         self._alarm = Alarm(now)
         for event in events:
@@ -205,9 +209,7 @@ class Core:
     def _hear(self, event: e.Event, actions: list[acts.Action], now: float) -> None:
         """Take in what concerns this member alone."""
         trainers = self._trainers
-        if isinstance(event, e.TrainerFailed | e.TrainerLostPeer) and (event.clean >= 0 or event.accused):
-            # Whether or not another generation has been sealed since.
-            self._go_back(event)
+        self._hear_why(event)
         match event:
             case e.Registered():
                 self._registered, self._registered_at = True, event.revision
@@ -307,8 +309,13 @@ class Core:
             case _:
                 pass
 
-    def _go_back(self, event: e.TrainerFailed | e.TrainerLostPeer) -> None:
-        """Report for what the run goes back, or whom it goes on without: its trainers ended because of it."""
+    def _hear_why(self, event: e.Event) -> None:
+        """Report for what the run goes back, or whom it goes on without, where its trainers ended because of it.
+
+        Whether or not another generation has been sealed since, or this incarnation is out: the next one says it then.
+        """
+        if not isinstance(event, e.TrainerFailed | e.TrainerLostPeer) or not (event.clean >= 0 or event.accused):
+            return
         back = event.rollback if isinstance(event, e.TrainerLostPeer) else None
         word = ReasonToGoBack(
             key=event.key, clean=event.clean, accused=event.accused, rollback=back, detail=event.detail

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic3d.membership.machine.convictions import liars, refused_itself, spike
+from elastic3d.membership.machine.convictions import refused_itself, spike, training
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.records import Out
@@ -101,7 +101,7 @@ def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | N
             return None
         return Interruption(cause=Cause.QUARANTINE, detail=apart)
     leader_state.apart = None
-    wrong = {id: one for id, one in liars(situation).items() if id in index.node_ranks and id in roster.members}
+    wrong = {id: one for id, one in training(situation).items() if id in roster.members}
     if wrong:
         names = ", ".join(map(_name, wrong))
         return Interruption(cause=Cause.LYING, detail=f"{names}: {next(iter(wrong.values())).detail}")

@@ -31,7 +31,7 @@ from elastic3d.membership import events as m
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import MemberRecord, Notice, Pulse
+from elastic3d.membership.records import MemberRecord, Notice, Pulse, ReasonToGoBack
 from elastic3d.membership.stalls import Judge, Stall, Verdict
 from elastic3d.metrics.memory import resident
 from elastic3d.planner import Plan, plan, plan_below
@@ -307,7 +307,15 @@ class Keeper:
             self._curves.wait()
         self._end()
 
-    def _join(self, client: EtcdClient, links: Links, record: MemberRecord, *, again: bool = False) -> None:
+    def _join(
+        self,
+        client: EtcdClient,
+        links: Links,
+        record: MemberRecord,
+        *,
+        again: bool = False,
+        said: tuple[ReasonToGoBack, ...] = (),
+    ) -> None:
         self._node = record.node
         assert self._generations.credentials is not None
         self._member = Member(
@@ -327,12 +335,13 @@ class Keeper:
             judge=_judge(self._options.health),
             ladder=_ladder(self._options.health),
             goodput=self._goodput,
+            said=said,
         )
         if self._member.start(links, again=again, end_seen=self._settings.end_seen):
             self._journal.emit("member.joined", incarnation=record.node.incarnation)
 
     def _rejoin(self, client: EtcdClient, links: Links, record: MemberRecord) -> None:
-        """Come back as a newcomer after this node was evicted; what the slots hold in memory stays."""
+        """Come back as a newcomer after this node was evicted; what the slots hold stays, and what it has to say."""
         assert self._exit is not None
         assert self._member is not None
         self._journal.emit("member.fenced", incarnation=self._node.incarnation, detail=self._exit.detail)
@@ -346,7 +355,7 @@ class Keeper:
         node = replace(record.node, incarnation=secrets.token_hex(6))
         assert self._generations.credentials is not None
         self._generations.show(self._generations.credentials.of(node.id))
-        self._join(client, links, replace(record, node=node), again=True)
+        self._join(client, links, replace(record, node=node), again=True, said=self._member.said)
 
     def _processes(self) -> NodeProcesses:
         """Return this node's processes, as far as faults may be ordered of them."""

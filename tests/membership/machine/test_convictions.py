@@ -277,3 +277,51 @@ def test_a_node_with_other_health_options_is_refused_by_their_names() -> None:
     assert refused
     assert "this node's health= says numerics=skip, that of the job" in refused[0]
     assert [node.name for node in story.sealed[-1].nodes] == ["b", "c"]
+
+
+def test_a_node_that_is_put_out_before_it_could_speak_speaks_when_it_comes_back() -> None:
+    """It is one of the two that were there; the other alone would not be believed."""
+    story = Story()
+    story.tell(FIVE + "> cut a\n> accuse b a c 30\n> kill b\n> run 20")
+    assert kept_out(story) == set()
+    assert "a" not in {node.name for node in story.sealed[-1].nodes}
+    story.tell("> heal a\n> run 12\n> start b\n> run 12")
+    assert kept_out(story) == {"b"}
+    assert {node.name for node in story.sealed[-1].nodes} == {"a", "c", "d", "e"}
+    assert any(rule.step == 30 for rule in story.sealed[-1].distrusted)
+    assert all(core.report.goes_back == () for core in story.cores.values())
+
+
+def test_a_node_that_is_put_out_before_it_could_say_that_it_lies_is_not_let_in_again() -> None:
+    story = Story()
+    story.tell(FIVE + "> cut b\n> lies b 30\n> run 20")
+    assert kept_out(story) == set()
+    story.tell("> heal b\n> run 12")
+    assert kept_out(story) == {"b"}
+    assert {node.name for node in story.sealed[-1].nodes} == {"a", "c", "d", "e"}
+
+
+def test_two_incarnations_of_one_node_are_one_witness() -> None:
+    """What the older one told is still there when the next one tells it, too."""
+    story = Story()
+    story.tell(FIVE + "> kill b\n> run 8")
+    first = story.sealed[0]
+    word = e.TrainerLostPeer(key=first.key, accused={node.id: node.place for node in first.nodes if node.name == "b"})
+    story.to("c", word)
+    story.tell("> run 1\n> vanish c\n> start c")
+    story.to("c", word)
+    story.tell("> run 20")
+    assert kept_out(story) == set()
+
+
+def test_a_convicted_machine_that_trains_again_under_another_id_has_to_go() -> None:
+    """It came back before the others could tell, and no state is refused that would end the generation."""
+    story = Story()
+    story.tell(FIVE + "> kill b\n> run 8\n> start b\n> run 12\n> step 50\n> run 1")
+    assert "b" in {node.name for node in story.sealed[-1].nodes}
+    late(story, "b", -1)
+    story.tell("> run 12")
+    assert kept_out(story) == {"b"}
+    assert story.sealed[-1].cause is Cause.LYING
+    assert {node.name for node in story.sealed[-1].nodes} == {"a", "c", "d", "e"}
+    assert list(story.sealed[-1].convicted.values()) == [1]
