@@ -335,8 +335,12 @@ class Run:
         processes that load ahead, 0 for a thread. exclude: pairs (first, stop) of positions that are left out of
         training, whole micro-batches: nothing else takes their place, so that all others keep theirs. collate: makes
         the list of the samples of one micro-batch into a pair (input, target), or a dictionary with `labels`, such as
-        by padding them to the longest; what it draws from the global random numbers is keyed like what samples draw.
+        by padding them to the longest.
         one_shape: what it makes is of one shape for all micro-batches; inner pipeline stages load no inputs then.
+
+        What samples, or `collate`, draw from the global random numbers of torch, numpy and Python is keyed by position.
+        Without workers such samples are made between the steps, and a thread of the script's own that draws from
+        Python's or numpy's at the same moment changes them, and with them the run's bits: workers have no such thread.
         """
         if self._plan is None:
             raise UsageError("call run.shard before run.batches")
