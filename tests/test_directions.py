@@ -23,6 +23,7 @@ PACKAGES = ("checkpointing", "elastic3d", "chaos", "tests")
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
         "accounting",
+        "global_random",
         "source_waits",
         "values",
         "errors",

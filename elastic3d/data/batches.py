@@ -126,6 +126,9 @@ class Batches:
         self.sample_tokens = _sample_tokens(dataset)
         self._keyed = Keyed(seed, lent=True)
         self._cursors: dict[int, Cursor] = {}
+        self.model_draws: Callable[[], bool | None] = lambda: False
+        """Returns whether the model's passes draw from the generators of Python and numpy; None if that is not known
+        yet."""
         self._threaded = True
         self._kept: dict[int, Pair] = {}
 
@@ -328,27 +331,42 @@ class Batches:
                 yield from source.steps(first, stop, cursor, self._keyed)
 
     def _ahead(self, first: int, stop: int, cursor: Cursor | None, *, pin: bool) -> Iterator[Loaded]:
-        """Load in a thread, until the data set draws random numbers that belong to the model."""
+        """Load in a thread, until the data set draws random numbers that belong to the model, or the model does.
+
+        It is begun once it is known that the model does not draw from what the thread could draw from.
+        """
         draws, finish = Undrawn(), _pinned if pin else _as_it_is
         steps = self._source.steps(first, stop, cursor, draws)
         ahead = None
         try:
             part = next(steps)
+            while (model_draws := self.model_draws()) is None:
+                yield finish(part)
+                part = next(steps)
+            if model_draws:
+                yield finish(part)
+                self._between("the model draws from the global random numbers of numpy or Python in its passes")
+                return
             draws.beside = True
             ahead = Ahead(steps, finish)
             yield finish(part)
             yield from ahead
+        except StopIteration:
+            return
         except Drawn:
-            self._threaded = False
-            warnings.warn(
-                "the data set draws from the global random numbers of torch, numpy or Python: its samples are made "
-                "between the steps from here on, under seeds by position; run.batches(..., workers=1) makes them "
-                "meanwhile, and so does a data set with its own generator",
-                stacklevel=2,
-            )
+            self._between("the data set draws from the global random numbers of torch, numpy or Python")
         finally:
             if ahead is not None:
                 ahead.close()
+
+    def _between(self, why: str) -> None:
+        """Make samples between the steps from here on."""
+        self._threaded = False
+        warnings.warn(
+            f"{why}: samples are made between the steps from here on, under seeds by position; run.batches(..., "
+            "workers=1) makes them meanwhile, and so it is where all that draws has a generator of its own",
+            stacklevel=3,
+        )
 
     def _batch(self, step: int, loaded: Loaded) -> Batch:
         count, self._kept = self.order.micro_batches_at(step), loaded.kept

@@ -7,16 +7,14 @@ That cannot be done in a thread beside the model, which draws from the same gene
 
 from __future__ import annotations
 
-import ctypes
-import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from elastic3d import global_random
 from elastic3d.data.permutation import key
 
 
@@ -50,8 +48,7 @@ class Keyed:
         """Seed all three generators."""
         seed = int(key("sample", self._seed, position))
         torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
+        global_random.seed(seed)
 
 
 class Undrawn:
@@ -136,22 +133,13 @@ class DrawsNoticed:
     @contextmanager
     def around(self) -> Iterator[None]:
         """Watch while a sample is made."""
-        before = _not_torchs()
+        before = global_random.state()
         with _watching(self._drawn):
             yield
-        self.any |= before != _not_torchs()
+        self.any |= before != global_random.state()
 
     def _drawn(self) -> None:
         self.any = True
-
-
-def _not_torchs() -> Any:
-    """Return the states of the generators of numpy and Python."""
-    state: Any = np.random.get_state(legacy=False)
-    words = {
-        name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in state["state"].items()
-    }
-    return random.getstate(), state["bit_generator"], words, state["has_gauss"]
 
 
 def _torchs() -> bytes:
@@ -163,7 +151,7 @@ class _Others:
     """Compares the states of the generators of numpy and Python, around one micro-batch after the other."""
 
     def __init__(self) -> None:
-        self._state: Callable[[], Any] = _not_torchs
+        self._state: Callable[[], Any] = global_random.state
 
     @contextmanager
     def unmoved(self) -> Iterator[None]:
@@ -172,32 +160,17 @@ class _Others:
         yield
         if before != self._state():
             raise Drawn
-        self._state = _not_torchs_soon
-
-
-_MT19937_BYTES = 625 * 4  # the words of its state, and which is next
-
-
-def _not_torchs_soon() -> Any:
-    """Return the states of both generators, but for a normal number that numpy keeps for its next call.
-
-    numpy takes 50 µs to copy its generator's state; here it is read where numpy's ctypes interface says that it is.
-    """
-    generator: Any = np.random.mtrand.get_bit_generator()
-    if type(generator) is not np.random.MT19937:
-        return _not_torchs()
-    return random.getstate(), ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+        self._state = global_random.quick_state
 
 
 @contextmanager
 def _lent() -> Iterator[None]:
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+    state = torch.get_rng_state()
     try:
-        yield
+        with global_random.lent():
+            yield
     finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
+        torch.set_rng_state(state)
 
 
 @contextmanager

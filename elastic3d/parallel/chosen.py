@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from elastic3d import global_random
 from elastic3d.errors import ModelError
 from elastic3d.parallel import initial
 
@@ -32,7 +33,7 @@ def of_chosen(
             warnings.simplefilter("ignore")
             order = _Order(frozenset())
             torch.manual_seed(seed)
-            with order.noted():
+            with order.noted(), global_random.keyed(seed):
                 model = build()
             # What is in no module any more is still kept, so that no two parameters have one identity.
             number = {id(parameter): place for place, parameter in order.made.items()}
@@ -41,7 +42,7 @@ def of_chosen(
             lost = [name for name in wanted if ids.get(name) not in number]
             real = _Order(frozenset(number[ids[name]] for name in wanted if name not in lost))
             torch.manual_seed(seed)
-            with real.noted():
+            with real.noted(), global_random.keyed(seed):
                 build()
         for name in wanted:
             if name in lost or real.made[number[ids[name]]].is_meta:

@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from elastic3d import global_random
 from elastic3d.devices import ComputeDevice
 from elastic3d.errors import ModelError
 from elastic3d.parallel.numerics.ties import ties
@@ -37,9 +38,9 @@ INITIALISERS = ("reset_parameters", "_reset_parameters", "_init_weights")
 
 
 def whole(build: Build, seed: int) -> nn.Module:
-    """Return the model as a plain script builds it after `torch.manual_seed(seed)`."""
+    """Return the model as a plain script builds it after `torch.manual_seed(seed)`, and Python's and numpy's."""
     torch.manual_seed(seed)
-    return _built(build)
+    return _built(build, seed)
 
 
 def outline(build: Build) -> nn.Module:
@@ -47,10 +48,10 @@ def outline(build: Build) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
-                return _built(build)
+                return _built(build, 0)
         except (RuntimeError, NotImplementedError):
             # Some models compute with values while they are built; those are built for real.
-            return _built(build)
+            return _built(build, 0)
 
 
 def skeleton(build: Build, seed: int = 0) -> nn.Module:
@@ -138,22 +139,23 @@ def fill_own(inner: nn.Module, place: str, seed: int, device: ComputeDevice, *, 
             "too large to be built whole is initialised; define it, or raise whole_below= in run.shard"
         )
     before = dict(inner.named_parameters(recurse=False))
-    for key, parameter in before.items():
+    for name, parameter in before.items():
         unknown = torch.nan if parameter.is_floating_point() else 0
         data = torch.full_like(parameter, unknown, device=device.torch_device)
-        setattr(inner, key, nn.Parameter(data, requires_grad=parameter.requires_grad))
-    with device.keyed(keyed_seed(seed, place)), torch.no_grad():
+        setattr(inner, name, nn.Parameter(data, requires_grad=parameter.requires_grad))
+    key = keyed_seed(seed, place)
+    with device.keyed(key), global_random.keyed(key), torch.no_grad():
         for way in ways:
             way()
-    for key, parameter in inner.named_parameters(recurse=False):
+    for name, parameter in inner.named_parameters(recurse=False):
         if parameter.is_floating_point() and bool(parameter.isnan().any()):
             raise ModelError(
-                f"parameter {f'{place}.{key}'!r} is initialised neither by reset_parameters() of its module "
+                f"parameter {f'{place}.{name}'!r} is initialised neither by reset_parameters() of its module "
                 f"({type(inner).__name__}) nor by _init_weights() of the model; let one of them do it, or raise "
                 "whole_below= in run.shard"
             )
         # Not before: transformers marks parameters that its initialisers are to leave alone.
-        vars(parameter).update(vars(before[key]))
+        vars(parameter).update(vars(before[name]))
 
 
 def like(parameter: nn.Parameter, data: torch.Tensor) -> nn.Parameter:
@@ -202,8 +204,9 @@ def _ways(module: nn.Module, root: nn.Module, place: str) -> list[Callable[[], A
     return ways
 
 
-def _built(build: Build) -> nn.Module:
-    model = build()
+def _built(build: Build, seed: int) -> nn.Module:
+    with global_random.keyed(seed):
+        model = build()
     if not isinstance(model, nn.Module):
         raise ModelError(
             f"run.shard needs a function that builds the model, such as lambda: GPT(config); it returned "
@@ -221,7 +224,7 @@ def _hollow(build: Build, seed: int) -> tuple[nn.Module, _Given]:
     given = _Given()
     with torch.random.fork_rng(devices=[]), _parameters_on_meta(given), given:
         torch.manual_seed(seed)
-        return _built(build), given
+        return _built(build, seed), given
 
 
 class _Given(TorchDispatchMode):  # type: ignore[no-untyped-call]

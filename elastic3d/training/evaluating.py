@@ -101,7 +101,8 @@ def evaluate(
             given, target = moved(pair_at(dataset, first, micro_batch, collating, draws), mesh.device)
             mesh.progress.tick(chunk=round_)
             assembly.randomness.at(step, index)
-            output = assembly.passes.output(given)
+            with assembly.randomness.passes(of_training=False):
+                output = assembly.passes.output(given)
             if not last or place.tp or place.cp or turn >= number:
                 continue
             values, weights = _values(metric(output, target), micro_batch)

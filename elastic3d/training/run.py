@@ -364,6 +364,9 @@ class Run:
             progress=self._progress,
         )
         self._control = BatchControl(self._batches, self._plan.leaf)
+        if self._assembly is not None:
+            randomness = self._assembly.randomness
+            self._batches.model_draws = lambda: randomness.drawn_from_globals
         return self._batches
 
     def restore(

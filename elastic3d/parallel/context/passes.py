@@ -21,7 +21,7 @@ from elastic3d.parallel.context.losses import check_adds_up, folded
 from elastic3d.parallel.foreign import Caller
 from elastic3d.parallel.numerics.objective import weighed
 from elastic3d.parallel.pipeline.passes import LossFunction
-from elastic3d.parallel.randomness import Randomness
+from elastic3d.parallel.randomness import Randomness, within_passes
 from elastic3d.parallel.reduction.ordered import Ordered
 from elastic3d.parallel.reduction.single_replica import SingleReplica
 from elastic3d.parallel.witness import Witness
@@ -77,6 +77,7 @@ class ChunkedLoop:
         self._tried = False
         self.witness: Witness | None = None
 
+    @within_passes
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
         """Run this rank's chunks of every micro-batch forward and back."""
         losses = []

@@ -6,8 +6,9 @@ computed again, above all the scores of plain attention (Korthikanti et al. 2022
 Large Transformer Models").
 
 This happens inside the block's own `forward`. No module is wrapped, so that names do not change, and the block's hooks
-stay outside: the keyed seeds, and FSDP's gathering and casts. torch restores the state of the random numbers before it
-recomputes. The operations and their values are the same, so that the bits are those of a run that kept everything.
+stay outside: the keyed seeds, and FSDP's gathering and casts. torch restores the state of its random numbers before it
+recomputes; here the same is done for those of Python and numpy, where the model draws from them. The operations and
+their values are the same, so that the bits are those of a run that kept everything.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from elastic3d.global_random import Repeated
+from elastic3d.parallel.randomness import Randomness
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default}
@@ -39,7 +43,7 @@ class Recompute(StrEnum):
     FULL = "full"
 
 
-def recompute(blocks: Iterable[nn.Module], choice: Recompute) -> None:
+def recompute(blocks: Iterable[nn.Module], choice: Recompute, randomness: Randomness) -> None:
     """Let each block's `forward` keep only what `choice` says. Call it before FSDP and after tensor parallelism."""
     if choice is Recompute.NONE:
         return
@@ -47,13 +51,18 @@ def recompute(blocks: Iterable[nn.Module], choice: Recompute) -> None:
     if choice is Recompute.SELECTIVE:
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
     for block in blocks:
-        block.forward = functools.partial(_checkpointed, block, block.forward, options)
+        block.forward = functools.partial(_checkpointed, block, block.forward, options, randomness)
 
 
-def _checkpointed(block: nn.Module, forward: Any, options: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+def _checkpointed(
+    block: nn.Module, forward: Any, options: dict[str, Any], randomness: Randomness, *args: Any, **kwargs: Any
+) -> Any:
     if not block.training:
         return forward(*args, **kwargs)
-    return checkpoint(functools.partial(forward, **kwargs), *args, **options)
+    forward = functools.partial(forward, **kwargs)
+    if randomness.keys_globals:
+        forward = Repeated(forward)
+    return checkpoint(forward, *args, **options)
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

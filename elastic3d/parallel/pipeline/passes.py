@@ -17,7 +17,7 @@ from elastic3d.data.micro_batches import Batch, MicroBatch
 from elastic3d.health.phases import Phase
 from elastic3d.parallel.foreign import Caller
 from elastic3d.parallel.numerics.objective import weighed
-from elastic3d.parallel.randomness import Randomness
+from elastic3d.parallel.randomness import Randomness, within_passes
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.witness import Witness
 from elastic3d.port import UNRECORDED, Progress
@@ -55,6 +55,7 @@ class Loop:
         self._caller = Caller(model)
         self.witness: Witness | None = None
 
+    @within_passes
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
         """Run every micro-batch forward and back."""
         losses = {}

@@ -32,7 +32,7 @@ from elastic3d.parallel.pipeline.passes import LossFunction, scaled
 from elastic3d.parallel.pipeline.recorded import RecordedNeighbours
 from elastic3d.parallel.pipeline.shapes import PassedShapes, Shape
 from elastic3d.parallel.pipeline.stages import Stage
-from elastic3d.parallel.randomness import Randomness
+from elastic3d.parallel.randomness import Randomness, within_passes
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.witness import Witness
 from elastic3d.planner.schedules import rank_of_stage, schedule_of
@@ -108,6 +108,7 @@ class Pipeline:
                 number = len(blocks)
                 blocks[-1].register_forward_hook(lambda *_, number=number: progress.leave_blocks(number))
 
+    @within_passes
     def run(self, batch: Batch, loss_fn: LossFunction) -> dict[int, torch.Tensor]:
         """Run the schedule over this rank's micro-batches."""
         self._parts, self._step, self._loss_fn, self._losses = batch.micro_batches, batch.step, loss_fn, {}

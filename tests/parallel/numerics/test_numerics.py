@@ -9,8 +9,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elastic3d.data.positions import Order
+from elastic3d.devices import device_at
 from elastic3d.errors import UsageError
 from elastic3d.parallel.numerics.recompute import PRODUCTS, Recompute, recompute
+from elastic3d.parallel.randomness import Randomness
 from elastic3d.training import run_alone
 from elastic3d.values import Layout
 from tests.parallel import numeric_mains as mains
@@ -92,7 +94,7 @@ def test_recomputation_is_selective_or_full(choice: str, products: int, others: 
     """Selectively the products are kept and the rest is computed again; fully all is. Names stay."""
     block = Block(6, 0.1)
     names = [name for name, _ in block.named_parameters()]
-    recompute([block], Recompute(choice))
+    recompute([block], Recompute(choice), Randomness(1, device_at("cpu", 0)))
     with Products() as seen:
         block(torch.randn(2, 3, 6, requires_grad=True)).sum().backward()
     assert (seen.products, seen.others) == (products, others)
