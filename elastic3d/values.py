@@ -251,6 +251,7 @@ class ModelProfile:
     chunks: into which sequences are cut, 1 for whole ones; cp divides it.
     audit: share of the computing that audits may take.
     script, schedule: digests of the script's own file, and of its optimizer and schedule; "" if not known.
+    samples: digest of the first micro-batch; "" of a stream's, and where it is another one each time it is made.
     health: options of `health=` that all nodes must share, as "name=value".
     """
 
@@ -279,6 +280,7 @@ class ModelProfile:
     compress: str = ""
     script: str = ""
     schedule: str = ""
+    samples: str = ""
     leaf: int = 1
     chunks: int = 1
     audit: float = 0.0

@@ -20,7 +20,7 @@ import torch
 from elastic3d.data.adaptive import Adaptive
 from elastic3d.data.ahead import Ahead
 from elastic3d.data.budget import TokenBudget
-from elastic3d.data.collating import Collate, Collating, Pair
+from elastic3d.data.collating import Collate, Collating, Pair, digest_of
 from elastic3d.data.dataset_facts import fingerprint_of, is_numbered, name_of
 from elastic3d.data.holes import Holes, between, given, inside, joined, length
 from elastic3d.data.making import Drawn, Keyed, Undrawn, moved, pinned
@@ -282,6 +282,16 @@ class Batches:
     def example(self) -> Any:
         """Return one collated micro-batch (input, target), to learn shapes from; the same on every rank."""
         return self._source.example(self._keyed)
+
+    def digest(self) -> str:
+        """Return a digest of the first micro-batch, by which nodes see whether their samples are the same.
+
+        "" for a stream, of which nothing is read for that, and where the micro-batch is another one each time.
+        """
+        if not self._numbered:
+            return ""
+        once, again = (digest_of(self._source.again(0, 0, self._keyed)) for _ in range(2))
+        return once if once == again else ""
 
     def examples(self) -> Iterator[Any]:
         """Yield some further collated micro-batches of the first step, to learn from which shapes there may be.

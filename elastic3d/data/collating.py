@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten
+from blake3 import blake3
+from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.data import default_collate
 
 from elastic3d.data.making import naming
@@ -100,6 +101,19 @@ def _parted(made: Any, what: str) -> Pair:
         f"each sample of the data set, and each result of collate=, must be a pair (input, target), or a dictionary "
         f"with an entry {TARGETS[0]!r}; {what} is {type(made).__name__}{size}"
     )
+
+
+def digest_of(pair: Pair | None) -> str:
+    """Return a digest of the tensors and numbers of a micro-batch; names of files may be others on each machine."""
+    digest = blake3()
+    for leaf in tree_leaves(pair):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            plain = leaf.detach().cpu().contiguous()
+            digest.update(repr((plain.dtype, tuple(plain.shape))).encode())
+            digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+        else:
+            digest.update((repr(leaf) if isinstance(leaf, bool | int | float) else type(leaf).__name__).encode())
+    return digest.hexdigest()[:32]
 
 
 def _outline(sample: Any) -> tuple[Any, tuple[Any, ...]]:

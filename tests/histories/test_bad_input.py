@@ -167,6 +167,23 @@ def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_
         assert first.running() == ["node0"]
 
 
+@pytest.mark.long
+def test_a_node_whose_data_is_in_another_order_is_refused(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """It is told what to look at, and the running job goes on."""
+
+    def launch(**environment: str) -> Launch:
+        return launch_of(job_etcd, "unsorted", ("good", "1000000"), most=2, environment=environment, last_call="0")
+
+    with Cluster(launch(), tmp_path / "a") as first:
+        node = first.start_node("node0")
+        assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 150)
+        with Cluster(launch(LISTED_BACKWARDS="1"), tmp_path / "b") as second:
+            second.start_node("node1")
+            assert second.wait(150) == {"node1": 1}
+            assert "makes other samples of the same numbers" in second.node("node1").log.read_text()
+        assert first.running() == ["node0"]
+
+
 def test_a_newcomer_whose_code_raises_is_evicted(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """A file missing on one node ends that node, at its first try and with the traceback; the job goes on."""
 

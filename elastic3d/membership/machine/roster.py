@@ -415,6 +415,12 @@ def refusal(theirs: MemberRecord, mine: MemberRecord) -> str:
                     f"this node's {what} differs from that of the job that runs under this run id: start it with the "
                     "same file and arguments, or choose another --rdzv-id"
                 )
+        if mine.profile.samples and theirs.profile.samples and mine.profile.samples != theirs.profile.samples:
+            return (
+                "this node's data set makes other samples of the same numbers than that of the job which runs under "
+                "this run id: some would be trained twice, and others never. Give it the same files, and sort what it "
+                "lists: glob and os.listdir have an order of their own on each machine"
+            )
         if mine.profile.health != theirs.profile.health:
             here, there = (
                 ", ".join(sorted(set(one) - set(other))) or "no such option"

@@ -37,6 +37,8 @@ def main(run: elastic3d.Run) -> None:
     model = run.shard(Loop if kind == "loop" else Chain, blocks="layers" if kind == "blocks" else "blocks")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = [(torch.ones(4) * i, torch.zeros(4)) for i in range(64)]
+    if "LISTED_BACKWARDS" in os.environ:
+        data.reverse()
     batches = run.batches(data, global_batch=8, micro_batch=3 if kind == "batch" else 2)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     print(f"the trainer of rank {run.rank} speaks")

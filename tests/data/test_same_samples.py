@@ -1,0 +1,83 @@
+"""Nodes whose data sets make other samples are told apart by their first micro-batch."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from elastic3d.data import Batches
+from elastic3d.membership.machine.roster import refusal
+from elastic3d.membership.records import MemberRecord, decode, encode
+from elastic3d.values import ModelProfile, Node, Slot
+
+
+class Listed(torch.utils.data.Dataset[Any]):
+    """Samples of files, in the order in which a machine lists them. draw: what is added to each."""
+
+    def __init__(self, files: list[int], draw: Any = lambda: 0.0) -> None:
+        self.files, self.draw = files, draw
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = self.files[index]
+        return {"x": torch.tensor([number + self.draw()]), "path": f"/disk{id(self)}/{number}", "labels": number}
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        raise AssertionError("nothing is read for this")
+
+
+def digest(dataset: Any) -> str:
+    return Batches(dataset, global_batch=4, micro_batch=2, seed=5).digest()
+
+
+SORTED = list(range(40))
+
+
+def test_files_that_are_listed_in_another_order_are_other_samples() -> None:
+    shuffled = random.Random(1).sample(SORTED, 40)
+    assert digest(Listed(SORTED)) == digest(Listed(SORTED)) != digest(Listed(shuffled))
+
+
+def test_samples_that_are_drawn_by_position_are_the_same_everywhere() -> None:
+    """Of the same draws, and the generators stay as they were."""
+    before = random.getstate()
+    assert digest(Listed(SORTED, random.random)) == digest(Listed(SORTED, random.random)) != digest(Listed(SORTED))
+    assert random.getstate() == before
+
+
+def test_samples_that_are_others_each_time_and_streams_are_taken_on_trust() -> None:
+    assert digest(Listed(SORTED, np.random.default_rng().random)) == ""
+    assert digest(Stream()) == ""
+
+
+def test_tensors_of_every_type_have_a_digest() -> None:
+    samples = [
+        (torch.tensor(number, dtype=dtype), torch.zeros(()))
+        for dtype in (torch.bfloat16, torch.bool, torch.complex64)
+        for number in (0, 1)
+    ]
+    assert len({digest([sample] * 4) for sample in samples}) == len(samples)
+
+
+PROFILE = ModelProfile(blocks=4, parameters=1000, micro_batches=4, micro_batch=1, digest="d", samples="one")
+
+
+def member(samples: str) -> MemberRecord:
+    node = Node(name="a", incarnation="1", address="127.0.0.1", slots=(Slot(tile_port=1),))
+    return MemberRecord(node=node, profile=replace(PROFILE, samples=samples))
+
+
+@pytest.mark.parametrize(("here", "refused"), [("one", False), ("", False), ("another", True)])
+def test_a_node_with_other_samples_is_refused_with_what_to_look_at(here: str, refused: bool) -> None:
+    why = refusal(decode(MemberRecord, encode(member(here)), "key"), member("one"))
+    assert ("makes other samples of the same numbers" in why and "glob" in why) == refused == bool(why)
