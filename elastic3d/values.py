@@ -321,7 +321,8 @@ class DeviceFacts:
     torch: str
     """Version of torch."""
     runtime: str = ""
-    """What torch was built for, such as "CUDA 12.8, cuDNN 91002"; "" on a CPU."""
+    """What torch was built for, such as "CUDA 12.8, cuDNN 91002"; on a CPU what its kernels are chosen for, and a
+    digest of what some compute; "" where an older version did not say."""
     driver: str = ""
     """Version of the kernel's driver, "" where there is none or it does not say."""
     reserve: int = 0
@@ -332,12 +333,14 @@ class DeviceFacts:
     def unlike(self, other: DeviceFacts) -> tuple[str, str]:
         """Return what makes other bits of the same step, here and there; ("", "") where nothing is known to.
 
-        CPUs go by any name: their makers' names differ where results do not, as far as it was tried.
+        CPUs go by any name: what they compute tells more of them.
         """
         pairs = [(self.kind, other.kind), (f"torch {self.torch}", f"torch {other.torch}")]
         if self.kind == other.kind != "cpu":
             pairs.insert(1, (self.name, other.name))
-            pairs += [(self.runtime, other.runtime), (f"products in {self.products}", f"products in {other.products}")]
+            pairs.append((f"products in {self.products}", f"products in {other.products}"))
+        if self.runtime and other.runtime:
+            pairs.append((self.runtime, other.runtime))
         return next(((mine, theirs) for mine, theirs in pairs if mine != theirs), ("", ""))
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from blake3 import blake3
 from torch import nn
+from torch.nn import functional
 
 from elastic3d.devices.device import CopyStream, DeviceLoad, Fold, Move, Stopwatch
 from elastic3d.devices.reading import Reading
@@ -138,7 +140,28 @@ class CpuDevice:
             memory=host_memory() // max(1, slots),
             devices=self.installed(),
             torch=str(torch.__version__),
+            runtime=kernels(),
         )
+
+
+def kernels() -> str:
+    """Return what torch's kernels are made for here, and a digest of what some of them compute.
+
+    Libraries choose kernels by the processor, each in a way of its own, and sums come out otherwise by them. Makers'
+    names of processors say nothing of that, but results do.
+    """
+    drawn = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(shape, generator=drawn, requires_grad=True) for shape in ((2, 96, 256), (768, 256)))
+    with torch.enable_grad():
+        q, k, v = (
+            functional.linear(functional.layer_norm(x, (256,)), weight).view(2, 96, 3, 4, 64).permute(2, 0, 3, 1, 4)
+        )
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        scores = functional.gelu(q @ k.transpose(2, 3)).softmax(-1)
+        loss = attended.square().mean() + (scores @ v).tanh().sum() + x.flatten(1).log_softmax(-1).logsumexp(0).mean()
+    results = (attended, scores, loss, *torch.autograd.grad(loss, (x, weight)))
+    digest = blake3(b"".join(one.detach().contiguous().numpy().tobytes() for one in results)).hexdigest()
+    return f"{torch.backends.cpu.get_cpu_capability()}, results {digest[:8]}"
 
 
 def add_rows(total: torch.Tensor, rows: torch.Tensor, begins: bool) -> None:

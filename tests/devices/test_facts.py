@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -52,6 +55,23 @@ def test_a_node_that_would_train_on_its_cpu_is_kept_out_of_a_job_on_gpus() -> No
 )
 def test_devices_that_give_other_bits_do_not_share_a_job(field: str, value: str, words: str) -> None:
     assert words in refusal(member("b", replace(H200, **{field: value})), member("a", H200))  # type: ignore[arg-type]
+
+
+def test_processors_that_compute_otherwise_do_not_share_a_job() -> None:
+    """Whatever their names are: kernels are chosen by instruction sets, and sums come out otherwise by them."""
+    command = "from elastic3d.devices.cpu import kernels; print(kernels())"
+    said = []
+    for chosen in ("default", "avx2", "avx2"):
+        environment = {**os.environ, "ATEN_CPU_CAPABILITY": chosen}
+        ended = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True)
+        said.append(ended.stdout.strip())
+    plain, wide, again = (replace(CPU, runtime=one) for one in said)
+    assert "results" in wide.runtime
+    assert not refusal(member("b", wide), member("a", again))
+    assert f"this node computes on {plain.runtime}, the job's nodes on {wide.runtime}: the same step" in refusal(
+        member("b", plain), member("a", wide)
+    )
+    assert not refusal(member("b", CPU), member("a", wide)), "an older version does not say"
 
 
 def test_memory_drivers_and_names_of_cpus_may_differ() -> None:
