@@ -250,7 +250,8 @@ class ModelProfile:
     over it; 0 if none are. compress, leaf: as in `run.shard`; the latter divides all numbers of micro-batches.
     chunks: into which sequences are cut, 1 for whole ones; cp divides it.
     audit: share of the computing that audits may take.
-    script, schedule: digests of the script's own file, and of its optimizer and schedule; "" if not known.
+    script, code, schedule: digests of the script's own file, of those that it imports from its folder, and of its
+    optimizer and schedule; "" if not known.
     samples: digest of the first micro-batch; "" of a stream's, and where it is another one each time it is made.
     health: options of `health=` that all nodes must share, as "name=value".
     """
@@ -279,6 +280,7 @@ class ModelProfile:
     experts: int = 0
     compress: str = ""
     script: str = ""
+    code: str = ""
     schedule: str = ""
     samples: str = ""
     leaf: int = 1

@@ -62,6 +62,7 @@ from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import LocalState, Port, StateRestored
 from elastic3d.pretrained.adapters import configurations
 from elastic3d.pretrained.weights import KeptWeights, Weights
+from elastic3d.provenance.code import imported_digest
 from elastic3d.provenance.model import record_of
 from elastic3d.provenance.record import ScriptOrigin
 from elastic3d.quantities import some_seconds
@@ -423,7 +424,8 @@ class Run:
             Extras(extra, kept=kept, parameters=model.parameters())
             profile, proven = measure(self._plan, model, batches)
             script, planned = identity.script_digest(), identity.schedule_digest(optimizer, schedule)
-            self._port.measured(replace(profile, script=script, schedule=planned, audit=self._assignment.audit), proven)
+            profile = replace(profile, script=script, code=imported_digest(), schedule=planned)
+            self._port.measured(replace(profile, audit=self._assignment.audit), proven)
         assembly = self._made()
         self._parts.end(parts.SCRIPT)
         assembly.stop_watching()

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch.utils.data import IterableDataset
 
 from elastic3d.data import Batches
-from elastic3d.membership.machine.roster import refusal
-from elastic3d.membership.records import MemberRecord, decode, encode
-from elastic3d.values import ModelProfile, Node, Slot
 
 
 class Listed(torch.utils.data.Dataset[Any]):
@@ -67,17 +62,3 @@ def test_tensors_of_every_type_have_a_digest() -> None:
         for number in (0, 1)
     ]
     assert len({digest([sample] * 4) for sample in samples}) == len(samples)
-
-
-PROFILE = ModelProfile(blocks=4, parameters=1000, micro_batches=4, micro_batch=1, digest="d", samples="one")
-
-
-def member(samples: str) -> MemberRecord:
-    node = Node(name="a", incarnation="1", address="127.0.0.1", slots=(Slot(tile_port=1),))
-    return MemberRecord(node=node, profile=replace(PROFILE, samples=samples))
-
-
-@pytest.mark.parametrize(("here", "refused"), [("one", False), ("", False), ("another", True)])
-def test_a_node_with_other_samples_is_refused_with_what_to_look_at(here: str, refused: bool) -> None:
-    why = refusal(decode(MemberRecord, encode(member(here)), "key"), member("one"))
-    assert ("makes other samples of the same numbers" in why and "glob" in why) == refused == bool(why)

@@ -415,6 +415,11 @@ def refusal(theirs: MemberRecord, mine: MemberRecord) -> str:
                     f"this node's {what} differs from that of the job that runs under this run id: start it with the "
                     "same file and arguments, or choose another --rdzv-id"
                 )
+        if mine.profile.code and theirs.profile.code and mine.profile.code != theirs.profile.code:
+            return (
+                "a file that this node's script imports from its folder differs from that of the job that runs under "
+                "this run id: bring both to the same state, which `git status` and `git rev-parse HEAD` show"
+            )
         if mine.profile.samples and theirs.profile.samples and mine.profile.samples != theirs.profile.samples:
             return (
                 "this node's data set makes other samples of the same numbers than that of the job which runs under "
