@@ -250,8 +250,8 @@ class ModelProfile:
     over it; 0 if none are. compress, leaf: as in `run.shard`; the latter divides all numbers of micro-batches.
     chunks: into which sequences are cut, 1 for whole ones; cp divides it.
     audit: share of the computing that audits may take.
-    script, code, schedule: digests of the script's own file, of those that it imports from its folder, and of its
-    optimizer and schedule; "" if not known.
+    script, code, schedule: digests of the script's own file, of what else the model is made of (`provenance.compared`),
+    and of its optimizer and schedule; "" if not known.
     samples: digest of the first micro-batch; "" of a stream's, and where it is another one each time it is made.
     health: options of `health=` that all nodes must share, as "name=value".
     """

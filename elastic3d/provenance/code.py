@@ -97,17 +97,16 @@ def imported_since(root: Path, before: CodeState, seen: Collection[str] = ()) ->
     )
 
 
-def imported_digest() -> str:
-    """Return a digest of the files that this process has imported from its script's folder, "" where it has no script.
+def imported_files() -> dict[str, str]:
+    """Return the digests of the files that this process has imported from its script's folder, by name.
 
     They are named from there, so that the folder may be somewhere else on each machine, and git is not asked.
     """
     path = script()
     if path is None:
-        return ""
+        return {}
     paths, _ = _imported(path.parent, ())
-    files = sorted(_digests(path.parent, paths).items())
-    return blake3("".join(f"{name}\0{digest}\n" for name, digest in files).encode("utf-8", "replace")).hexdigest()[:32]
+    return dict(sorted(_digests(path.parent, paths).items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

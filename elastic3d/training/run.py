@@ -62,7 +62,7 @@ from elastic3d.planner.schedules import stages_of_rank
 from elastic3d.port import LocalState, Port, StateRestored
 from elastic3d.pretrained.adapters import configurations
 from elastic3d.pretrained.weights import KeptWeights, Weights
-from elastic3d.provenance.code import imported_digest
+from elastic3d.provenance import compared
 from elastic3d.provenance.model import record_of
 from elastic3d.provenance.record import ScriptOrigin
 from elastic3d.quantities import some_seconds
@@ -424,7 +424,7 @@ class Run:
             Extras(extra, kept=kept, parameters=model.parameters())
             profile, proven = measure(self._plan, model, batches)
             script, planned = identity.script_digest(), identity.schedule_digest(optimizer, schedule)
-            profile = replace(profile, script=script, code=imported_digest(), schedule=planned)
+            profile = replace(profile, script=script, code=compared.digest_of(model), schedule=planned)
             self._port.measured(replace(profile, audit=self._assignment.audit), proven)
         assembly = self._made()
         self._parts.end(parts.SCRIPT)

@@ -33,7 +33,7 @@ def member(**fields: str) -> MemberRecord:
     [
         ("digest", "model, batch sizes or seed differ"),
         ("script", "this node's script differs"),
-        ("code", "a file that this node's script imports from its folder differs"),
+        ("code", "model is made of something else"),
         ("schedule", "optimizer or learning-rate schedule differs"),
         ("samples", "makes other samples of the same numbers"),
     ],

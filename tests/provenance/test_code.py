@@ -207,21 +207,3 @@ def test_another_folder_is_refused(repository: Path, tmp_path: Path) -> None:
     for wrong in ("/etc/passwd", "../x.py"):
         with pytest.raises(UsageError, match="in no folder of code"):
             compare(CodeState(script="code/train.py", files={wrong: "0"}), repository)
-
-
-def test_nodes_compare_what_a_script_imports_from_its_folder(folder: Path, tmp_path: Path) -> None:
-    """Wherever the folder is; what is not imported, or from somewhere else, may differ."""
-    with (folder / "train.py").open("a") as script:
-        script.write('print("digest", code.imported_digest())\n')
-
-    def digest(place: Path) -> str:
-        done = subprocess.run([sys.executable, str(place / "train.py")], capture_output=True, text=True, check=True)
-        return done.stdout.split("digest ")[1].strip()
-
-    elsewhere = Path(shutil.copytree(folder, tmp_path / "node1" / "somewhere"))
-    (elsewhere / "unused.py").write_text("# differs")
-    assert digest(folder) == digest(elsewhere) != ""
-    (tmp_path / "other" / "stranger.py").write_text("# differs")
-    assert digest(folder) == digest(elsewhere)
-    (elsewhere / "package" / "part.py").write_text("# differs")
-    assert digest(folder) != digest(elsewhere)
