@@ -418,8 +418,9 @@ def refusal(theirs: MemberRecord, mine: MemberRecord) -> str:
         if mine.profile.code and theirs.profile.code and mine.profile.code != theirs.profile.code:
             return (
                 "this node's model is made of something else than that of the job that runs under this run id, in the "
-                "same shapes: a file that the script imports from its folder differs, the version of a package of which "
-                "it has modules, or its configuration. Compare `git rev-parse HEAD`, `git status` and `pip freeze` of both"
+                "same shapes: a file that the script imports from its folder differs, the version of a package of "
+                "which it has modules, or its configuration. Compare `git rev-parse HEAD`, `git status` and `pip "
+                "freeze` of both"
             )
         if mine.profile.samples and theirs.profile.samples and mine.profile.samples != theirs.profile.samples:
             return (
