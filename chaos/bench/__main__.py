@@ -116,7 +116,7 @@ def main(
         measured["plans"] = planned.as_json()
     passed = True
     if only in ("", "evaluations"):
-        evaluated = evaluations.measure(4 * repeats, say=console.print)
+        evaluated = evaluations.measure(repeats, say=console.print)
         console.print(evaluations.table(evaluated))
         measured["evaluations"], passed = [asdict(one) for one in evaluated], evaluations.passed(evaluated)
     if only in ("", "seeing"):

@@ -61,11 +61,27 @@ def by_hand(model: nn.Module, data: First, rank: int, world: int) -> float:
     return total
 
 
-def timed(what: Callable[[], float]) -> tuple[float, float, float]:
-    """Return what it returns, and the seconds of the processor and of the clock that it took."""
-    processor, began = time.process_time(), SYSTEM.monotonic()
+class Passes:
+    """How long the passes of a model take. seconds: of the processor, in all."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.seconds = self._began = 0.0
+        model.register_forward_pre_hook(self._begin, prepend=True)  # before what gathers parameters
+        model.register_forward_hook(self._end)
+
+    def _begin(self, *_: object) -> None:
+        self._began = time.process_time()
+
+    def _end(self, *_: object) -> None:
+        self.seconds += time.process_time() - self._began
+
+
+def timed(what: Callable[[], float], passes: Passes) -> tuple[float, float, float, float]:
+    """Return what it returns, and the seconds that it took: of the processor, of that in passes, and of the clock."""
+    within, processor, began = passes.seconds, time.process_time(), SYSTEM.monotonic()
     value = what()
-    return value, time.process_time() - processor, SYSTEM.monotonic() - began
+    ended, spent = SYSTEM.monotonic(), time.process_time() - processor
+    return value, spent, passes.seconds - within, ended - began
 
 
 def main(run: elastic3d.Run) -> None:
@@ -80,13 +96,14 @@ def main(run: elastic3d.Run) -> None:
         "run": lambda: run.evaluate(model, data, losses),
         "hand": lambda: by_hand(plain, data, run.rank, run.world),
     }
-    taken: list[dict[str, tuple[float, float, float]]] = []
+    passes = {"run": Passes(model), "hand": Passes(plain)}
+    taken: list[dict[str, tuple[float, float, float, float]]] = []
     for pair in range(pairs + 1):
         order = list(ways) if pair % 2 else list(reversed(ways))
         taken.append({})
         for name in order:
             run.all_reduce(0)  # so that all ranks begin together
-            taken[-1][name] = timed(ways[name])
+            taken[-1][name] = timed(ways[name], passes[name])
     written = out / f"{run.rank}.part"
     written.write_text(json.dumps(taken[1:]))  # the first pair builds what later ones reuse
     os.replace(written, out / f"{run.rank}.json")

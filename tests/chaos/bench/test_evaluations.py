@@ -8,16 +8,18 @@ from chaos.bench import evaluations
 from chaos.bench.evaluations import BAR, Pair, cost_of
 
 
-def pair(value: float, run: float, hand: float, share: float = 1.0) -> Pair:
+def pair(value: float, run: float, hand: float, share: float = 1.0, passes: float = 1.0) -> Pair:
     """Return one rank's: seconds of the processor, half of them by the clock. share: of the samples."""
-    return {"run": (value, run, run / 2), "hand": (4 * value * share, hand, hand / 2)}
+    return {"run": (value, run, passes, run / 2), "hand": (4 * value * share, hand, hand, hand / 2)}
 
 
 def test_the_time_of_all_ranks_counts_and_by_the_clock_that_of_the_slowest() -> None:
-    cost = cost_of("pp=1,dp=2", 4, [[pair(2.0, 3.0, 2.0, 0.25)], [pair(2.0, 3.0, 4.0, 0.75)]])
-    assert cost.processor == (0.0,)
-    assert cost.clock == (-0.25,)
-    assert cost.seconds == (1.5,)
+    cost = cost_of("pp=1,dp=2", 4, [[pair(2.0, 3.0, 2.0, 0.25, 2.0)], [pair(2.0, 3.0, 4.0, 0.75, 2.0)]])
+    assert (cost.by_hand, cost.outside, cost.seconds) == ((0.0,), (0.5,), (1.5,))
+
+
+def test_stages_have_no_passes_of_their_own_to_compare_with() -> None:
+    assert cost_of("pp=2,dp=1", 4, [[pair(2.0, 3.0, 2.0, 0.5, 0.0)], [pair(2.0, 3.0, 4.0, 0.5, 0.0)]]).outside is None
 
 
 def test_another_value_than_by_hand_is_no_measurement() -> None:
@@ -26,9 +28,13 @@ def test_another_value_than_by_hand_is_no_measurement() -> None:
 
 
 @pytest.mark.parametrize("slower", [0.5 * BAR, 2 * BAR])
-def test_the_median_passes_or_not(slower: float) -> None:
-    pairs = [pair(2.0, 1 + share, 1.0) for share in (slower, -0.5, 0.5)]
+@pytest.mark.parametrize("inside", [0.0, 1.0])
+def test_the_median_passes_or_not(slower: float, inside: float) -> None:
+    """Of one rank beside the loop by hand, and of all outside of their own passes."""
+    pairs = [pair(2.0, 1 + share, 1.0, passes=1 + inside * share) for share in (slower, -0.5, 0.5)]
     assert evaluations.passed([cost_of("pp=1,dp=1", 4, [pairs])]) == (slower < BAR)
+    half = [[{**one, "hand": (one["hand"][0] / 2, 0.1, 0.1, 0.1)} for one in pairs]] * 2
+    assert evaluations.passed([cost_of("pp=1,dp=2", 4, half)]) == (slower < BAR or inside == 1.0)
 
 
 @pytest.mark.slow
