@@ -3,8 +3,8 @@
 One node, or four, hold the demo's model. In each pair the run evaluates it, and each rank passes its share of the same
 micro-batches through a whole copy of its own, in alternating order; what both take of the processor is compared, of all
 trainers together. Machines change their speed from one second to the next, so that pairs are short where there is
-nothing but passes. Where parameters are sharded a run gathers them for each pass, which a copy needs not: what it takes
-outside of its own passes is told apart.
+nothing but passes. Where parameters are sharded a run gathers them, which a copy needs not: what it takes outside of
+its own passes, more than the loop by hand takes outside of its, for samples and the metric, is told apart.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ Pair = Mapping[str, Sequence[float]]
 class EvaluationCost:
     """What evaluations cost beyond passes in one layout: shares, one for each pair.
 
-    by_hand: beside the loop by hand, of the processor's time of all ranks. outside: beside the run's own passes, None
-    where stages have parts of them. seconds: by the clock, of one evaluation.
+    by_hand: of all that the loop by hand takes, by the processor's time of all ranks. outside: what is more outside of
+    passes, of the run's own passes; None where stages have parts of them. seconds: by the clock, of one evaluation.
     """
 
     layout: str
@@ -124,9 +124,11 @@ def cost_of(layout: str, samples: int, ranks: Sequence[Sequence[Pair]]) -> Evalu
         mean = sum(one.value for one in hand) / samples
         if not all(math.isclose(one.value, mean, rel_tol=1e-5) for one in run):
             raise RuntimeError(f"{layout}: run.evaluate returned {run[0].value}, and by hand it is {mean}")
-        spent, passes = sum(one.processor for one in run), sum(one.passes for one in run)
-        by_hand.append(spent / sum(one.processor for one in hand) - 1)
-        outside.append(spent / passes - 1 if passes else math.nan)
+        (spent, passes), (spent_by_hand, passes_by_hand) = (
+            (sum(one.processor for one in way), sum(one.passes for one in way)) for way in (run, hand)
+        )
+        by_hand.append(spent / spent_by_hand - 1)
+        outside.append((spent - passes - (spent_by_hand - passes_by_hand)) / passes if passes else math.nan)
         seconds.append(max(one.seconds for one in run))
     whole = Layout.parse(layout).pp == 1
     return EvaluationCost(

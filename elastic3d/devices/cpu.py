@@ -75,6 +75,10 @@ class CpuDevice:
         """Return the bytes of the host's memory that are free."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
+    def room(self) -> int:
+        """Return the bytes of the host's memory that are free, or all that this container may use."""
+        return min(self.free(), host_memory())
+
     def release(self) -> None:
         """Do nothing: what is not used is the host's at once."""
 

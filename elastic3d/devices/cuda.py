@@ -109,6 +109,11 @@ class CudaDevice:
         """Return what the driver calls free."""
         return int(torch.cuda.mem_get_info(self.index)[0])
 
+    def room(self) -> int:
+        """Return what the driver calls free, and what torch's allocator keeps."""
+        kept = torch.cuda.memory_reserved(self.index) - torch.cuda.memory_allocated(self.index)
+        return self.free() + kept
+
     def release(self) -> None:
         """Wait, and empty torch's allocator; the workspaces of products are tensors to it, and are made anew."""
         torch.cuda.synchronize(self.index)

@@ -157,6 +157,13 @@ class ComputeDevice(Protocol):
         """Return the bytes of its memory that nobody holds. The device is open."""
         ...
 
+    def room(self) -> int:
+        """Return the bytes of its memory that this process may come to hold: free ones, and those that it keeps unused.
+
+        Of a host, not more than its control group allows in all.
+        """
+        ...
+
     def release(self) -> None:
         """Wait for its work, and give back what this process keeps of its memory; nothing is said of its use before."""
         ...

@@ -4,6 +4,10 @@ The data set is cut into micro-batches of one size in its own order, the last on
 Micro-batch j is run by replica j % dp; a replica that has none in the last round runs the last one once more, for the
 collectives of the others. So each micro-batch is computed as in any other layout, and the values of its samples have
 the same bits. They are added exactly: the sum does not depend on who added which.
+
+Under ZeRO-3 a pass of training lets go of each block's parameters at once, since activations need the room. Here
+nothing is kept of a pass, and where the whole of a rank's parameters takes `SHARE` of its room or less, on every rank,
+they are gathered once for all micro-batches: to gather them for each takes longer than the passes of a small model do.
 """
 
 from __future__ import annotations
@@ -17,12 +21,13 @@ from typing import Any
 
 import torch
 
+from elastic3d import environment
 from elastic3d.data.collating import Collate, Collating
 from elastic3d.data.dataset_facts import is_numbered, name_of
 from elastic3d.data.making import Drawn, UndrawnBetween, moved, naming
 from elastic3d.errors import UsageError
 from elastic3d.parallel.assembly import Assembly
-from elastic3d.parallel.reduction.units import reshard
+from elastic3d.parallel.reduction.units import kept_whole, reshard
 from elastic3d.planner.schedules import rank_of_stage
 
 Metric = Callable[[Any, Any], torch.Tensor | tuple[torch.Tensor, torch.Tensor]]
@@ -30,6 +35,9 @@ Metric = Callable[[Any, Any], torch.Tensor | tuple[torch.Tensor, torch.Tensor]]
 
 TRIES = 3
 """How often a micro-batch is made until it counts as drawn: another thread, a logger's, may have drawn meanwhile."""
+
+SHARE = 1 / 8
+"""Of the memory that a rank may come to hold, what its parameters may take as a whole, in all ranks of its node."""
 
 _UNIT = 1074
 """Every double is a whole number of 2 ** -1074."""
@@ -93,7 +101,7 @@ def evaluate(
     number = -(-size // micro_batch)
     collating, draws = Collating(collate), UndrawnBetween()
     total, weight = ExactSum(), ExactSum()
-    with _only_forward(assembly):
+    with _only_forward(assembly, gathered_once=_has_room(assembly)):
         for round_ in range(-(-number // layout.dp)):
             turn = round_ * layout.dp + place.dp
             index = min(turn, number - 1)
@@ -134,15 +142,27 @@ def pair_at(dataset: Any, first: int, micro_batch: int, collating: Collating, dr
     )
 
 
+def _has_room(assembly: Assembly) -> bool:
+    """Return whether parameters are gathered for each pass of training, and all ranks have room for them as a whole."""
+    mesh = assembly.mesh
+    if mesh.layout.zero != 3 or mesh.shard is None:
+        return False
+    parameters = (parameter for part in assembly.parts for parameter in part.module.parameters())
+    whole = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    device = mesh.computes_on
+    beside = int(environment.LOCAL_WORLD_SIZE.read()) if mesh.device.type == "cpu" else 1
+    return all(said == b"1" for said in mesh.gather(b"%d" % (whole * beside <= SHARE * device.room())))
+
+
 @contextmanager
-def _only_forward(assembly: Assembly) -> Iterator[None]:
+def _only_forward(assembly: Assembly, *, gathered_once: bool) -> Iterator[None]:
     """Have the model evaluate, and as it was afterwards, without the parameters that it has gathered."""
     modules = {module for part in assembly.parts for module in part.module.modules()} | set(assembly.model.modules())
     training = [module for module in modules if module.training]
     for module in training:
         module.training = False
     try:
-        with torch.no_grad():
+        with torch.no_grad(), kept_whole(unit for units in assembly.units for unit in units if gathered_once):
             yield
     finally:
         for module in training:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -41,6 +42,19 @@ def flats_of(
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     modules = {id(module): name for name, module in model.named_modules()}
     return [make(group, names, modules[id(unit)]) for unit in units for group in parameter_groups(unit)]
+
+
+@contextmanager
+def kept_whole(units: Iterable[FSDPModule]) -> Iterator[None]:
+    """Have parameters that ZeRO-3 gathers for each pass stay until `reshard`, in forward passes alone."""
+    held = list(units)
+    for unit in held:
+        unit.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for unit in held:
+            unit.set_reshard_after_forward(True, recurse=False)
 
 
 def reshard(model: nn.Module) -> None:
