@@ -35,7 +35,11 @@ Run = TypeVar("Run", bound=Callable[..., Any])
 
 def keyed_seed(*parts: object) -> int:
     """Return a 63-bit seed for `parts`, the same in every process and on every machine."""
-    return int.from_bytes(blake3(repr(parts).encode()).digest(8), "little") >> 1
+    return _seed_of(repr(parts))
+
+
+def _seed_of(text: str) -> int:
+    return int.from_bytes(blake3(text.encode()).digest(8), "little") >> 1
 
 
 class Randomness:
@@ -45,7 +49,8 @@ class Randomness:
         self.seed, self._device = seed, device
         self.part: int | None = None  # the tensor-parallel rank
         self.parts_between = False  # whether activations between layers are parts
-        self._where: tuple[int, ...] = (0, 0)
+        self._where = ""
+        self.at(0, 0)
         self.drawn_from_globals: bool | None = None
         """Whether training's passes draw from the generators of Python and numpy; None before the first of them."""
         self._drawn_in_evaluation: bool | None = None
@@ -56,12 +61,13 @@ class Randomness:
 
         chunk: which part of its sequences; None where they are not cut.
         """
-        self._where = (step, micro_batch) if chunk is None else (step, micro_batch, chunk)
+        where = (self.seed, step, micro_batch) if chunk is None else (self.seed, step, micro_batch, chunk)
+        self._where = repr(where)[:-1]
 
     def enter(self, place: str, *, parts: bool = False) -> None:
         """Seed the default generators for what comes at `place`. parts: it computes on parts of activations."""
-        key = (place, self.part) if parts else (place,)
-        seed = keyed_seed(self.seed, *self._where, *key)
+        # As `keyed_seed` of all of these, of which most are the same at each place.
+        seed = _seed_of(f"{self._where}, {place!r}, {self.part!r})" if parts else f"{self._where}, {place!r})")
         self._device.seed(seed)
         if self._within is not None:
             self._within.seed(seed)

@@ -39,6 +39,10 @@ TRIES = 3
 SHARE = 1 / 8
 """Of the memory that a rank may come to hold, what its parameters may take as a whole, in all ranks of its node."""
 
+TOGETHER = 8
+"""Micro-batches whose samples are made, and whose values are added, one after the other, with passes in between: what
+Python does between two passes is slow where they have just put all else out of the processor's caches."""
+
 _UNIT = 1074
 """Every double is a whole number of 2 ** -1074."""
 
@@ -99,24 +103,25 @@ def evaluate(
     place, layout = mesh.place, mesh.layout
     last = place.pp == rank_of_stage(layout, layout.stages - 1)
     number = -(-size // micro_batch)
+    turns = range(place.dp, -(-number // layout.dp) * layout.dp, layout.dp)
+    counts = last and not place.tp and not place.cp
     collating, draws = Collating(collate), UndrawnBetween()
     total, weight = ExactSum(), ExactSum()
     with _only_forward(assembly, gathered_once=_has_room(assembly)):
-        for round_ in range(-(-number // layout.dp)):
-            turn = round_ * layout.dp + place.dp
-            index = min(turn, number - 1)
-            first = index * micro_batch
-            given, target = moved(pair_at(dataset, first, micro_batch, collating, draws), mesh.device)
-            mesh.progress.tick(chunk=round_)
-            assembly.randomness.at(step, index)
+        for begun in range(0, len(turns), TOGETHER):
+            some = turns[begun : begun + TOGETHER]
+            indices = [min(turn, number - 1) for turn in some]
+            made = made_of(dataset, [index * micro_batch for index in indices], micro_batch, collating, draws)
+            pairs = moved(made, mesh.device)
+            found: list[_Found] = []
             with assembly.randomness.passes(of_training=False):
-                output = assembly.passes.output(given)
-            if not last or place.tp or place.cp or turn >= number:
-                continue
-            values, weights = _values(metric(output, target), micro_batch)
-            count = min(micro_batch, size - first)
-            total.add(values[:count])
-            weight.add(weights[:count])
+                for round_, (turn, index, (given, target)) in enumerate(zip(some, indices, pairs, strict=True), begun):
+                    mesh.progress.tick(chunk=round_)
+                    assembly.randomness.at(step, index)
+                    output = assembly.passes.output(given)
+                    if counts and turn < number:
+                        found.append(_found(metric(output, target), micro_batch, size - index * micro_batch))
+            _add(found, total, weight)
     mine = json.dumps([total.to_json(), weight.to_json()]).encode()
     total, weight = ExactSum(), ExactSum()
     for theirs in mesh.gather(mine):
@@ -126,20 +131,26 @@ def evaluate(
     return total.over(weight)
 
 
-def pair_at(dataset: Any, first: int, micro_batch: int, collating: Collating, draws: UndrawnBetween) -> Any:
-    """Return the micro-batch that begins at one sample, filled up with the last one; UsageError if it is drawn."""
-    numbers = [min(number, len(dataset) - 1) for number in range(first, first + micro_batch)]
+def made_of(
+    dataset: Any, begins: Sequence[int], micro_batch: int, collating: Collating, draws: UndrawnBetween
+) -> list[Any]:
+    """Return the micro-batches that begin at some samples, filled up with the last; UsageError if they are drawn."""
     for _ in range(TRIES):
-        samples = []
         with suppress(Drawn), draws.around():
-            for number in numbers:
-                with naming(lambda: name_of(dataset, number)):  # noqa: B023
-                    samples.append(dataset[number])
-            return collating.pair(samples, [name_of(dataset, number) for number in numbers])
+            return [_made(dataset, first, micro_batch, collating) for first in begins]
     raise UsageError(
         "run.evaluate: the data set, or collate=, draws from the global random numbers of torch, numpy or Python: "
         "the metric would be another one each time; give it a generator of its own, with a seed by sample"
     )
+
+
+def _made(dataset: Any, first: int, micro_batch: int, collating: Collating) -> Any:
+    numbers = [min(number, len(dataset) - 1) for number in range(first, first + micro_batch)]
+    samples = []
+    for number in numbers:
+        with naming(lambda: name_of(dataset, number)):  # noqa: B023
+            samples.append(dataset[number])
+    return collating.pair(samples, [name_of(dataset, number) for number in numbers])
 
 
 def _has_room(assembly: Assembly) -> bool:
@@ -172,14 +183,29 @@ def _only_forward(assembly: Assembly, *, gathered_once: bool) -> Iterator[None]:
             reshard(part.module)
 
 
-def _values(made: Any, micro_batch: int) -> tuple[list[float], list[float]]:
+_Found = tuple[torch.Tensor, torch.Tensor | None]
+"""A metric's values of the samples of a micro-batch that count, and their weights, None for 1 each."""
+
+
+def _found(made: Any, micro_batch: int, left: int) -> _Found:
+    """Return what a metric found; UsageError for what is none. left: how many samples there are from the first on."""
     values, weights = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     for one in (values, weights) if weights is not None else (values,):
-        if not isinstance(one, torch.Tensor) or tuple(one.shape) != (micro_batch,) or one.is_complex():
+        if not isinstance(one, torch.Tensor) or one.shape != (micro_batch,) or one.is_complex():
             shape = f"a tensor of shape {list(one.shape)}" if isinstance(one, torch.Tensor) else type(one).__name__
             raise UsageError(
                 f"run.evaluate: the metric returned {shape}; it takes a micro-batch of {micro_batch} samples, and "
                 "returns a tensor with one real number for each of them, or a pair (values, weights) of such tensors"
             )
-    numbers = values.double().tolist()
-    return numbers, [1.0] * micro_batch if weights is None else weights.double().tolist()
+    # Copies: a metric may give the same tensor each time.
+    return (
+        values[:left].to(torch.float64, copy=True),
+        None if weights is None else weights[:left].to(torch.float64, copy=True),
+    )
+
+
+def _add(found: Sequence[_Found], total: ExactSum, weight: ExactSum) -> None:
+    """Add what was found to the sums. Only here a device is waited for."""
+    if found:
+        total.add(torch.cat([values for values, _ in found]).tolist())
+        weight.add(torch.cat([torch.ones_like(values) if own is None else own for values, own in found]).tolist())

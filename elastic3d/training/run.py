@@ -819,7 +819,7 @@ class Run:
                 is a number. It is part of what fixes the bits; with pipeline stages it is that of training, unless
                 micro-batches may be of several shapes there. The last one is filled up with its last sample, which
                 counts once.
-            collate: As `run.batches` takes it.
+            collate: As `run.batches` takes it. The samples of eight micro-batches are made at a time.
             longest: Seconds, or as "30m", that it may take: silence up to then is no sign of a rank that stands still.
         """
         assembly, batches = self._made(), self._batches

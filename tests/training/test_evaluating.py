@@ -11,7 +11,7 @@ import torch
 from elastic3d.data.collating import Collating
 from elastic3d.data.making import UndrawnBetween
 from elastic3d.errors import UsageError
-from elastic3d.training.evaluating import TRIES, pair_at
+from elastic3d.training.evaluating import TRIES, made_of
 
 Samples = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -39,10 +39,10 @@ def generator() -> Iterator[None]:
 
 
 def test_what_another_thread_draws_is_not_held_against_the_data_set() -> None:
-    inputs, targets = pair_at(Beside(TRIES - 1), 0, 2, Collating(None), UndrawnBetween())
+    ((inputs, targets),) = made_of(Beside(TRIES - 1), [0], 2, Collating(None), UndrawnBetween())
     assert (inputs.tolist(), targets.tolist()) == ([0.0, 1.0], [0, 1])
 
 
 def test_a_data_set_that_draws_each_time_is_refused() -> None:
     with pytest.raises(UsageError, match="draws from the global random numbers"):
-        pair_at(Beside(1 << 30), 0, 2, Collating(None), UndrawnBetween())
+        made_of(Beside(1 << 30), [0], 2, Collating(None), UndrawnBetween())
