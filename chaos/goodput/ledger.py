@@ -84,6 +84,7 @@ class Ledger:
         self._phase: Spent = Spent.JOINING
         self._bucket = self._seconds = 0.0
         self._steps: list[_Step] = []
+        self._lost: dict[int, _Step] = {}
         self._curve: list[tuple[float, float]] = []
 
     @property
@@ -176,15 +177,21 @@ class Ledger:
         self._bucket = self._seconds = 0.0
         self._phase = phase
 
-    def go_back(self, step: int, now: float) -> None:
-        """The steps behind this one are lost."""
+    def go_on_from(self, step: int, now: float) -> None:
+        """The steps behind this one are lost; or some that were count again, as a node with their state came back."""
         self.at(now)
-        if step < len(self._steps):
-            self._curve.append((now, float(len(self._steps))))
-            for lost in self._steps[step:]:
-                self._totals[Spent.REPEATED] += lost.node_seconds
-            del self._steps[step:]
-            self._curve.append((now, float(step)))
+        if step == len(self._steps):
+            return
+        self._curve.append((now, float(len(self._steps))))
+        for number, lost in enumerate(self._steps[step:], start=step):
+            self._totals[Spent.REPEATED] += lost.node_seconds
+            self._lost[number] = lost
+        del self._steps[step:]
+        for number in range(len(self._steps), step):
+            found = self._lost.pop(number)
+            self._totals[Spent.REPEATED] -= found.node_seconds
+            self._steps.append(found)
+        self._curve.append((now, float(step)))
 
     def close(self, now: float) -> Account:
         """Return the account at the end. What is done of the last step is none that counts."""

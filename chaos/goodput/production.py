@@ -189,7 +189,7 @@ class Production(Play, Observer):
         """A generation begins."""
         now, ledger, by_id = self.loop.now, self.ledger, self.world.by_id
         assert ledger.steps == before, (ledger.steps, before)
-        ledger.go_back(step, now)
+        ledger.go_on_from(step, now)
         if ledger.training:
             ledger.pause(Spent.CHANGE, Spent.CHANGE, now)
         active = {by_id[node.id].host for node in generation.nodes}

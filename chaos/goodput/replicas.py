@@ -63,7 +63,7 @@ class Replicas(Play):
             self._turn += 1
             self.ledger.pause(Spent.REPEATED, Spent.RECOVERY, self.loop.now)
             if self._layout_seconds() is None:
-                self.ledger.go_back(self._whole, self.loop.now)
+                self.ledger.go_on_from(self._whole, self.loop.now)
                 self._waiting.update((node, None) for rest in self._replicas for node in rest)
                 self._replicas.clear()
             else:

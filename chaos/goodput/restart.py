@@ -58,7 +58,7 @@ class Restart(Play):
         costs, now = self._costs, self.loop.now
         self._turn += 1
         self.ledger.pause(Spent.REPEATED, cause, now)
-        self.ledger.go_back(self._whole, now)
+        self.ledger.go_on_from(self._whole, now)
         best = self._times.best(len(self._ready)) if self._ready else None
         if best is None:
             self._seconds, self._nodes = math.inf, 0

@@ -48,10 +48,28 @@ def test_whatever_happens_categories_add_up(doings: list[tuple[str, int]]) -> No
             case "pause":
                 ledger.pause(Spent.REPEATED, Spent.RECOVERY, now)
             case "back":
-                ledger.go_back(min(which, ledger.steps), now)
+                ledger.go_on_from(min(which, ledger.steps), now)
     account = ledger.close(now)
     assert sum(account.node_seconds.values()) == pytest.approx(held)
     assert account.held == pytest.approx(held)
+
+
+def test_steps_that_are_found_again_count_again() -> None:
+    """Those of which a node that comes back has the state; what was made in their place stays lost or counts once."""
+    ledger = Ledger("any", 1)
+    ledger.arrive(0, 0.0)
+    ledger.place(0, Place.ACTIVE, 0.0)
+    ledger.begin(0.0)
+    for now in (10.0, 20.0, 30.0, 40.0):
+        ledger.stepped(now)
+    ledger.go_on_from(1, 40.0)
+    ledger.stepped(42.0)
+    ledger.go_on_from(4, 42.0)
+    assert ledger.steps == 4
+    account = ledger.close(42.0)
+    assert account.node_seconds[Spent.USEFUL] == pytest.approx(10 + 2 + 10 + 10)
+    assert account.node_seconds[Spent.REPEATED] == pytest.approx(10)
+    assert sum(account.node_seconds.values()) == pytest.approx(account.held)
 
 
 def test_too_few_nodes_wait() -> None:

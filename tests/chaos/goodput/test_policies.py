@@ -18,6 +18,8 @@ ROWS = st.lists(st.tuples(st.floats(1.0, 200.0), st.integers(0, 4)), min_size=1,
 
 @settings(max_examples=8, deadline=None)
 @example(rows=[(1.0, 0), (1.0, 3), (9.0, 1), (120.0, 0)], announced=0.5, seed=279)
+# A node comes back with the state of steps that were lost without it.
+@example(rows=[(1.0, 4), (199.99999999999997, 2), (21.0, 4), (90.0, 0), (1.0, 1)], announced=0.5, seed=1)
 @given(rows=ROWS, announced=st.sampled_from([0.0, 0.5, 1.0]), seed=st.integers(0, 1000))
 def test_each_node_second_has_one_category_and_none_beats_the_oracle(
     rows: list[tuple[float, int]], announced: float, seed: int
