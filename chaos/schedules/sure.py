@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from chaos.faults.etcd import EtcdPause, EtcdRestart, EtcdRestored
 from chaos.faults.fault import Fault, OfNode, Place
+from chaos.faults.memory import SnapshotFlip
 from chaos.faults.network import Cut, CutFromEtcd, OfCable, Reset
 from chaos.faults.orders import Announce, Drain, Terminate
 from chaos.faults.process import Flap, Freeze, Kill, KillCompanion, KillKeeper, KillTrainer, Pause, Slow, Stop
@@ -52,8 +53,11 @@ def saved_before(faults: Sequence[Fault], saved: int, last: int) -> list[Fault]:
 
 
 def takes_memory(fault: Fault) -> bool:
-    """Return whether a node is lost with what it holds, without a word before."""
-    return isinstance(fault, Kill | KillKeeper | KillCompanion | Stop | Flap | Cut | CutFromEtcd)
+    """Return whether what a node holds is lost, without a word before.
+
+    Damaged snapshots are, until the next ones: where whoever makes the faults is late, steps between two make no odds.
+    """
+    return isinstance(fault, Kill | KillKeeper | KillCompanion | Stop | Flap | Cut | CutFromEtcd | SnapshotFlip)
 
 
 def check_sure(faults: Sequence[Fault], *, nodes: int, slots: int = 1, least: int = 1, saved: bool = False) -> None:
