@@ -188,9 +188,9 @@ class Ledger:
             self._lost[number] = lost
         del self._steps[step:]
         for number in range(len(self._steps), step):
-            found = self._lost.pop(number)
-            self._totals[Spent.REPEATED] -= found.node_seconds
-            self._steps.append(found)
+            regained = self._lost.pop(number)
+            self._totals[Spent.REPEATED] -= regained.node_seconds
+            self._steps.append(regained)
         self._curve.append((now, float(step)))
 
     def close(self, now: float) -> Account:

@@ -113,15 +113,15 @@ def evaluate(
             indices = [min(turn, number - 1) for turn in some]
             made = made_of(dataset, [index * micro_batch for index in indices], micro_batch, collating, draws)
             pairs = moved(made, mesh.device)
-            found: list[_Found] = []
+            counted: list[_Values] = []
             with assembly.randomness.passes(of_training=False):
                 for round_, (turn, index, (given, target)) in enumerate(zip(some, indices, pairs, strict=True), begun):
                     mesh.progress.tick(chunk=round_)
                     assembly.randomness.at(step, index)
                     output = assembly.passes.output(given)
                     if counts and turn < number:
-                        found.append(_found(metric(output, target), micro_batch, size - index * micro_batch))
-            _add(found, total, weight)
+                        counted.append(_checked(metric(output, target), micro_batch, size - index * micro_batch))
+            _add(counted, total, weight)
     mine = json.dumps([total.to_json(), weight.to_json()]).encode()
     total, weight = ExactSum(), ExactSum()
     for theirs in mesh.gather(mine):
@@ -183,12 +183,12 @@ def _only_forward(assembly: Assembly, *, gathered_once: bool) -> Iterator[None]:
             reshard(part.module)
 
 
-_Found = tuple[torch.Tensor, torch.Tensor | None]
+_Values = tuple[torch.Tensor, torch.Tensor | None]
 """A metric's values of the samples of a micro-batch that count, and their weights, None for 1 each."""
 
 
-def _found(made: Any, micro_batch: int, left: int) -> _Found:
-    """Return what a metric found; UsageError for what is none. left: how many samples there are from the first on."""
+def _checked(made: Any, micro_batch: int, left: int) -> _Values:
+    """Return what a metric made of a micro-batch; UsageError for what is none. left: samples from its first one on."""
     values, weights = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     for one in (values, weights) if weights is not None else (values,):
         if not isinstance(one, torch.Tensor) or one.shape != (micro_batch,) or one.is_complex():
@@ -204,8 +204,8 @@ def _found(made: Any, micro_batch: int, left: int) -> _Found:
     )
 
 
-def _add(found: Sequence[_Found], total: ExactSum, weight: ExactSum) -> None:
-    """Add what was found to the sums. Only here a device is waited for."""
-    if found:
-        total.add(torch.cat([values for values, _ in found]).tolist())
-        weight.add(torch.cat([torch.ones_like(values) if own is None else own for values, own in found]).tolist())
+def _add(counted: Sequence[_Values], total: ExactSum, weight: ExactSum) -> None:
+    """Add values and weights to the sums. Only here a device is waited for."""
+    if counted:
+        total.add(torch.cat([values for values, _ in counted]).tolist())
+        weight.add(torch.cat([torch.ones_like(values) if own is None else own for values, own in counted]).tolist())
