@@ -41,15 +41,24 @@ def quick_state() -> Any:
     return random.getstate(), ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
 
 
+def _taken() -> tuple[Any, Any]:
+    """Return what they can be put back to."""
+    return random.getstate(), np.random.get_state(legacy=False)
+
+
+def _put_back(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
 @contextmanager
 def lent() -> Iterator[None]:
     """Have them as they were, once the block is over."""
-    states = random.getstate(), np.random.get_state(legacy=False)
+    states = _taken()
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+        _put_back(states)
 
 
 @contextmanager
@@ -70,9 +79,8 @@ class Repeated:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the function does."""
         if self._drawn_from is None:
-            self._drawn_from = random.getstate(), np.random.get_state(legacy=False)
+            self._drawn_from = _taken()
             return self._function(*args, **kwargs)
         with lent():
-            random.setstate(self._drawn_from[0])
-            np.random.set_state(self._drawn_from[1])
+            _put_back(self._drawn_from)
             return self._function(*args, **kwargs)

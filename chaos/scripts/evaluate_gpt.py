@@ -17,12 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import Subset
 
 import elastic3d
-from chaos.scripts.train_gpt import GPT, SourceFiles
+from chaos.scripts.train_gpt import GPT, SourceFiles, arguments
 from elastic3d.clock import SYSTEM
 
-MICRO_BATCH, WIDTH, BLOCKS, CONTEXT = 2, 208, 8, 64  # as the demo has them
+DEMO = arguments([])
 
 
 def losses(logits: Tensor, target: Tensor) -> Tensor:
@@ -34,29 +35,16 @@ def losses(logits: Tensor, target: Tensor) -> Tensor:
 def built() -> GPT:
     """Return the demo's model, with the same weights each time."""
     torch.manual_seed(17)
-    return GPT(width=WIDTH, blocks=BLOCKS, context=CONTEXT)
+    return GPT(width=DEMO.width, blocks=DEMO.blocks, context=DEMO.context)
 
 
-class First(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """The first samples of the demo's text."""
-
-    def __init__(self, number: int) -> None:
-        self.samples, self.number = SourceFiles(CONTEXT), number
-
-    def __len__(self) -> int:
-        return self.number
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.samples[index]
-
-
-def by_hand(model: nn.Module, data: First, rank: int, world: int) -> float:
+def by_hand(model: nn.Module, data: Subset[tuple[Tensor, Tensor]], rank: int, world: int) -> float:
     """Return the sum of this rank's losses."""
-    total = 0.0
+    total, size = 0.0, DEMO.micro_batch
     model.eval()
     with torch.no_grad():
-        for first in range(rank * MICRO_BATCH, len(data), world * MICRO_BATCH):
-            inputs, targets = zip(*(data[index] for index in range(first, first + MICRO_BATCH)), strict=True)
+        for first in range(rank * size, len(data), world * size):
+            inputs, targets = zip(*(data[index] for index in range(first, first + size)), strict=True)
             total += losses(model(torch.stack(inputs)), torch.stack(targets)).double().sum().item()
     return total
 
@@ -89,8 +77,8 @@ def main(run: elastic3d.Run) -> None:
     number, pairs, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     model = run.shard(built, blocks="blocks")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    data, plain = First(number), built()
-    batches = run.batches(data, global_batch=8, micro_batch=MICRO_BATCH, seed=17)
+    data, plain = Subset(SourceFiles(DEMO.context), range(number)), built()
+    batches = run.batches(data, global_batch=DEMO.global_batch, micro_batch=DEMO.micro_batch, seed=17)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     ways: dict[str, Callable[[], float]] = {
         "run": lambda: run.evaluate(model, data, losses),

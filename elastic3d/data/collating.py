@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from blake3 import blake3
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 from torch.utils.data import default_collate
 
 from elastic3d.data.making import naming
@@ -116,12 +116,12 @@ def digest_of(pair: Pair | None) -> str:
     return digest.hexdigest()[:32]
 
 
-def _outline(sample: Any) -> tuple[Any, tuple[Any, ...]]:
+def _outline(sample: Any) -> tuple[TreeSpec, tuple[Any, ...]]:
     leaves, structure = tree_flatten(sample)
     return structure, tuple(
         tuple(leaf.shape) if isinstance(leaf, torch.Tensor | np.ndarray) else type(leaf).__name__ for leaf in leaves
     )
 
 
-def _spelled(outline: tuple[Any, tuple[Any, ...]]) -> str:
+def _spelled(outline: tuple[TreeSpec, tuple[Any, ...]]) -> str:
     return ", ".join(str(list(leaf)) if isinstance(leaf, tuple) else leaf for leaf in outline[1])

@@ -82,7 +82,7 @@ class UndrawnBetween:
     """Raise `Drawn` when a data set draws in the thread that trains, while the model computes nothing.
 
     Then torch's generator can be compared, too. To watch each operation takes longer than most samples do, so that only
-    the first micro-batch's are, for draws on another device than the host.
+    those of what is made first are, for draws on another device than the host.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class UndrawnBetween:
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Compare the generators before and after a micro-batch is made."""
+        """Compare the generators before and after some micro-batches are made."""
         before = _torchs()
         with nullcontext() if self._watched else _watching(_refuse), self._others.unmoved():
             yield

@@ -34,7 +34,7 @@ Metric = Callable[[Any, Any], torch.Tensor | tuple[torch.Tensor, torch.Tensor]]
 """Takes the output for a micro-batch and its target; returns one value for each sample, or a pair (values, weights)."""
 
 TRIES = 3
-"""How often a micro-batch is made until it counts as drawn: another thread, a logger's, may have drawn meanwhile."""
+"""How often micro-batches are made until they count as drawn: another thread, a logger's, may have drawn meanwhile."""
 
 SHARE = 1 / 8
 """Of the memory that a rank may come to hold, what its parameters may take as a whole, in all ranks of its node."""
