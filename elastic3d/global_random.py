@@ -41,12 +41,13 @@ def quick_state() -> Any:
     return random.getstate(), ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
 
 
-def _taken() -> tuple[Any, Any]:
+def taken() -> tuple[Any, Any]:
     """Return what they can be put back to."""
     return random.getstate(), np.random.get_state(legacy=False)
 
 
-def _put_back(states: tuple[Any, Any]) -> None:
+def put_back(states: tuple[Any, Any]) -> None:
+    """Have them as they were when these were taken."""
     random.setstate(states[0])
     np.random.set_state(states[1])
 
@@ -54,11 +55,11 @@ def _put_back(states: tuple[Any, Any]) -> None:
 @contextmanager
 def lent() -> Iterator[None]:
     """Have them as they were, once the block is over."""
-    states = _taken()
+    states = taken()
     try:
         yield
     finally:
-        _put_back(states)
+        put_back(states)
 
 
 @contextmanager
@@ -79,8 +80,8 @@ class Repeated:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the function does."""
         if self._drawn_from is None:
-            self._drawn_from = _taken()
+            self._drawn_from = taken()
             return self._function(*args, **kwargs)
         with lent():
-            _put_back(self._drawn_from)
+            put_back(self._drawn_from)
             return self._function(*args, **kwargs)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from blake3 import blake3
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
-from torch.utils.data import default_collate
+from torch.utils.data import default_collate, get_worker_info
 
 from elastic3d.data.making import naming
 from elastic3d.errors import UsageError
@@ -42,33 +43,57 @@ class Collating:
                 f"run.batches: collate= takes a function of a list of samples, not {type(self.own).__name__}"
             )
 
-    def pair(self, samples: Sequence[Any], names: Sequence[str]) -> Pair:
+    def pair(self, samples: Sequence[Any], name: Callable[[int], str]) -> Pair:
         """Return the samples of a micro-batch as one pair (input, target).
 
-        names: of the samples, for people. UsageError for what makes none, naming the sample that does not fit.
+        name: of a sample, for people, by its place among them. UsageError for what makes none, naming the sample that
+        does not fit.
         """
         if self.own is None:
-            return _stacked(samples, names)
-        with naming(lambda: f"collate= of {names[0]}{f' to {names[-1]}' if len(names) > 1 else ''}"):
-            return _parted(self.own(list(samples)), "what collate= returns")
+            return _stacked(samples, name)
+        last = len(samples) - 1
+        with naming(lambda: f"collate= of {name(0)}{f' to {name(last)}' if last else ''}"):
+            return _parted(self.own(list(samples)), lambda: "what collate= returns")
 
 
-def _stacked(samples: Sequence[Any], names: Sequence[str]) -> Pair:
-    pairs = []
-    for name, sample in zip(names, samples, strict=True):
-        with naming(lambda: name):  # noqa: B023
-            made = _as_tensors(sample)
-        pairs.append(_parted(made, name))
+def _stacked(samples: Sequence[Any], name: Callable[[int], str]) -> Pair:
+    made: list[Any] = []
+    with naming(lambda: name(len(made))):
+        for sample in samples:
+            made.append(_as_tensors(sample))
+    pairs = [_parted(sample, partial(name, place)) for place, sample in enumerate(made)]
+    if _are_alike(pairs):
+        inputs, targets = zip(*pairs, strict=True)
+        return torch.stack(inputs), torch.stack(targets)
     first, *others = [_outline(pair) for pair in pairs]
-    for name, other in zip(names[1:], others, strict=True):
+    for place, other in enumerate(others, start=1):
         if other != first:
             raise UsageError(
-                f"the samples of a micro-batch must be of one shape, but {name} is {_spelled(other)} and {names[0]} is "
-                f"{_spelled(first)}; pad or cut them, say how as run.batches(..., collate=), or pack texts of several "
-                "lengths with elastic3d.Packed"
+                f"the samples of a micro-batch must be of one shape, but {name(place)} is {_spelled(other)} and "
+                f"{name(0)} is {_spelled(first)}; pad or cut them, say how as run.batches(..., collate=), or pack "
+                "texts of several lengths with elastic3d.Packed"
             )
     inputs, targets = default_collate(pairs)
     return inputs, targets
+
+
+def _are_alike(pairs: Sequence[Pair]) -> bool:
+    """Return whether all are of plain tensors of one shape, and made where no worker's memory is shared.
+
+    That is most data sets. torch's default_collate does the same with them, and takes longer to find out that it can.
+    """
+    (first_input, first_target), *_ = pairs
+    if get_worker_info() is not None or not (_is_plain(first_input) and _is_plain(first_target)):
+        return False
+    shape, target_shape = first_input.shape, first_target.shape
+    for given, target in pairs[1:]:
+        if not (_is_plain(given) and _is_plain(target) and given.shape == shape and target.shape == target_shape):
+            return False
+    return True
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.layout is torch.strided and not value.is_nested
 
 
 def _as_tensors(sample: Any) -> Any:
@@ -84,22 +109,22 @@ def _numbers(value: Any) -> bool:
     return isinstance(value, bool | int | float | np.number)
 
 
-def _parted(made: Any, what: str) -> Pair:
-    """Return a pair (input, target) as such; UsageError for what is none."""
+def _parted(made: Any, what: Callable[[], str]) -> Pair:
+    """Return a pair (input, target) as such; UsageError for what is none. what: of it, for people."""
+    if isinstance(made, list | tuple) and len(made) == 2:
+        return made[0], made[1]
     if isinstance(made, Mapping):
         for name in TARGETS:
             if name in made:
                 return {key: value for key, value in made.items() if key != name}, made[name]
         raise UsageError(
-            f"{what} is a dictionary without an entry {TARGETS[0]!r}, which would be the target; it has "
+            f"{what()} is a dictionary without an entry {TARGETS[0]!r}, which would be the target; it has "
             f"{', '.join(map(repr, made)) or 'nothing'}. Name the target so, or return a pair (input, target)"
         )
-    if isinstance(made, list | tuple) and len(made) == 2:
-        return made[0], made[1]
     size = f" of {len(made)}" if isinstance(made, list | tuple) else ""
     raise UsageError(
         f"each sample of the data set, and each result of collate=, must be a pair (input, target), or a dictionary "
-        f"with an entry {TARGETS[0]!r}; {what} is {type(made).__name__}{size}"
+        f"with an entry {TARGETS[0]!r}; {what()} is {type(made).__name__}{size}"
     )
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -220,7 +221,7 @@ class Numbered:
         return self._collated(named), notes.said(), notes.bytes_read()
 
     def _collated(self, named: list[tuple[str, Any]]) -> Pair:
-        return self._collating.pair([sample for _, sample in named], [name for name, _ in named])
+        return self._collating.pair([sample for _, sample in named], lambda place: named[place][0])
 
 
 class Streamed:
@@ -246,8 +247,7 @@ class Streamed:
                     continue
                 start = reader.position
                 with draws.around(), naming(lambda: f"step {step}, by the stream's samples"):  # noqa: B023
-                    names = [f"sample {position} of the stream" for position in range(start, start + size)]
-                    pairs[index] = self._collating.pair(reader.take(size), names)
+                    pairs[index] = self._collating.pair(reader.take(size), partial(_name_in_stream, start))
             yield Loaded(
                 pairs=[pairs[index] for index in wanted],
                 cursor=reader.cursor(),
@@ -279,14 +279,17 @@ class Streamed:
         reader = StreamReader(self._dataset, None, position=0, draws=draws)
         size = self._order.micro_batch
         with draws.around():
-            names = [f"sample {position} of the stream" for position in range(size)]
-            pair = self._collating.pair(reader.take(size), names)
+            pair = self._collating.pair(reader.take(size), partial(_name_in_stream, 0))
         if state is not None:
             self._dataset.load_state_dict(state)
         return pair
 
     def again(self, step: int, index: int, draws: Draws) -> None:
         """Return None: a stream is read once, and `Loaded.kept` has what may be run again."""
+
+
+def _name_in_stream(begins: int, place: int) -> str:
+    return f"sample {begins + place} of the stream"
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,10 @@ class CpuDevice:
         """Seed torch's default generator."""
         torch.default_generator.manual_seed(seed)
 
+    def random_state(self) -> bytes:
+        """Return the state of torch's default generator."""
+        return torch.get_rng_state().numpy().tobytes()
+
     @contextmanager
     def keyed(self, seed: int) -> Iterator[None]:
         """Seed torch's default generator for a while."""

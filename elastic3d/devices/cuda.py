@@ -135,6 +135,11 @@ class CudaDevice:
         torch.default_generator.manual_seed(seed)
         torch.cuda.default_generators[self.index].manual_seed(seed)
 
+    def random_state(self) -> bytes:
+        """Return the states of both generators, which the host keeps."""
+        device = torch.cuda.default_generators[self.index].get_state()
+        return torch.get_rng_state().numpy().tobytes() + device.numpy().tobytes()
+
     @contextmanager
     def keyed(self, seed: int) -> Iterator[None]:
         """Seed both generators for a while."""

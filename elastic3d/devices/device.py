@@ -176,6 +176,10 @@ class ComputeDevice(Protocol):
         """Seed the generators that modules draw from on this device: its own, and torch's default one."""
         ...
 
+    def random_state(self) -> bytes:
+        """Return the state of those generators; no work of the device is waited for."""
+        ...
+
     def keyed(self, seed: int) -> AbstractContextManager[None]:
         """Return what seeds those generators, and gives them back as they were."""
         ...

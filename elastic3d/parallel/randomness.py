@@ -15,12 +15,16 @@ that are left out. They are seeded at the same places, in the first passes of a 
 them; a script's own draws between the passes are left as they are. To seed them takes 10 µs, and nothing may draw from
 them in a thread beside, such as the samples of the next step, so that it ends after the first passes of a model that
 does not draw. One that begins to later on is not noticed.
+
+Most models draw nothing in evaluations, where dropout is off, and seeds take 3 % of a small model's passes. The first
+evaluation is seeded, and watched; if nothing was drawn from any generator, later ones go without. They notice at their
+end whether a generator has moved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -53,8 +57,10 @@ class Randomness:
         self.at(0, 0)
         self.drawn_from_globals: bool | None = None
         """Whether training's passes draw from the generators of Python and numpy; None before the first of them."""
-        self._drawn_in_evaluation: bool | None = None
-        self._within: _Within | None = None
+        self.drawn_in_evaluation: bool | None = None
+        """Whether evaluations draw from any of the generators that are seeded; None before the first of them."""
+        self._seeds, self._seeds_globals = True, False
+        self._watched: tuple[_Draws, ...] = ()
 
     def at(self, step: int, micro_batch: int, *, chunk: int | None = None) -> None:
         """Set which micro-batch of which step the next forward or backward pass works on.
@@ -66,11 +72,17 @@ class Randomness:
 
     def enter(self, place: str, *, parts: bool = False) -> None:
         """Seed the default generators for what comes at `place`. parts: it computes on parts of activations."""
+        if not self._seeds:
+            return
         # As `keyed_seed` of all of these, of which most are the same at each place.
         seed = _seed_of(f"{self._where}, {place!r}, {self.part!r})" if parts else f"{self._where}, {place!r})")
+        for draws in self._watched:
+            draws.look()
         self._device.seed(seed)
-        if self._within is not None:
-            self._within.seed(seed)
+        if self._seeds_globals:
+            global_random.seed(seed)
+        for draws in self._watched:
+            draws.leave()
 
     @property
     def keys_globals(self) -> bool:
@@ -78,26 +90,58 @@ class Randomness:
         return self.drawn_from_globals is not False
 
     @contextmanager
-    def passes(self, *, of_training: bool = True) -> Iterator[None]:
-        """Surround passes of the model, in which the generators of Python and numpy are seeded as far as it draws."""
+    def passes(self) -> Iterator[None]:
+        """Surround passes of training, in which the generators of Python and numpy are seeded as far as it draws."""
         known = self.drawn_from_globals
-        if known is None and not of_training:
-            known = self._drawn_in_evaluation
         if known is False:
             yield
             return
-        self._within = within = _Within(watching=known is None)
-        try:
-            with global_random.lent():
+        draws = _Draws(global_random.quick_state)
+        with self._seeding(globals_too=True, watched=() if known else (draws,)):
+            yield
+        if known is None and draws.begun:
+            self.drawn_from_globals = draws.any
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Surround passes of an evaluation, in which generators are seeded as in training, and left as they were."""
+        watched = [_Draws(self._device.random_state)]
+        if self.keys_globals:
+            watched.append(_Draws(global_random.quick_state))
+        known = self.drawn_in_evaluation
+        with (
+            self._device.keyed(self.seed),
+            self._seeding(globals_too=self.keys_globals, watched=() if known else tuple(watched)),
+        ):
+            yield
+        if not known and any(draws.begun for draws in watched):
+            self.drawn_in_evaluation = any(draws.any for draws in watched)
+
+    @contextmanager
+    def unseeded_evaluation(self) -> Iterator[None]:
+        """Surround an evaluation in which nothing is seeded; `drawn_in_evaluation` says if that was wrong."""
+        globals_before = global_random.taken()
+        with self._device.keyed(self.seed):
+            before = self._device.random_state(), global_random.quick_state()
+            self._seeds = False
+            try:
                 yield
-                within.look()
+            finally:
+                self._seeds = True
+            self.drawn_in_evaluation = before != (self._device.random_state(), global_random.quick_state())
+        if self.drawn_in_evaluation:
+            global_random.put_back(globals_before)
+
+    @contextmanager
+    def _seeding(self, *, globals_too: bool, watched: tuple[_Draws, ...]) -> Iterator[None]:
+        self._seeds_globals, self._watched = globals_too, watched
+        try:
+            with global_random.lent() if globals_too else nullcontext():
+                yield
+                for draws in watched:
+                    draws.look()
         finally:
-            self._within = None
-        if known is None and within.seeded:
-            if of_training:
-                self.drawn_from_globals = within.drawn
-            else:
-                self._drawn_in_evaluation = within.drawn
+            self._seeds_globals, self._watched = False, ()
 
     def install(self, model: nn.Module, blocks: Iterable[tuple[str, nn.Module]]) -> None:
         """Seed at the model's start, and around each block, whose names are global; stand-ins count as blocks."""
@@ -134,23 +178,19 @@ def within_passes(run: Run) -> Run:
     return surrounded  # type: ignore[return-value]
 
 
-class _Within:
-    """Seeds the generators of Python and numpy in the course of passes. drawn: whether the model moved them since."""
+class _Draws:
+    """Whether passes draw from a generator: its state is compared with the one that it had when it was seeded last."""
 
-    def __init__(self, *, watching: bool) -> None:
-        self.drawn = self.seeded = False
-        self._watching = watching
+    def __init__(self, state: Callable[[], Any]) -> None:
+        self.any = self.begun = False
+        self._state = state
         self._left: Any = None
 
-    def seed(self, number: int) -> None:
-        """Seed them."""
-        self.look()
-        global_random.seed(number)
-        self.seeded = True
-        if self._watching:
-            self._left = global_random.quick_state()
+    def leave(self) -> None:
+        """Note the state after it was seeded."""
+        if not self.any:
+            self._left, self.begun = self._state(), True
 
     def look(self) -> None:
-        """Notice whether they have moved since they were seeded."""
-        if self._watching and self.seeded and self._left != global_random.quick_state():
-            self.drawn, self._watching = True, False
+        """Notice whether it has moved since."""
+        self.any = self.any or (self.begun and self._left != self._state())

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from fractions import Fraction
 from typing import Any
 
@@ -105,36 +105,56 @@ def evaluate(
     number = -(-size // micro_batch)
     turns = range(place.dp, -(-number // layout.dp) * layout.dp, layout.dp)
     counts = last and not place.tp and not place.cp
-    collating, draws = Collating(collate), UndrawnBetween()
-    total, weight = ExactSum(), ExactSum()
-    with _only_forward(assembly, gathered_once=_has_room(assembly)):
+    collating = Collating(collate)
+
+    def added(*, seeded: bool) -> list[list[Any]]:
+        """Return the sums of this rank's values and weights. seeded: what the model may draw is seeded."""
+        total, weight, draws = ExactSum(), ExactSum(), UndrawnBetween() if seeded else None
         for begun in range(0, len(turns), TOGETHER):
             some = turns[begun : begun + TOGETHER]
             indices = [min(turn, number - 1) for turn in some]
-            made = made_of(dataset, [index * micro_batch for index in indices], micro_batch, collating, draws)
-            pairs = moved(made, mesh.device)
+            begins = [index * micro_batch for index in indices]
+            pairs = moved(made_of(dataset, begins, micro_batch, collating, draws), mesh.device)
             counted: list[_Values] = []
-            with assembly.randomness.passes(of_training=False):
+            with assembly.randomness.evaluation() if seeded else nullcontext():
                 for round_, (turn, index, (given, target)) in enumerate(zip(some, indices, pairs, strict=True), begun):
                     mesh.progress.tick(chunk=round_)
-                    assembly.randomness.at(step, index)
+                    if seeded:
+                        assembly.randomness.at(step, index)
                     output = assembly.passes.output(given)
                     if counts and turn < number:
                         counted.append(_checked(metric(output, target), micro_batch, size - index * micro_batch))
             _add(counted, total, weight)
-    mine = json.dumps([total.to_json(), weight.to_json()]).encode()
+        return [total.to_json(), weight.to_json()]
+
+    with _only_forward(assembly, gathered_once=_has_room(assembly)):
+        while True:
+            wrong = False
+            if assembly.randomness.drawn_in_evaluation is False:
+                with assembly.randomness.unseeded_evaluation():
+                    sums = added(seeded=False)
+                wrong = assembly.randomness.drawn_in_evaluation
+            else:
+                sums = added(seeded=True)
+            ranks = [json.loads(said) for said in mesh.gather(json.dumps([*sums, wrong]).encode())]
+            if not any(wrong for *_, wrong in ranks):
+                break
     total, weight = ExactSum(), ExactSum()
-    for theirs in mesh.gather(mine):
-        one, other = json.loads(theirs)
-        total.join(one)
-        weight.join(other)
+    for values, weights, _ in ranks:
+        total.join(values)
+        weight.join(weights)
     return total.over(weight)
 
 
 def made_of(
-    dataset: Any, begins: Sequence[int], micro_batch: int, collating: Collating, draws: UndrawnBetween
+    dataset: Any, begins: Sequence[int], micro_batch: int, collating: Collating, draws: UndrawnBetween | None
 ) -> list[Any]:
-    """Return the micro-batches that begin at some samples, filled up with the last; UsageError if they are drawn."""
+    """Return the micro-batches that begin at some samples, filled up with the last.
+
+    draws: notices if they are drawn, which is a UsageError; None where that is noticed later.
+    """
+    if draws is None:
+        return [_made(dataset, first, micro_batch, collating) for first in begins]
     for _ in range(TRIES):
         with suppress(Drawn), draws.around():
             return [_made(dataset, first, micro_batch, collating) for first in begins]
@@ -146,11 +166,11 @@ def made_of(
 
 def _made(dataset: Any, first: int, micro_batch: int, collating: Collating) -> Any:
     numbers = [min(number, len(dataset) - 1) for number in range(first, first + micro_batch)]
-    samples = []
-    for number in numbers:
-        with naming(lambda: name_of(dataset, number)):  # noqa: B023
+    samples, number = [], first
+    with naming(lambda: name_of(dataset, number)):
+        for number in numbers:
             samples.append(dataset[number])
-    return collating.pair(samples, [name_of(dataset, number) for number in numbers])
+    return collating.pair(samples, lambda place: name_of(dataset, numbers[place]))
 
 
 def _has_room(assembly: Assembly) -> bool:
@@ -197,10 +217,12 @@ def _checked(made: Any, micro_batch: int, left: int) -> _Values:
                 f"run.evaluate: the metric returned {shape}; it takes a micro-batch of {micro_batch} samples, and "
                 "returns a tensor with one real number for each of them, or a pair (values, weights) of such tensors"
             )
+    if left < micro_batch:
+        values, weights = values[:left], None if weights is None else weights[:left]
     # Copies: a metric may give the same tensor each time.
     return (
-        values[:left].to(torch.float64, copy=True),
-        None if weights is None else weights[:left].to(torch.float64, copy=True),
+        values.to(torch.float64, copy=True),
+        None if weights is None else weights.to(torch.float64, copy=True),
     )
 
 

@@ -95,6 +95,61 @@ def train(
     return run.digest(), losses, values
 
 
+class Uncertain(nn.Linear):
+    """Draws in evaluations that a script wants to tell how sure the model is."""
+
+    draws = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        change = super().forward(x)
+        if self.training or Uncertain.draws:
+            change = nn.functional.dropout(change) * random.random() * np.random.random()
+        return x + change
+
+
+class UncertainStack(Stack):
+    """Blocks that draw in training, and in some evaluations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Uncertain(WIDTH, WIDTH) for _ in range(BLOCKS))
+
+
+def evaluate_at_times(run: Run, *, draws: tuple[bool, ...]) -> tuple[list[float], list[tuple[float, ...]], int]:
+    """Evaluate once for each of `draws`, after each step.
+
+    Return the values, what the script drew itself after each, and how often the last evaluation seeded.
+    """
+    model = run.shard(UncertainStack, blocks="blocks", seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Numbers(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    values: list[float] = []
+    own: list[tuple[float, ...]] = []
+    seeds = 0
+    held_out = [Numbers()[number] for number in range(1000, 1011)]
+    assembly = run._assembly
+    assert assembly is not None
+    device = assembly.mesh.computes_on
+    seed = device.seed
+
+    def counted(number: int) -> None:
+        nonlocal seeds
+        seeds += 1
+        seed(number)
+
+    for batch, Uncertain.draws in zip(batches.until(step=len(draws)), draws, strict=True):
+        loss = run.backward(model, batch, lambda output, target: error(output, target).mean())
+        run.step(optimizer, loss=loss, clip=0.5)
+        for begin in (torch.manual_seed, random.seed, np.random.seed):
+            begin(7)
+        seeds, device.seed = 0, counted
+        values.append(run.evaluate(model, held_out, error))
+        device.seed = seed
+        own.append((torch.rand(()).item(), random.random(), np.random.random()))
+    return values, own, seeds
+
+
 class Told(Numbers):
     """Notes which thread makes the first sample of each step."""
 

@@ -48,4 +48,4 @@ class KnownColumns:
 
 def stacked(samples: list[Any]) -> Any:
     """Return samples of one shape as a pair (input, target)."""
-    return Collating().pair(samples, [f"sample {number} of the micro-batch" for number in range(len(samples))])
+    return Collating().pair(samples, lambda place: f"sample {place} of the micro-batch")
