@@ -33,12 +33,9 @@ def test_another_value_than_by_hand_is_no_measurement() -> None:
 
 @pytest.mark.parametrize("slower", [0.5 * BAR, 2 * BAR])
 @pytest.mark.parametrize("inside", [0.0, 1.0])
-def test_the_median_passes_or_not(slower: float, inside: float) -> None:
-    """Of one rank beside the loop by hand, and of all outside of their own passes."""
+def test_what_is_outside_of_passes_has_to_be_below_the_bar_by_the_median(slower: float, inside: float) -> None:
     pairs = [pair(2.0, 1 + share, 1.0, passes=0.9 + inside * share) for share in (slower, -0.5, 0.5)]
-    assert evaluations.passed([cost_of("pp=1,dp=1", 4, [pairs])]) == (slower < BAR)
-    half = [[{**one, "hand": (one["hand"][0] / 2, 0.2, 0.1, 0.1)} for one in pairs]] * 2
-    assert evaluations.passed([cost_of("pp=1,dp=2", 4, half)]) == (slower < BAR or inside == 1.0)
+    assert evaluations.passed([cost_of("pp=1,dp=1", 4, [pairs])]) == (slower < BAR or inside == 1.0)
 
 
 @pytest.mark.slow
