@@ -26,13 +26,13 @@ SCRIPT = Path(__file__).parent / "scripts" / "islands.py"
 
 
 def launch(
-    etcd: EtcdServer, folder: Path, name: str, *, nodes: int = 1, minimum: int = 1, pause: float = 0.1
+    etcd: EtcdServer, folder: Path, name: str, *, overlap: int, nodes: int = 1, minimum: int = 1, pause: float = 0.1
 ) -> Launch:
     return Launch(
-        run_id=name,
+        run_id=f"{name}-{overlap}",
         endpoint=etcd.endpoint,
         script=SCRIPT,
-        script_args=(str(folder), name, str(minimum), str(pause)),
+        script_args=(str(folder), name, str(minimum), str(pause), str(overlap)),
         min_nodes=1,
         max_nodes=nodes,
         conf={"mode": "resident", "last_call": "20" if nodes > 1 else "0.5"},
@@ -47,7 +47,10 @@ def seen(folder: Path, name: str, event: str, **fields: Any) -> list[Any]:
     return [one for one in lines if one["event"] == event and fields.items() <= one.items()]
 
 
-def test_what_happens_within_and_between_islands_is_in_the_records(job_etcd: EtcdServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlap", [0, pytest.param(mains.EVERY // 2, marks=pytest.mark.slow)])
+def test_what_happens_within_and_between_islands_is_in_the_records(
+    job_etcd: EtcdServer, tmp_path: Path, overlap: int
+) -> None:
     """A node of east is killed, the whole of west, and north comes: east's bits, and north's, are the records'."""
 
     def until(condition: Callable[[], Any]) -> None:
@@ -61,7 +64,9 @@ def test_what_happens_within_and_between_islands_is_in_the_records(job_etcd: Etc
 
         def started(name: str, **options: Any) -> Cluster:
             nodes = options.get("nodes", 1)
-            one = stack.enter_context(Cluster(launch(job_etcd, tmp_path, name, **options), tmp_path / f"nodes-{name}"))
+            one = stack.enter_context(
+                Cluster(launch(job_etcd, tmp_path, name, overlap=overlap, **options), tmp_path / f"nodes-{name}")
+            )
             clusters.append(one)
             for number in range(nodes):
                 one.start_node(f"node{number}")
@@ -85,6 +90,6 @@ def test_what_happens_within_and_between_islands_is_in_the_records(job_etcd: Etc
     results = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("east", "north")}
     assert results["east"][2]
     assert results["north"][2], "each island accounts for its own samples"
-    bits = replayed(records)
+    bits = replayed(records, overlap=overlap, mixing=0.5 if overlap else 0.0)
     assert bits == {"east.1": tuple(results["east"][:2]), "north.1": tuple(results["north"][:2])}
     assert account(records).whole

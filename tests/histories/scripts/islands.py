@@ -1,6 +1,7 @@
 """Train an island: the model of the tests' worlds of islands, in a job of real processes.
 
-Arguments: the folder of everything, the island's name, the least number of islands, seconds before each step.
+Arguments: the folder of everything, the island's name, the least number of islands, seconds before each step, and with
+how many steps an exchange overlaps.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from elastic3d.training import Run
 from tests.islands import mains
 
 FOLDER, NAME, MINIMUM, PAUSE = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+OVERLAP = int(sys.argv[5])
 ROUNDS = 8
 
 
@@ -33,6 +35,7 @@ if __name__ == "__main__":
             store=FOLDER / "between",
             name=NAME,
             every=mains.EVERY,
+            overlap=OVERLAP,
             minimum=MINIMUM,
             patience=20,
             longest="3m",
