@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -283,8 +284,9 @@ class Batches:
         """Return one collated micro-batch (input, target), to learn shapes from; the same on every rank."""
         return self._source.example(self._keyed)
 
-    def digest(self) -> str:
-        """Return a digest of the first micro-batch, by which nodes see whether their samples are the same.
+    @cached_property
+    def samples(self) -> str:
+        """A digest of the run's first micro-batch, by which nodes, and runs over one state, see if theirs are the same.
 
         "" for a stream, of which nothing is read for that, and where the micro-batch is another one each time.
         """

@@ -418,7 +418,7 @@ def measure(plan: ShardRequest, model: nn.Module, batches: Batches) -> tuple[Mod
         multiple=batches.order.multiple,
         experts=math.gcd(*map(experts.number_of, layers)),
         compress=plan.compress or "",
-        samples=batches.digest(),
+        samples=batches.samples,
         leaf=plan.leaf,
         chunks=plan.chunks,
     )

@@ -146,6 +146,7 @@ def facts(
         cursor=None if cursor is None else written.encode(asdict(cursor), "the data set's cursor"),
         order=batches.order,
         data=batches.fingerprint,
+        samples=batches.samples,
         optimizer_groups=tuple(written.optimizer_groups(optimizer)),
         schedule=written.schedule_state(schedule),
         ledger=tuple(ledger),

@@ -30,6 +30,7 @@ _NOISE = "noise"
 _NONDETERMINISM = "nondeterminism"
 _LOSS, NO_LOSS = "loss", "nan"
 _WEIGHTS = "weights"
+_SAMPLES = "samples"
 _ROLLBACKS, _SPIKE, _SKIPPED = "rollbacks", "spike", "skipped"
 
 
@@ -129,6 +130,8 @@ class StateFacts(HealthFacts):
     """Where a data set without positions was, encoded; None for one with positions."""
     data: str = ""
     """Fingerprint of the data set, "" for one that has none."""
+    samples: str = ""
+    """Digest of the run's first micro-batch; "" where there is none, and in states of older versions."""
     loss_scale: LossScale | None = None
     """The loss scale; None where there is none."""
     asked: AskedState | None = None
@@ -177,7 +180,14 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
         del plain[_AUDIT_COST]
     if facts.nondeterminism is None:
         del plain[_NONDETERMINISM]
-    for name, nothing in ((_ROLLBACKS, ()), (_SPIKE, -1), (_SKIPPED, 0), (_LOSS, NO_LOSS), (record.FACT, "")):
+    for name, nothing in (
+        (_ROLLBACKS, ()),
+        (_SPIKE, -1),
+        (_SKIPPED, 0),
+        (_LOSS, NO_LOSS),
+        (_SAMPLES, ""),
+        (record.FACT, ""),
+    ):
         if getattr(facts, name) == nothing:
             del plain[name]
     return plain
@@ -216,13 +226,26 @@ def parse(plain: Mapping[str, Any] | None, step: int) -> StateFacts:
     return facts
 
 
-def data_change(facts: StateFacts, order: Order, data: str = "") -> str:
-    """Return in words how the data set is another one than that of a state, "" where it is not, as far as is known."""
+def data_change(facts: StateFacts, order: Order, data: str = "", samples: str = "") -> str:
+    """Return in words how the data set is another one than that of a state, "" where it is not, as far as is known.
+
+    data: its fingerprint. samples: digest of the run's first micro-batch.
+    """
     if facts.order.length != order.length and order.proportions is None:
         return f"the data set had {facts.order.length} samples and has {order.length} from here on"
     if facts.data and data and facts.data != data:
         return f"the data set was {facts.data} and is {data} from here on"
+    alike = all(getattr(facts.order, name) == getattr(order, name) for name in _OF_THE_FIRST)
+    if alike and facts.samples and samples and facts.samples != samples:
+        return (
+            "the run's first micro-batch is made of the same numbers of the data set as before, and is another one: "
+            "files, collate=, or the packages that read samples have changed"
+        )
     return ""
+
+
+_OF_THE_FIRST = ("length", "earlier", "global_batch", "micro_batch", "seed", "holes", "strata", "proportions", "budget")
+"""Of an order, what settles which samples a run's first micro-batch has."""
 
 
 def check_facts(facts: StateFacts, step: int, order: Order, data: str = "", *, accept: Collection[str] = ()) -> str:

@@ -39,7 +39,7 @@ class LoadedState:
     changes: tuple[str, ...]
     """In words, where the script differs from the one that saved the state."""
     accepted: tuple[str, ...]
-    """Likewise, what is only so because the script asks for it."""
+    """Likewise, what is from here on as it was not before, because the script asks for it or may do so."""
     health: HealthFacts
     """How far the state can be relied on, as it says itself."""
     loss: float
@@ -250,6 +250,6 @@ class StateLoader:
 
     def _accepted(self, saved: StateFacts, now: Provenance | None) -> tuple[str, ...]:
         config = identity.config_change(state_facts.made_by(saved), now)
-        data = state_facts.data_change(saved, self.batches.order, self.batches.fingerprint)
+        data = state_facts.data_change(saved, self.batches.order, self.batches.fingerprint, self.batches.samples)
         schedule = "" if saved.asked is None else identity.schedule_change(saved.asked, self.asked)
         return tuple(filter(None, (config, data, schedule, *self.extras.accepted(saved.extra))))

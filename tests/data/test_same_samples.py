@@ -32,7 +32,7 @@ class Stream(IterableDataset[Any]):
 
 
 def digest(dataset: Any) -> str:
-    return Batches(dataset, global_batch=4, micro_batch=2, seed=5).digest()
+    return Batches(dataset, global_batch=4, micro_batch=2, seed=5).samples
 
 
 SORTED = list(range(40))

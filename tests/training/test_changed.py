@@ -36,13 +36,20 @@ class Texts(Sentences):
 
 
 def train(
-    run: Run, texts: Texts, *, steps: int, schedule: Any = None, accept: Any = (), lr: float = 0.5
+    run: Run,
+    texts: Texts,
+    *,
+    steps: int,
+    schedule: Any = None,
+    accept: Any = (),
+    lr: float = 0.5,
+    micro_batch: int = 2,
 ) -> tuple[Run, Any, list[float]]:
     """Train up to a step; return the run, its order of samples, and the learning rate of each step that was made."""
     model = run.shard(Model)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     planned = schedule(optimizer) if schedule is not None else None
-    batches = run.batches(texts, global_batch=4, micro_batch=2)
+    batches = run.batches(texts, global_batch=4, micro_batch=micro_batch)
     run.restore(model=model, optimizer=optimizer, schedule=planned, batches=batches, accept=accept)
     texts.given.clear()
     rates = []
@@ -106,6 +113,27 @@ def test_other_files_of_a_data_set_are_gone_on_with_likewise(tmp_path: Path) -> 
     run, order, _ = live(lambda run: train(run, Texts(5, "new.bin"), steps=5, accept="data"), take=state)
     assert order.earlier == ()
     assert run.ledger[-1].changed == "the data set was old.bin and is new.bin from here on"
+
+
+class Others(Texts):
+    """Other contents under the same numbers."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index + 100)
+
+
+def test_other_samples_under_the_same_numbers_are_noticed_and_gone_on_with(tmp_path: Path) -> None:
+    """By the run's first micro-batch, where the data set has no fingerprint; once, since the next state has it."""
+    state = leave(tmp_path, "before", Texts(11))
+    run, _, _ = live(lambda run: train(run, Others(11), steps=5), take=state)
+    changed = run.ledger[-1].changed
+    assert "first micro-batch is made of the same numbers of the data set as before, and is another one" in changed
+    assert changed in run._port.report.detail
+    after = leave(tmp_path, "after", Others(11), take=state)
+    run, _, _ = live(lambda run: train(run, Others(11), steps=9), take=after)
+    assert [line.changed for line in run.ledger] == ["", changed, ""]
+    run, _, _ = live(lambda run: train(run, Others(11), steps=5, micro_batch=4), take=state)
+    assert "micro-batch is made" not in run._port.report.detail, "micro-batches of another size tell nothing"
 
 
 @pytest.mark.parametrize(
