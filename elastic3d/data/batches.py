@@ -48,6 +48,10 @@ class Dataset(Protocol):
         ...
 
 
+MADE_AGAIN = 3
+"""How often a micro-batch is made again to see if it is the same each time; few are that are flipped now and then."""
+
+
 class Batches:
     """Iterate the steps of a run over a data set, map-style or a stream. `step` is the number of steps made, `goal` the
     one up to which to iterate, 0 before that is known. `read` is how many bytes the present step's samples were
@@ -292,8 +296,9 @@ class Batches:
         """
         if not self._numbered:
             return ""
-        once, again = (digest_of(self._source.again(0, 0, self._keyed)) for _ in range(2))
-        return once if once == again else ""
+        first = digest_of(self._source.again(0, 0, self._keyed))
+        again = (digest_of(self._source.again(0, 0, self._keyed)) for _ in range(MADE_AGAIN))
+        return first if all(digest == first for digest in again) else ""
 
     def examples(self) -> Iterator[Any]:
         """Yield some further collated micro-batches of the first step, to learn from which shapes there may be.

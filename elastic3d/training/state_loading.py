@@ -87,6 +87,9 @@ class StateLoader:
         store, rank = self.assignment.store, self.assignment.rank
         with self.peers():
             self.extras.meet(self.assembly.mesh)
+            samples = set(self.assembly.mesh.gather(self.batches.samples.encode()))
+            if len(samples) > 1:
+                self.batches.samples = ""  # they are others each time: states say the same on all ranks
         ledger: Ledger = ()
         damaged: tuple[str, ...] = ()
         spoilt: tuple[tuple[int, int], ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,10 @@ def test_texts_padded_to_one_length_go_through_stages() -> None:
     """The same bits as without stages."""
     one = finished(run_world(mains.train_padded_alike, Orders(layout=Layout(pp=1, dp=1))))
     assert finished(run_world(mains.train_padded_alike, Orders(layout=Layout(pp=2, dp=1)))) == one
+
+
+def test_states_have_a_digest_of_samples_only_where_all_ranks_have_the_same() -> None:
+    """What a state says beside its tensors is the same on all ranks, or it could not be saved."""
+    (same,) = finished(run_world(mains.digest_of_samples, Orders(layout=Layout(pp=1, dp=2))))
+    assert same
+    assert finished(run_world(partial(mains.digest_of_samples, apart=1), Orders(layout=Layout(pp=1, dp=2)))) == {""}

@@ -55,6 +55,12 @@ def test_samples_that_are_others_each_time_and_streams_are_taken_on_trust() -> N
     assert digest(Stream()) == ""
 
 
+def test_samples_that_are_flipped_now_and_then_are_seldom_taken_for_the_same_each_time() -> None:
+    """Of a hundred runs, where a sample is another one half the time: (1/4) ** 3 of micro-batches of two."""
+    own = random.Random(1)
+    assert sum(digest(Listed(SORTED, lambda: float(own.random() < 0.5))) != "" for _ in range(100)) <= 5
+
+
 def test_tensors_of_every_type_have_a_digest() -> None:
     samples = [
         (torch.tensor(number, dtype=dtype), torch.zeros(()))

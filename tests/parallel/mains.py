@@ -331,3 +331,24 @@ def train_padded(run: Run, *, one_shape: bool = False) -> str:
 def train_padded_alike(run: Run) -> str:
     """Train on dictionaries that are padded to one length."""
     return train_padded(run, one_shape=True)
+
+
+class TurnedBy(Sentences):
+    """Samples that are turned by so many tokens."""
+
+    def __init__(self, by: int) -> None:
+        super().__init__()
+        self.by = by
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, targets = super().__getitem__(index)
+        return inputs.roll(self.by), targets
+
+
+def digest_of_samples(run: Run, *, apart: int = 0) -> str:
+    """Return what states say of the first micro-batch. apart: by which the samples of ranks are turned."""
+    model = run.shard(Model, blocks="blocks", seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(TurnedBy(apart * run.rank), global_batch=14, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    return batches.samples
