@@ -116,6 +116,11 @@ class Keeper:
         """The pid of the template that forks trainers: the older one."""
         return self.templates[0]
 
+    def both_templates(self) -> list[int]:
+        """Return the pids of both, once the reserve, too, leads a session: it was forked, and may not have run yet."""
+        assert eventually(lambda: len(self.templates) == 2)
+        return self.templates
+
     def wait(self, kind: type[E], seconds: float = 20.0, where: Callable[[E], bool] = lambda _: True) -> E:
         """Return the next event of a kind; skipped events are kept in `seen`."""
         deadline = time.monotonic() + seconds

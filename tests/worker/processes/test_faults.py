@@ -104,7 +104,7 @@ def test_a_killed_template_is_replaced_by_the_one_in_reserve(nursery: Nursery) -
     keeper.slot.prepare(assignment())
     pid = keeper.wait(Started).pid
     keeper.wait(TrainerReady)
-    dead, reserve = keeper.templates
+    dead, reserve = keeper.both_templates()
     everybody = {dead, *group(pid)}
     os.kill(dead, signal.SIGKILL)
     keeper.wait(TemplateDied)
@@ -127,7 +127,7 @@ def test_a_killed_template_is_replaced_by_the_one_in_reserve(nursery: Nursery) -
 def test_two_killed_templates_are_replaced_by_a_new_interpreter(nursery: Nursery) -> None:
     """One after the other, sooner than a new one could be warm."""
     keeper = nursery.keeper("idle")
-    for template in keeper.templates:
+    for template in keeper.both_templates():
         os.kill(template, signal.SIGKILL)
     keeper.wait(TemplateDied)
     trainer = keeper.slot.prepare(assignment())
@@ -150,7 +150,7 @@ def test_a_stopped_template_is_replaced(nursery: Nursery) -> None:
 def test_a_new_template_dies_with_its_keeper_while_it_still_imports(nursery: Nursery) -> None:
     """The parent-death signal is set before the imports, which take seconds."""
     keeper = nursery.keeper("idle")
-    killed = keeper.templates
+    killed = keeper.both_templates()
     for template in killed:
         os.kill(template, signal.SIGKILL)
     keeper.wait(TemplateDied)
@@ -236,7 +236,7 @@ def test_a_script_with_threads_gets_new_interpreters(nursery: Nursery) -> None:
 def test_a_template_that_never_becomes_ready_costs_the_slot(nursery: Nursery) -> None:
     """Templates that end before they are ready are not restarted for ever."""
     keeper = nursery.keeper("idle", broken_again=True)
-    for template in keeper.templates:
+    for template in keeper.both_templates():
         os.kill(template, signal.SIGKILL)
     trainer = keeper.slot.prepare(assignment())
     lost = keeper.wait(SlotLost, seconds=200.0)
