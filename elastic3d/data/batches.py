@@ -49,7 +49,8 @@ class Dataset(Protocol):
 
 
 MADE_AGAIN = 3
-"""How often a micro-batch is made again to see if it is the same each time; few are that are flipped now and then."""
+"""How often a micro-batch is made again to see if it is the same each time: one of few samples, which are flipped at
+random, is often equal twice."""
 
 
 class Batches:

@@ -18,7 +18,7 @@ does not draw. One that begins to later on is not noticed.
 
 Most models draw nothing in evaluations, where dropout is off, and seeds take 3 % of a small model's passes. The first
 evaluation is seeded, and watched; if nothing was drawn from any generator, later ones go without. They notice at their
-end whether a generator has moved.
+end whether a generator has moved: then all ranks evaluate again, and those that drew with seeds.
 """
 
 from __future__ import annotations

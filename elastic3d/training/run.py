@@ -814,7 +814,8 @@ class Run:
             dataset: Map-style, of samples as `run.batches` takes them.
             metric: Takes the output for a micro-batch and its target; returns a tensor with one number for each sample,
                 or a pair of such tensors (values, weights), such as the loss of each sample's tokens and their number:
-                the result is the sum of the values divided by that of the weights.
+                the result is the sum of the values divided by that of the weights. It is called for all micro-batches
+                once more where random numbers are drawn, and were not in an earlier evaluation.
             micro_batch: Samples that are passed forward together; None, the default, for those of training, where that
                 is a number. It is part of what fixes the bits; with pipeline stages it is that of training, unless
                 micro-batches may be of several shapes there. The last one is filled up with its last sample, which
