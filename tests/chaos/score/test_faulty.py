@@ -152,18 +152,46 @@ def test_a_slow_node_takes_as_many_times_as_long_both_ways(tmp_path: Path, monke
     assert clock.slept == [0.5, 0.5, 0.5, 1.0, 1.0, 1.0] * 4
 
 
-class Worked:
-    """A clock that passes by what blocks compute, and by sleeping."""
+@pytest.mark.parametrize("late", [0.0004, 0.006])
+@pytest.mark.parametrize("factor", [1.1, 1.3, 2.0])
+def test_sleeps_that_are_too_long_make_a_slow_node_no_slower(
+    factor: float, late: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They last half a millisecond more, or until a busy processor is free; a block takes 6.5 ms."""
+    clock = Worked(late)
+    monkeypatch.setattr(fault, "SYSTEM", clock)
+    slow = parse(f"slow:1@5:{factor}", tmp_path)
+    slow.slowed = True
+    for _ in range(1000):
+        slow.computed(0.0065)
+    assert clock.now == pytest.approx((factor - 1) * 6.5, abs=0.02)
 
-    def __init__(self) -> None:
+
+def test_a_slow_node_that_was_stopped_is_soon_slow_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The minute in which it was stopped is not made up for."""
+    clock = Worked(60.0)
+    monkeypatch.setattr(fault, "SYSTEM", clock)
+    slow = parse("slow:1@5:1.5", tmp_path)
+    slow.slowed = True
+    slow.computed(0.01)
+    clock.late, before = 0.0, clock.now
+    for _ in range(100):
+        slow.computed(0.01)
+    assert clock.now - before == pytest.approx(0.4)
+
+
+class Worked:
+    """A clock that passes by what blocks compute, and by sleeping, `late` seconds longer than asked for."""
+
+    def __init__(self, late: float = 0.0) -> None:
         self.slept: list[float] = []
-        self.now = 0.0
+        self.now, self.late = 0.0, late
 
     def pass_(self, seconds: float) -> None:
         self.now += seconds
 
     def sleep(self, seconds: float) -> None:
-        self.pass_(seconds)
+        self.pass_(seconds + self.late)
         if seconds:
             self.slept.append(seconds)
 
