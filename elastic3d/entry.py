@@ -117,7 +117,7 @@ def run(
             default, "log" to report them and do nothing else, "off", or a `Health` with more to choose.
         trackers: Where the curves of the run are written, each step once whatever nodes die: "tensorboard:FOLDER",
             "csv:FILE", "jsonl:FILE", "mlflow:EXPERIMENT", "wandb:PROJECT", those of other packages, or objects of an
-            `elastic3d.Tracker`. None, the default.
+            `elastic3d.Tracker`. Empty, the default, for nowhere.
         metrics: Where each node serves its metrics for Prometheus: ":9464" for its own machine alone, "node:9464" for
             the node's own address, or another address of it; port 0 asks the system for one. None, the default, for
             nowhere. Needs `pip install 'elastic3d[metrics]'`.

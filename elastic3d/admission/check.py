@@ -50,7 +50,7 @@ def run_checks(works: Sequence[Check], *, clock: Clock = SYSTEM) -> tuple[CheckR
     checks = []
     for one in running:
         one.thread.join(max(0.0, begun + one.work.limit - clock.monotonic()))
-        late = f"no answer within {one.work.limit:g} s"
+        late = f"no answer within {one.work.limit:g} s (`elastic3d doctor` on this node looks closer)"
         checks.append(
             one.results[0]
             if one.results

@@ -112,7 +112,7 @@ def calibrate(
             "with -o"
         )
     if not output.absolute().parent.is_dir():
-        raise UsageError(f"--output {str(output)!r}: there is no such folder")
+        raise UsageError(f"--output {str(output)!r}: its folder is not there; make it, or give another file")
     limit, patience = some_seconds(seconds, "--for"), some_seconds(timeout, "--timeout")
     # Importing torch takes seconds: whatever is wrong with the call is reported before that.
     number = choose(Number, "--precision", precision) if precision else None

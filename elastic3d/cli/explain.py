@@ -126,7 +126,10 @@ def _chosen(verdicts: Any, generation: int) -> Verdict | None:
 
 def _from_files(folder: Path, generation: int) -> Explanation | None:
     if not folder.is_dir():
-        raise UsageError(f"--events {str(folder)!r}: there is no such folder")
+        raise UsageError(
+            f"--events {str(folder)!r}: there is no such folder; give the one that the script names in "
+            "elastic3d.run(events=...)"
+        )
     bundles, problems = read_bundles(folder)
     for problem in problems:
         print(f"elastic3d: {problem}", file=sys.stderr)

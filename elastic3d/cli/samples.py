@@ -139,7 +139,10 @@ def _events(folder: Path, as_json: bool) -> bool:
 
     steps: dict[int, _Step] = {}
     if not folder.is_dir():
-        raise UsageError(f"--events {folder}: there is no such folder")
+        raise UsageError(
+            f"--events {str(folder)!r}: there is no such folder; give the one that the script names in "
+            "elastic3d.run(events=...)"
+        )
     files = sorted(folder.glob("*.jsonl"))
     read = 0
     with bar("reading events", total=sum(file.stat().st_size for file in files)) as advance:

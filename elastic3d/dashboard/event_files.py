@@ -96,7 +96,10 @@ class EventFolder:
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
-            raise UsageError(f"--events {str(self.folder)!r}: there is no such folder")
+            raise UsageError(
+                f"--events {str(self.folder)!r}: there is no such folder; give the one that the script names in "
+                "elastic3d.run(events=...)"
+            )
 
     def look(self) -> EventNews:
         """Read what is new."""

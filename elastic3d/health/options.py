@@ -84,8 +84,8 @@ class Health:
     rollback_steps: int = ROLLBACK_STEPS
     """How many steps `spike="rollback"` goes back, 100 by default; in a young run at most half of what it has made."""
     slow: float | str = 1.15
-    """How many times as long as on the other nodes the same work takes on a node that counts as slow; above 1, 1.15 by
-    default. "off" measures nothing."""
+    """How many times as long as on the other nodes the same work takes on a node that counts as slow; from 1.05 to 100,
+    1.15 by default. "off" measures nothing. On GPUs nothing is measured yet, whatever is given here."""
     evidence: int | str = "500MB"
     """What bundles of evidence may take in the folder `events=`, in bytes or as "500MB", the default."""
     oom: str = "recompute"

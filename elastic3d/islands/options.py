@@ -106,7 +106,9 @@ class Islands:
                 raise UsageError(f"{_OF}(outer={AVERAGE!r}, {name}={value!r}): the mean has no {name}; leave it out")
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not 0 <= value < below or (name == "lr" and not value):
-                raise UsageError(f"{_OF}({name}={value!r}): give a number above 0{', below 1' if below == 1.0 else ''}")
+                raise UsageError(
+                    f"{_OF}({name}={value!r}): give a number {'above 0' if name == 'lr' else 'from 0 on, below 1'}"
+                )
         if self.every % self.fragments:
             raise UsageError(
                 f"{_OF}(every={self.every}, fragments={self.fragments}): fragments divide every, so that the outer "

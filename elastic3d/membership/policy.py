@@ -92,7 +92,7 @@ class Policy:
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name}={getattr(self, name):g}: a time cannot be negative")
         if self.tries < 1:
-            raise ConfigurationError(f"tries={self.tries}: at least 1")
+            raise ConfigurationError(f"tries={self.tries}: give at least 1, by which the first error ends the job")
         if self.multiple_of < 1:
             raise ConfigurationError(f"multiple_of={self.multiple_of}: at least 1; 1 allows every number of nodes")
         outside = [count for count in self.counts if not self.minimum <= count <= self.maximum]

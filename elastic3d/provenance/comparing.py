@@ -44,7 +44,9 @@ class CodeComparison:
 def compare(saved: CodeState, folder: Path, *, clock: Clock = SYSTEM) -> CodeComparison:
     """Return how the code in a folder differs; UsageError if it cannot be what the state's files were in."""
     if not folder.is_dir():
-        raise UsageError(f"--code {str(folder)!r}: there is no such folder")
+        raise UsageError(
+            f"--code {str(folder)!r}: there is no such folder; give the root of the repository, or the script's folder"
+        )
     if not saved.script:
         raise UsageError(f"the checkpoint names no code to compare with: {saved.without or 'it has no script'}")
     if not _inside(folder, saved.script).exists():

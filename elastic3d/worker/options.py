@@ -162,8 +162,8 @@ class RunOptions:
             raise UsageError(f"elastic3d.run(fresh={self.fresh!r}): give True or False")
         if not isinstance(self.restore, str) or not self.restore or not self.restore.isprintable():
             raise UsageError(
-                f"elastic3d.run(restore={self.restore!r}): give 'latest', 'verified', or a tag, step or name of a "
-                "checkpoint, as `elastic3d ckpt ls` shows them"
+                f"elastic3d.run(restore={self.restore!r}): give 'latest', 'verified', 'vetted', or a tag, step or "
+                "name of a checkpoint, as `elastic3d ckpt ls` shows them"
             )
         if self.restore != "latest" and self.store is None:
             raise UsageError(f"elastic3d.run(restore={self.restore!r}): there is no store; give store= too")

@@ -81,6 +81,21 @@ def test_the_failures_of_the_readme_are_rows_of_the_reference() -> None:
     assert [row for row in some[start:stop] if row not in every] == []
 
 
+def test_the_limits_of_the_readme_are_the_page_of_limits() -> None:
+    """One list, so that neither of the two becomes out of date."""
+    section = re.search(r"## Limits\n\n(.*?)\n\n## ", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert section is not None
+    assert (FOLDER / "limits.md").read_text() == f"# Limits\n\n{section[1]}\n"
+
+
+def test_every_page_is_in_the_navigation_and_on_the_first_page() -> None:
+    """A page that no list names is found by nobody."""
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert [page for page in sorted(pages) if f'"{page}"' not in (ROOT / "zensical.toml").read_text()] == []
+    apart = {"index.md", "changelog.md", "contributing.md"}
+    assert [page for page in sorted(pages - apart) if f"({page})" not in (ROOT / "docs/index.md").read_text()] == []
+
+
 def test_the_readme_is_short() -> None:
     """At most 150 lines; everything else is in docs/."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150

@@ -33,7 +33,7 @@ from tests.parallel.models import Model, Sentences, loss_fn
         ({"outer": "adam"}, r"outer='adam'\): give 'nesterov' or 'average'"),
         ({"outer": "average", "lr": 0.5}, r"the mean has no lr; leave it out"),
         ({"lr": 0}, r"lr=0\): give a number above 0"),
-        ({"momentum": 1.0}, r"momentum=1.0\): give a number above 0, below 1"),
+        ({"momentum": 1.0}, r"momentum=1.0\): give a number from 0 on, below 1"),
         ({"fragments": 3}, r"every=10, fragments=3\): fragments divide every"),
         ({"overlap": -1}, r"overlap=-1\): give a whole number, 0 or more"),
         ({"overlap": 10}, r"overlap=10, every=10, fragments=1\): .*10 inner steps later .*take fewer than 10"),

@@ -113,7 +113,7 @@ def test_every_setting_is_parsed() -> None:
         ({"drain": "soon"}, "drain=soon: give seconds"),
         ({"drain": "0"}, "drain=0: torchrun kills its workers 30 s after"),
         ({"drain": "29"}, "at most 28 s, or allow torchrun more time by TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
-        ({"tries": "0"}, "tries=0: at least 1"),
+        ({"tries": "0"}, "tries=0: give at least 1"),
         ({"tries": "-1"}, "tries=-1: give a whole number"),
         ({"tries": "1.5"}, "tries=1.5: give a whole number"),
         ({"tries": "²"}, "tries=²: give a whole number"),

@@ -37,7 +37,7 @@ def adapters(
         elastic3d ckpt adapters /data/run-7 adapters-1200 --of 1200
     """
     if target.exists():
-        raise UsageError(f"{target} is there already; nothing is overwritten")
+        raise UsageError(f"{target} is there already, and nothing is overwritten; give another name, or remove it")
     store = place.open()
     with reading(store, choose(store, checkpoint).name) as opened, bar(f"exporting {target.name}") as advance:
         from elastic3d.pretrained.adapter_files import CONFIG, export_adapters  # imports torch, which takes seconds

@@ -168,7 +168,7 @@ def export(
         )
         return
     if target.exists():
-        raise UsageError(f"{target} is there already; nothing is overwritten")
+        raise UsageError(f"{target} is there already, and nothing is overwritten; give another name, or remove it")
     store = place.open()
     with reading(store, choose(store, checkpoint).name) as opened, bar(f"exporting {target.name}") as advance:
         done = wish.write(opened, target, advance)

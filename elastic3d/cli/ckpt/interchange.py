@@ -64,7 +64,7 @@ def import_(
         elastic3d ckpt import /data/run-7 dcp-folder/ --facts '{"origin": "run 6"}'
     """
     if not source.exists():
-        raise UsageError(f"{source} is not there")
+        raise UsageError(f"{source} is not there; give the file or folder to import, as this machine sees it")
     kind = kind or guess(source)
     said = _object(facts) if facts else None
     store = place.open(write=True)

@@ -133,7 +133,7 @@ def cut(spec: TensorSpec, text: str) -> tuple[Box, tuple[int, ...]]:
         if match[2] is None:
             index = int(match[1]) + (length if match[1].startswith("-") else 0)
             if not 0 <= index < length:
-                raise UsageError(f"{wrong}{item} is outside of dim {dim}")
+                raise UsageError(f"{wrong}{item} is outside of dim {dim}, which has {length} rows: 0 to {length - 1}")
             start[dim], stop[dim] = index, index + 1
             dropped.append(dim)
         else:
