@@ -149,7 +149,7 @@ class LocalStore:
             return done
 
     def list(self, prefix: str) -> Iterator[str]:
-        """Yield the names that begin with `prefix`, sorted."""
+        """Yield the names that begin with `prefix`, sorted. What cannot be an object's name is somebody else's."""
         names: list[str] = []
         # Only the folder that holds them all is listed: a store has many thousands of packs and few refs.
         folder = prefix.rpartition("/")[0]
@@ -159,11 +159,13 @@ class LocalStore:
             try:
                 for directory, folders, files in os.walk(self._root / folder, onerror=_raise):
                     relative = Path(directory).relative_to(self._root).as_posix()
+                    # Such as `lost+found` where a file system is mounted, which only root may enter.
+                    folders[:] = [name for name in folders if _is_name(name)]
                     if relative == ".":
                         folders[:] = [name for name in folders if f"{name}/" not in _HIDDEN]
                     for file in files:
                         name = file if relative == "." else f"{relative}/{file}"
-                        if name.startswith(prefix) and name != _LOCK:
+                        if name.startswith(prefix) and name != _LOCK and _is_name(file):
                             names.append(name)
             except FileNotFoundError:
                 # The folder was never made, or another one vanished meanwhile, which must not hide the rest.
