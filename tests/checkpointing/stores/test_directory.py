@@ -287,3 +287,20 @@ def test_files_with_names_of_no_object_are_left_alone(tmp_path: Path) -> None:
     finally:
         sealed.chmod(0o700)
     assert (tmp_path / "packs" / "notes (copy).txt").exists()
+
+
+def test_a_mount_without_locks_opens_while_others_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process's scratch file, of which nobody can tell whether its writer lives, is left for a day."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    open_store(str(tmp_path))
+    scratch = tmp_path / "tmp" / f"{local._machine()}-00"
+    scratch.write_bytes(b"half a pack")
+    open_store(str(tmp_path))
+    assert scratch.exists()
+    os.utime(scratch, (0, 0))
+    open_store(str(tmp_path))
+    assert not scratch.exists()
