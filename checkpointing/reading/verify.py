@@ -79,6 +79,7 @@ class _Verifier:
         for findings in self._each(self._document, sorted(documents, key=_first)):
             yield from findings
         self._committed = {checkpoint for ref in self._refs.values() for checkpoint in ref.committed}
+        yield from self._ref_missing()
         yield from self._chains()
         yield from self._links()
         for manifest in self._manifests.values():
@@ -139,6 +140,13 @@ class _Verifier:
             self._manifests[name] = document
         self._step(self._sizes[name])
         return []
+
+    def _ref_missing(self) -> Iterator[Finding]:
+        """Report that the ref is gone where there are records: without it none of them can be found."""
+        # The first commit of all may have made it since the listing.
+        if self._records and names.LATEST not in self._sizes and self._store.read(names.LATEST) is None:
+            detail = f"there are records of {len(self._records)} checkpoints; `elastic3d ckpt repair` writes it anew"
+            yield _missing(names.LATEST, detail, ())
 
     def _chains(self) -> Iterator[Finding]:
         """Check the history that refs link to, and their tombstones."""

@@ -149,7 +149,7 @@ class LocalStore:
             return done
 
     def list(self, prefix: str) -> Iterator[str]:
-        """Yield the names that begin with `prefix`, sorted."""
+        """Yield the names that begin with `prefix`, sorted. What cannot be an object's name is somebody else's."""
         names: list[str] = []
         # Only the folder that holds them all is listed: a store has many thousands of packs and few refs.
         folder = prefix.rpartition("/")[0]
@@ -159,11 +159,13 @@ class LocalStore:
             try:
                 for directory, folders, files in os.walk(self._root / folder, onerror=_raise):
                     relative = Path(directory).relative_to(self._root).as_posix()
+                    # Such as `lost+found` where a file system is mounted, which only root may enter.
+                    folders[:] = [name for name in folders if _is_name(name)]
                     if relative == ".":
                         folders[:] = [name for name in folders if f"{name}/" not in _HIDDEN]
                     for file in files:
                         name = file if relative == "." else f"{relative}/{file}"
-                        if name.startswith(prefix) and name != _LOCK:
+                        if name.startswith(prefix) and name != _LOCK and _is_name(file):
                             names.append(name)
             except FileNotFoundError:
                 # The folder was never made, or another one vanished meanwhile, which must not hide the rest.
@@ -271,16 +273,9 @@ class LocalStore:
         for entry in os.scandir(self._root / _SCRATCH):
             # Another user's file must be neither opened nor removed.
             with contextlib.suppress(FileNotFoundError, PermissionError):
-                if entry.name.startswith(f"{self._machine}-"):
-                    descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
-                    try:
-                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        os.unlink(entry.path)
-                        continue
-                    except BlockingIOError:
-                        pass  # its writer is alive, or another process holds the lock
-                    finally:
-                        os.close(descriptor)
+                if entry.name.startswith(f"{self._machine}-") and _abandoned(entry.path):
+                    os.unlink(entry.path)
+                    continue
                 now = now if now is not None else self._now()
                 if now - entry.stat().st_mtime > _ABANDONED:
                     os.unlink(entry.path)
@@ -376,6 +371,18 @@ def _link(scratch: str, path: Path) -> bool:
     except FileExistsError:
         # Over a network an answer may be lost and the client repeat the request: then the name is this same file's.
         return os.path.exists(path) and os.path.samefile(scratch, path)
+    return True
+
+
+def _abandoned(scratch: str) -> bool:
+    """Return whether nobody holds the lock on a scratch file; False where that cannot be told."""
+    descriptor = os.open(scratch, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False  # its writer is alive, another process holds the lock, or locks do not work on this mount
+    finally:
+        os.close(descriptor)
     return True
 
 

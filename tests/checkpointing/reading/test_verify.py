@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import checkpointing.format.refs
-from checkpointing import Store, open_checkpoint, open_store, verify
+from checkpointing import Store, open_checkpoint, open_store, repair_latest, verify
 from checkpointing.errors import CheckpointError, Corrupt, FormatError, NewerFormat, WrongKey
 from checkpointing.format import names
 from checkpointing.format.encoding import document, hexdigest, parse
@@ -87,6 +87,19 @@ def test_missing_and_foreign_objects_are_named() -> None:
         store.put(name, data)
     store.put("notes.txt", b"mine")
     assert [(f.object, f.fault) for f in verify(store)] == [("notes.txt", Fault.UNEXPECTED)]
+
+
+def test_a_lost_ref_is_a_finding() -> None:
+    """Where every checkpoint is whole and none can be found, all is not well; an empty place has no faults."""
+    store = fresh()
+    assert list(verify(store)) == []
+    save_and_commit(store, make_state(SMALL))
+    store.delete("refs/latest")
+    (finding,) = verify(store)
+    assert (finding.object, finding.fault) == ("refs/latest", Fault.MISSING)
+    assert "ckpt repair" in finding.detail
+    repair_latest(store)
+    assert list(verify(store)) == []
 
 
 def test_an_intact_object_in_the_wrong_place_is_refused() -> None:

@@ -16,7 +16,19 @@ import pytest
 
 from chaos.commits.contents import facts, pieces
 from chaos.commits.invariants import misread
-from checkpointing import Key, Store, commit, fence, open_checkpoint, open_store, read_latest, save_rank, verify
+from checkpointing import (
+    Key,
+    Retention,
+    Store,
+    collect,
+    commit,
+    fence,
+    open_checkpoint,
+    open_store,
+    read_latest,
+    save_rank,
+    verify,
+)
 from checkpointing.errors import NewerFormat, StoreError
 from checkpointing.format.refs import decode_ref
 from checkpointing.retention.protection import tags
@@ -257,3 +269,38 @@ def test_a_scratch_file_of_another_machine_is_left_for_a_day(tmp_path: Path, mon
     monkeypatch.setattr(local.os, "link", link)
     with pytest.raises(StoreError, match="write it again"):
         store.put_if_absent("x", b"1")
+
+
+def test_files_with_names_of_no_object_are_left_alone(tmp_path: Path) -> None:
+    """A folder that only root may enter, and a copy that a person made, stop neither checks nor collections."""
+    store = open_store(str(tmp_path))
+    fence(store, 1)
+    save_and_commit(store, 1)
+    sealed = tmp_path / "lost+found"
+    sealed.mkdir(mode=0o000)
+    (tmp_path / "packs" / "notes (copy).txt").write_bytes(b"mine")
+    (tmp_path / "my notes").mkdir()
+    (tmp_path / "my notes" / "x").write_bytes(b"mine")
+    try:
+        assert list(verify(store)) == []
+        assert collect(store, Retention(), grace=0.0).dropped == ()
+    finally:
+        sealed.chmod(0o700)
+    assert (tmp_path / "packs" / "notes (copy).txt").exists()
+
+
+def test_a_mount_without_locks_opens_while_others_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process's scratch file, of which nobody can tell whether its writer lives, is left for a day."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    open_store(str(tmp_path))
+    scratch = tmp_path / "tmp" / f"{local._machine()}-00"
+    scratch.write_bytes(b"half a pack")
+    open_store(str(tmp_path))
+    assert scratch.exists()
+    os.utime(scratch, (0, 0))
+    open_store(str(tmp_path))
+    assert not scratch.exists()
