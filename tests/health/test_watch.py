@@ -283,6 +283,35 @@ def test_nobody_is_blamed_for_time_in_which_the_keeper_did_not_run(
     assert stall.silent < 4000
 
 
+def test_time_that_the_keeper_lost_is_forgiven_to_those_that_ticked_just_before(
+    watch: SlotWatch, trainer: Trainer, clock: Hands, said: Told
+) -> None:
+    """As nearly all do, whose ticks are milliseconds apart: none of these is looked at before the machine stops."""
+    pass_time(watch, trainer, clock, 1.0)
+    clock.now += 0.1
+    trainer.writer.phase(Phase.BACKWARD)
+    clock.now += 60.0
+    pass_time(watch, trainer, clock, 2.75)
+    assert said.silent == []
+    pass_time(watch, trainer, clock, 1.0)
+    ((stall, _),) = said.silent
+    assert stall.silent < 4000
+
+
+def test_a_tick_after_the_keeper_lost_time_is_the_beginning_of_a_silence(
+    watch: SlotWatch, trainer: Trainer, clock: Hands, said: Told
+) -> None:
+    """Where only the keeper did not run, no more is forgiven than there is."""
+    pass_time(watch, trainer, clock, 1.0)
+    clock.now += 60.0
+    trainer.writer.phase(Phase.BACKWARD)
+    pass_time(watch, trainer, clock, 2.75)
+    assert said.silent == []
+    pass_time(watch, trainer, clock, 1.0)
+    ((stall, _),) = said.silent
+    assert 3000 <= stall.silent < 4000
+
+
 @pytest.mark.parametrize("hurt", [True, False, None])
 def test_the_last_record_of_a_trainer_outlives_it(
     watch: SlotWatch, trainer: Trainer, clock: Hands, said: Told, hurt: bool | None
