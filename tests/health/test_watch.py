@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,6 +16,7 @@ import pytest
 
 from chaos.machine.processes import wait_until
 from elastic3d.clock import SYSTEM
+from elastic3d.health import stacks
 from elastic3d.health.options import Watching
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.processes import ProcessSample, group_of, others_between, sample, stat_fields
@@ -249,6 +252,24 @@ def test_a_silent_rank_is_reported_once_until_something_changes(
     pass_time(watch, trainer, clock, 1.0)
     assert said.moving == [1]
     assert len(said.silent) == 2
+
+
+def test_a_process_whose_name_is_no_text_gives_its_stacks(trainer: Trainer) -> None:
+    """The kernel cuts the name that a script gives its process, within a letter too; a watch that fell over it would
+    never get to say that its rank stands still."""
+    code = (
+        "import faulthandler, signal, time; open('/proc/self/comm', 'wb').write(b'mod\\xc3'); "
+        f"faulthandler.register(signal.SIGUSR2, file={trainer.page.stacks}); print(flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[trainer.page.stacks]) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            stacks.ask(process.pid, trainer.page.stacks)
+            assert "hread 0x" in stacks.answer(trainer.page.stacks, SYSTEM, 60.0)
+        finally:
+            process.kill()
 
 
 def test_a_rank_that_is_followed_is_reported_though_it_moves(
