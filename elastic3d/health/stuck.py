@@ -395,7 +395,10 @@ def _apart(case: _Case, ranks: list[int]) -> Verdict:
 
 
 def _operations(operations: Iterable[Operation]) -> str:
-    return ", ".join(map(str, operations))
+    """Return their names, each once: the groups of an axis have names in common, and there may be thousands of them."""
+    names = list(dict.fromkeys(map(str, operations)))
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{', '.join(names[:8])}{more}"
 
 
 def _fingerprints(case: _Case, operation: Operation) -> dict[int, int]:
