@@ -140,6 +140,11 @@ class Verdict:
     rungs: tuple[str, ...] = ()
 
 
+def after_step(step: int) -> str:
+    """Return when it was that a generation's newest step was `step`, in words; -1: it had made none."""
+    return f"after step {step}" if step >= 0 else "before the first step of its generation"
+
+
 Judge = Callable[[Generation, Mapping[str, Stall], float], Verdict | None]
 """(the sealed generation, the stall of each node by its id, seconds since the last of them changed) -> verdict.
 
