@@ -83,6 +83,20 @@ def test_a_generation_that_made_no_step_stood_still_before_its_first(said: dict[
     assert "-1" not in text
 
 
+def test_a_rank_in_the_scripts_own_code_is_said_to_be_there(said: dict[str, Stall]) -> None:
+    """By both lines of the page that speak of it."""
+    user = {
+        id: replace(stall, ranks=tuple(replace(rank, phase="user", state=RankState.IDLE) for rank in stall.ranks))
+        for id, stall in said.items()
+    }
+    verdict = judge(generation(LAYOUT), user, 0.0)
+    assert verdict is not None
+    assert (verdict.fault, verdict.program) == (Fault.USER, False)
+    text = page(explain(verdict))
+    assert "idle in the script's own code" in text
+    assert "node n1 (rank 1); the script's own code" in text
+
+
 SLOW = Verdict(
     kind=VerdictKind.SLOW,
     fault="recut",
