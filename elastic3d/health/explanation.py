@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic3d.health.stuck import Fault
-from elastic3d.membership.stalls import RankStall, Verdict, VerdictKind
+from elastic3d.membership.stalls import RankStall, Verdict, VerdictKind, after_step
 from elastic3d.planner.remedy import RungKind
 
 SHOWN = 12
@@ -132,10 +132,11 @@ def page(explanation: Explanation) -> str:
         return _slow_page(e)
     if e.kind == VerdictKind.MEMORY:
         return _memory_page(e)
-    lines = [f"Generation {e.generation} stood still after step {e.step}: {e.fault}", "", f"  {e.detail}"]
+    lines = [f"Generation {e.generation} stood still {after_step(e.step)}: {e.fault}", "", f"  {e.detail}"]
     who = f"node {', '.join(e.nodes)}" if e.nodes else "nobody can be singled out"
     ranks = f" (rank{'s' * (len(e.ranks) > 1)} {', '.join(map(str, e.ranks[:SHOWN]))})" if e.ranks else ""
-    what = "the script's own code" if e.of_program else "not the script's code"
+    # Code between steps may do nothing wrong, as where a file system hangs; but it is where somebody has to look.
+    what = "the script's own code" if e.of_program or e.fault == Fault.USER else "not the script's code"
     lines += ["", f"Who        {who}{ranks}; {what}; confidence {e.confidence:.0%}"]
     for title, texts in (("Why", e.reasons), ("Done", (e.done,)), ("Do now", e.todo), ("Evidence", e.evidence)):
         shown = [text for text in texts if text]

@@ -18,10 +18,10 @@ LARGEST = 64 << 10
 class ProcessSample:
     """A trainer and the processes of its group at one time.
 
-    at: seconds of the monotonic clock. state: the letter of its main thread's state, "" if it is gone. wchan: where in
-    the kernel that waits, "" if it does not or that cannot be known. cpu: milliseconds of processor time of the
-    trainer, queued: those in which its main thread was ready to run and did not get a processor; io: bytes that it read
-    and wrote. others: pid, cpu and io of each other process of its group.
+    at: seconds, of any clock that is right between two samples. state: the letter of its main thread's state, "" if it
+    is gone. wchan: where in the kernel that waits, "" if it does not or that cannot be known. cpu: milliseconds of
+    processor time of the trainer, queued: those in which its main thread was ready to run and did not get a processor;
+    io: bytes that it read and wrote. others: pid, cpu and io of each other process of its group.
     """
 
     at: float

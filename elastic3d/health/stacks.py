@@ -75,7 +75,8 @@ def answer(descriptor: int, clock: Clock, patience: float = PATIENCE) -> str:
 
 
 def _catches(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
+    # Its name may be any bytes.
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     masks = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
     return bool(masks) and bool(int(masks[0], 16) >> (signal.SIGUSR2 - 1) & 1)
 

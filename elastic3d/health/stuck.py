@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.waits import Operation, WaitGraph, done, newest_fingerprint, posted, wait_graph
-from elastic3d.membership.stalls import RankStall, RankState, Stall, Verdict, VerdictKind
+from elastic3d.membership.stalls import RankStall, RankState, Stall, Verdict, VerdictKind, after_step
 from elastic3d.planner import place_of
 from elastic3d.values import Generation
 
@@ -242,7 +242,8 @@ def _named(case: _Case, fault: Fault, ranks: list[int], *, confidence: float, ac
     }.get(fault, "idle")
     verb = "is" if len(ranks) == 1 else "are"
     silent = first.silent / 1000
-    detail = f"{case.names(ranks)} {verb} {what}, at {_at(_phase(first))} after step {first.step}, for {silent:.1f} s"
+    where = f"at {_at(_phase(first))} {after_step(first.step)}"
+    detail = f"{case.names(ranks)} {verb} {what}, {where}, for {silent:.1f} s"
     if first.top_frame:
         detail += f", in {first.top_frame}"
     if others:
@@ -395,7 +396,10 @@ def _apart(case: _Case, ranks: list[int]) -> Verdict:
 
 
 def _operations(operations: Iterable[Operation]) -> str:
-    return ", ".join(map(str, operations))
+    """Return their names, each once: the groups of an axis have names in common, and there may be thousands of them."""
+    names = list(dict.fromkeys(map(str, operations)))
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{', '.join(names[:8])}{more}"
 
 
 def _fingerprints(case: _Case, operation: Operation) -> dict[int, int]:

@@ -236,15 +236,17 @@ class SlotWatch:
             late = now - self._looked_at - INTERVAL
             self._looked_at = now
             for watched in self._watched.values():
-                if late >= PAUSE:
-                    watched.lost += late
-                self._look(watched, now)
+                self._look(watched, now, late if late >= PAUSE else 0.0)
 
-    def _look(self, watched: _Watched, now: float) -> None:
+    def _look(self, watched: _Watched, now: float, lost: float) -> None:
+        """Look at one trainer. lost: seconds since the last look in which this process did not run."""
         ticks, at = watched.page.ticked()
         sound = at / 1e9 <= now + AHEAD
+        watched.lost += lost
         if sound and ticks != watched.ticks:
-            watched.ticks, watched.lost, watched.asked, watched.stacks = ticks, 0.0, False, ""
+            # It may have ticked last just before that time, so that its silence has no more of it than it lasts.
+            watched.lost = min(lost, max(0.0, now - at / 1e9))
+            watched.ticks, watched.asked, watched.stacks = ticks, False, ""
             watched.samples.clear()
             if watched.silent:
                 watched.silent, watched.reported = False, None
@@ -259,7 +261,8 @@ class SlotWatch:
             record = self._unknown(watched, (ticks, at), now)
         if now - watched.others_at >= SPAN:
             watched.others, watched.others_at = group_of(watched.pid), now
-        watched.samples.append(sample(watched.pid, watched.others, now))
+        # What is used of the processor is a share of the time in which anybody could use it.
+        watched.samples.append(sample(watched.pid, watched.others, now - watched.lost))
         seen = assess(watched.rank, record, watched.samples, now=now, lost=watched.lost, watching=self._watching)
         if not seen.over and not watched.followed:
             return

@@ -140,6 +140,11 @@ class Verdict:
     rungs: tuple[str, ...] = ()
 
 
+def after_step(step: int) -> str:
+    """Return when it was that a generation's newest step was `step`, in words; -1: it had made none."""
+    return f"after step {step}" if step >= 0 else "before the first step of its generation"
+
+
 Judge = Callable[[Generation, Mapping[str, Stall], float], Verdict | None]
 """(the sealed generation, the stall of each node by its id, seconds since the last of them changed) -> verdict.
 
@@ -181,7 +186,12 @@ def aged(stall: Stall, seconds: float) -> Stall:
 
 
 def suspected(rank: RankStall) -> bool:
-    """Return whether a silent rank may be at fault: it waits for no other rank, or something is odd about it."""
+    """Return whether a rank may be at fault: it is silent, and waits for no other rank or something is odd about it.
+
+    A stall names all ranks of a node: those that move beside a silent one are what it waits for, and nothing is wrong.
+    """
+    if rank.silent < MOVES and rank.state is not RankState.DEAD:
+        return False
     waits = rank.wait is not None and rank.state in (RankState.IDLE, RankState.BUSY)
     return not waits or bool(rank.odd)
 

@@ -69,6 +69,34 @@ def test_every_class_says_what_to_do(fault: Fault) -> None:
     assert page(explain(verdict, ended="it stood still twice")).count("it stood still") == 2
 
 
+def test_a_generation_that_made_no_step_stood_still_before_its_first(said: dict[str, Stall]) -> None:
+    """No person knows of a step -1."""
+    early = {
+        id: replace(stall, ranks=tuple(replace(rank, step=-1, phase="restore") for rank in stall.ranks))
+        for id, stall in said.items()
+    }
+    verdict = judge(generation(LAYOUT), early, 0.0)
+    assert verdict is not None
+    text = page(explain(verdict))
+    assert "stood still before the first step of its generation: stopped" in text
+    assert "at restore before the first step of its generation, for 5.0 s" in text
+    assert "-1" not in text
+
+
+def test_a_rank_in_the_scripts_own_code_is_said_to_be_there(said: dict[str, Stall]) -> None:
+    """By both lines of the page that speak of it."""
+    user = {
+        id: replace(stall, ranks=tuple(replace(rank, phase="user", state=RankState.IDLE) for rank in stall.ranks))
+        for id, stall in said.items()
+    }
+    verdict = judge(generation(LAYOUT), user, 0.0)
+    assert verdict is not None
+    assert (verdict.fault, verdict.program) == (Fault.USER, False)
+    text = page(explain(verdict))
+    assert "idle in the script's own code" in text
+    assert "node n1 (rank 1); the script's own code" in text
+
+
 SLOW = Verdict(
     kind=VerdictKind.SLOW,
     fault="recut",

@@ -254,6 +254,18 @@ def test_a_connection_that_passes_nothing_is_named_by_its_ends() -> None:
     assert "rank 0 of n0" in held.detail
 
 
+def test_operations_of_one_name_are_named_once() -> None:
+    """A switch that fails breaks the same operation of hundreds of groups: a person reads its name, not all of them."""
+    layout = Layout(pp=4, dp=1)
+    ranks = standstill(layout, programs(layout), {1: 0})
+    waits = Wait(axis="FROM_PREVIOUS", number=1)
+    sent = (*ranks[2].axes, AxisCount(axis="TO_NEXT", posted=1, done=1))
+    held = verdict(layout, with_rank(with_rank(ranks, 1, wait=waits), 2, axes=sent))
+    assert held is not None
+    assert (held.fault, held.ranks) == (Fault.LINK, (0, 1, 2, 3))
+    assert held.detail.count("from_previous 1") == 1
+
+
 def test_the_only_one_to_whom_not_all_arrives_is_an_end_of_the_broken_connection() -> None:
     """All have posted the operation and all others have seen it done: whoever sends to it, it is one end."""
     steps = programs(ALONE)

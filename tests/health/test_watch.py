@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -14,6 +16,7 @@ import pytest
 
 from chaos.machine.processes import wait_until
 from elastic3d.clock import SYSTEM
+from elastic3d.health import stacks
 from elastic3d.health.options import Watching
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.processes import ProcessSample, group_of, others_between, sample, stat_fields
@@ -251,6 +254,24 @@ def test_a_silent_rank_is_reported_once_until_something_changes(
     assert len(said.silent) == 2
 
 
+def test_a_process_whose_name_is_no_text_gives_its_stacks(trainer: Trainer) -> None:
+    """The kernel cuts the name that a script gives its process, within a letter too; a watch that fell over it would
+    never get to say that its rank stands still."""
+    code = (
+        "import faulthandler, signal, time; open('/proc/self/comm', 'wb').write(b'mod\\xc3'); "
+        f"faulthandler.register(signal.SIGUSR2, file={trainer.page.stacks}); print(flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[trainer.page.stacks]) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            stacks.ask(process.pid, trainer.page.stacks)
+            assert "hread 0x" in stacks.answer(trainer.page.stacks, SYSTEM, 60.0)
+        finally:
+            process.kill()
+
+
 def test_a_rank_that_is_followed_is_reported_though_it_moves(
     watch: SlotWatch, trainer: Trainer, clock: Hands, said: Told
 ) -> None:
@@ -281,6 +302,35 @@ def test_nobody_is_blamed_for_time_in_which_the_keeper_did_not_run(
     pass_time(watch, trainer, clock, 2.0)
     ((stall, _),) = said.silent
     assert stall.silent < 4000
+
+
+def test_time_that_the_keeper_lost_is_forgiven_to_those_that_ticked_just_before(
+    watch: SlotWatch, trainer: Trainer, clock: Hands, said: Told
+) -> None:
+    """As nearly all do, whose ticks are milliseconds apart: none of these is looked at before the machine stops."""
+    pass_time(watch, trainer, clock, 1.0)
+    clock.now += 0.1
+    trainer.writer.phase(Phase.BACKWARD)
+    clock.now += 60.0
+    pass_time(watch, trainer, clock, 2.75)
+    assert said.silent == []
+    pass_time(watch, trainer, clock, 1.0)
+    ((stall, _),) = said.silent
+    assert stall.silent < 4000
+
+
+def test_a_tick_after_the_keeper_lost_time_is_the_beginning_of_a_silence(
+    watch: SlotWatch, trainer: Trainer, clock: Hands, said: Told
+) -> None:
+    """Where only the keeper did not run, no more is forgiven than there is."""
+    pass_time(watch, trainer, clock, 1.0)
+    clock.now += 60.0
+    trainer.writer.phase(Phase.BACKWARD)
+    pass_time(watch, trainer, clock, 2.75)
+    assert said.silent == []
+    pass_time(watch, trainer, clock, 1.0)
+    ((stall, _),) = said.silent
+    assert 3000 <= stall.silent < 4000
 
 
 @pytest.mark.parametrize("hurt", [True, False, None])

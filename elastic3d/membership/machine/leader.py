@@ -30,7 +30,7 @@ from elastic3d.membership.machine.triggers import Interruption, expired, interru
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import End, Out
-from elastic3d.membership.stalls import Verdict
+from elastic3d.membership.stalls import Verdict, after_step
 from elastic3d.values import Cause, Generation
 
 COMMIT_LIMIT = 240.0
@@ -277,7 +277,7 @@ def _no_further(verdict: Verdict, tries: int) -> str:
         again = f"all trainers were started again {times}, and came to stand still again without a step in between"
     do = "mend the script" if verdict.program else "see to what is named there"
     return (
-        f"nothing moves after step {verdict.step}: {verdict.detail}; {again}. {do.capitalize()}, then start the job "
+        f"nothing moves {after_step(verdict.step)}: {verdict.detail}; {again}. {do.capitalize()}, then start the job "
         "again. `elastic3d explain` shows who waits for whom"
     )
 

@@ -92,6 +92,14 @@ def test_ranks_that_only_wait_are_not_suspected() -> None:
     assert all(suspected(replace(waits, state=state)) for state in RankState if state not in ("idle", "busy"))
 
 
+def test_a_rank_that_moves_beside_one_that_waits_is_not_suspected() -> None:
+    """It computes, and its sibling waits for it, as in any step in which one has more to do; but the dead are."""
+    for at in At:
+        moves = stuck(at, silent=0.2).ranks[0]
+        assert not suspected(moves)
+        assert suspected(replace(moves, state=RankState.DEAD))
+
+
 def test_a_member_writes_what_changed_and_takes_it_back() -> None:
     """Also when its keys were lost; and it takes it back when the generation has ended."""
     view, own = View(MemberRecord(node=B)), OwnStall()
