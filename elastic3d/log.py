@@ -381,6 +381,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "device.occupied": _warning("free", "expected", "seconds"),
         # Triton is not there or cannot build: many kernels add gradients and their squares, with the same bits.
         "device.kernel_missing": _info("error"),
+        # The device's clock of a rank cannot be read: in this generation no node is found to be slow.
+        "device.unmeasured": _warning("error"),
         # Variables of the user's environment were set otherwise: the run's bits or the end of a hang depend on them.
         "environment.replaced": _info("variables"),
         # A snapshot could not be copied to the buddy; tried again.

@@ -8,6 +8,7 @@ trainer's process, or raises if the host is the user's own script.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -292,8 +293,11 @@ class Progress(Protocol):
     `elastic3d.health.phases`; operations of an axis are counted from 1 in the order in which they are posted.
     """
 
-    def measure_by(self, stopwatch: Stopwatch | None) -> None:
-        """Have steps measured on a device, not by the host; None where the host's clock will do."""
+    def measure_by(self, stopwatch: Stopwatch | None, failed: Callable[[Exception], None]) -> None:
+        """Have steps measured on a device, not by the host; None where the host's clock will do.
+
+        failed: called once if the device's time cannot be had any more, and nothing is measured from then on.
+        """
         ...
 
     def phase(self, phase: int) -> None:
@@ -360,7 +364,7 @@ class Progress(Protocol):
 class Unrecorded:
     """A `Progress` that nobody reads."""
 
-    def measure_by(self, stopwatch: Stopwatch | None) -> None:
+    def measure_by(self, stopwatch: Stopwatch | None, failed: Callable[[Exception], None]) -> None:
         """Do nothing."""
 
     def phase(self, phase: int) -> None:

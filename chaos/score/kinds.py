@@ -8,6 +8,9 @@ controls than these are in `chaos.score.controls`.
 a layout that is predicted to need less, once the memory of the trainers before is back, and that no bit differs. The
 device is emulated and the error is raised once, by the script: it does not prove that a real device's allocator has
 room after that, nor that fragments, caches and libraries' own memory are as predicted.
+
+`slowdevice` is `slow` on that device, whose steps are measured by its own marks. What makes it slow is its host: it
+proves that marks make rows, that all ranks' rows agree, and that the node is named; no kernel was slow.
 """
 
 from __future__ import annotations
@@ -200,6 +203,13 @@ KINDS: Mapping[str, Kind] = {
     "memory": Kind(faults=(SHORT,), bar=_bar("memory"), alone=True),
     "devicememory": Kind(faults=(SHORT,), bar=_bar("devicememory"), alone=True, options=("--device=emulated",)),
     "slow": Kind(faults=(SlowKind.COMPUTE,), bar=_bar("slow"), lasts=True, options=_LONG, factor=1.3),
+    "slowdevice": Kind(
+        faults=(SlowKind.COMPUTE,),
+        bar=_bar("slow"),
+        lasts=True,
+        options=(*_LONG, "--device=emulated"),
+        factor=1.3,
+    ),
     "quota": Kind(faults=(SlowKind.COMPUTE,), bar=_bar("throttle"), lasts=True, options=_LONG, share=0.4),
     "link": Kind(faults=(SLOW_LINK,), bar=_bar("slow"), options=_LONG, late=0.01),
     "stall": Kind(),

@@ -8,12 +8,15 @@ So all of a step is counted once, as on the host.
 
 Nothing here waits for the device. A step is read when a later one ends: all ranks have voted then, each after its
 passes, so that the device has gone past the end of the step before. Where it has not, the step is read later.
+
+What a driver refuses of this ends the measuring, and not the training: the rank has no rows from then on, so that in
+this generation nobody is found to be slow, and that is reported once.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -47,10 +50,14 @@ class MadeStep:
 
 
 class DeviceTimes:
-    """One rank's. Called where the rank's record is written, and on the same threads."""
+    """One rank's. Called where the rank's record is written, and on the same threads.
 
-    def __init__(self, stopwatch: Stopwatch, phase: int) -> None:
-        self._stopwatch = stopwatch
+    failed: called once, with what went wrong, if the device's time cannot be had any more.
+    """
+
+    def __init__(self, stopwatch: Stopwatch, phase: int, failed: Callable[[Exception], None]) -> None:
+        self._stopwatch: Stopwatch | None = stopwatch
+        self._failed = failed
         self._phase, self._blocks = phase, False
         self._axis: int | None = None
         self._begun: list[_Began] = []
@@ -80,23 +87,32 @@ class DeviceTimes:
     def step(self, made: MadeStep) -> None:
         """Note that a step was made, and the next one begins."""
         self._mark()
-        self._made.append((made, self._begun))
-        self._begun = self._begun[-1:]
+        if self._stopwatch is not None:
+            self._made.append((made, self._begun))
+            self._begun = self._begun[-1:]
 
     def read(self) -> Iterator[tuple[MadeStep, StepTimes]]:
         """Yield the steps whose end the device has reached and that were not read before, oldest first.
 
         Of the newest one only, nothing is read before the next one is made.
         """
-        while len(self._made) > 1 and self._stopwatch.reached(self._made[0][1][-1].mark):
-            made, begun = self._made.popleft()
-            yield made, self._times(made, begun)
-            self._stopwatch.forget([one.mark for one in begun[:-1]])
+        while (stopwatch := self._stopwatch) is not None and len(self._made) > 1:
+            made, begun = self._made[0]
+            try:
+                if not stopwatch.reached(begun[-1].mark):
+                    return
+                times = self._times(stopwatch, made, begun)
+                stopwatch.forget([one.mark for one in begun[:-1]])
+            except Exception as error:  # noqa: BLE001  # whatever a driver raises
+                self._end(error)
+                return
+            self._made.popleft()
+            yield made, times
 
-    def _times(self, made: MadeStep, begun: list[_Began]) -> StepTimes:
+    def _times(self, stopwatch: Stopwatch, made: MadeStep, begun: list[_Began]) -> StepTimes:
         times = StepTimes(rounds=made.rounds, passes=made.passes, read=made.read)
         for one, following in pairwise(begun):
-            spent = self._stopwatch.nanoseconds(one.mark, following.mark)
+            spent = stopwatch.nanoseconds(one.mark, following.mark)
             if one.axis is not None:
                 times.waited[one.axis] += spent
                 continue
@@ -105,5 +121,17 @@ class DeviceTimes:
         return times
 
     def _mark(self) -> None:
-        mark = self._stopwatch.mark()
+        if self._stopwatch is None:
+            return
+        try:
+            mark = self._stopwatch.mark()
+        except Exception as error:  # noqa: BLE001  # as above
+            self._end(error)
+            return
         self._begun.append(_Began(mark=mark, phase=self._phase, axis=self._axis, blocks=self._blocks))
+
+    def _end(self, error: Exception) -> None:
+        self._stopwatch = None
+        self._made.clear()
+        self._begun = []
+        self._failed(error)

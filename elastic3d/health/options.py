@@ -85,7 +85,7 @@ class Health:
     """How many steps `spike="rollback"` goes back, 100 by default; in a young run at most half of what it has made."""
     slow: float | str = 1.15
     """How many times as long as on the other nodes the same work takes on a node that counts as slow; from 1.05 to 100,
-    1.15 by default. "off" measures nothing. On GPUs nothing is measured yet, whatever is given here."""
+    1.15 by default. "off" measures nothing."""
     evidence: int | str = "500MB"
     """What bundles of evidence may take in the folder `events=`, in bytes or as "500MB", the default."""
     oom: str = "recompute"
@@ -96,7 +96,8 @@ class Health:
     are numbered by."""
     balance: str = "on"
     """What is done about slow nodes: "on", the default, lets a spare take a slow node's place, or gives its stage less
-    to compute, once that pays; "log" only reports what would be done, and so does `act="log"`."""
+    to compute, once that pays; "log" only reports what would be done, and so does `act="log"`. On GPUs it is only
+    reported, whatever is given here: no job on several of them has been seen yet."""
 
     def __post_init__(self) -> None:
         if seconds(self.stuck, f"{_OF}: stuck") < LEAST_STUCK:
@@ -160,8 +161,8 @@ class Watching:
 def watching(given: Health | str, *, patience: float = 0.0, device: str = "cpu") -> Watching | None:
     """Return how ranks are watched, None for "off"; UsageError for anything but a `Health`, "on", "log" or "off".
 
-    patience: seconds for which a store is tried that does not answer. device: the kind that trainers compute on; steps
-    are measured on the CPU only, since what a device does is not done when its host's call returns.
+    patience: seconds for which a store is tried that does not answer. device: the kind that trainers compute on; on any
+    but the CPU, what would be done about slow nodes is only reported.
     """
     if given == "off":
         return None
@@ -182,8 +183,8 @@ def watching(given: Health | str, *, patience: float = 0.0, device: str = "cpu")
         numerics=NonFinite(given.numerics),
         spike=Spike(given.spike),
         rollback_steps=given.rollback_steps,
-        slow=slow_factor(given.slow) if device == "cpu" else 0.0,
-        balance=given.balance == Balancing.ON,
+        slow=slow_factor(given.slow),
+        balance=given.balance == Balancing.ON and device == "cpu",
         oom=Exhaustion(given.oom),
     )
 

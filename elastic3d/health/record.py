@@ -112,9 +112,12 @@ class ProgressWriter:
         self._words[_CAUGHT] = caught
         self._words[_BEAT] = self._now()
 
-    def measure_by(self, stopwatch: Stopwatch | None) -> None:
-        """Have steps measured on a device, not by the host; None where the host's clock will do."""
-        self._device = DeviceTimes(stopwatch, self._phase) if stopwatch is not None else None
+    def measure_by(self, stopwatch: Stopwatch | None, failed: Callable[[Exception], None]) -> None:
+        """Have steps measured on a device, not by the host; None where the host's clock will do.
+
+        failed: called once if the device's time cannot be had any more, and nothing is measured from then on.
+        """
+        self._device = DeviceTimes(stopwatch, self._phase, failed) if stopwatch is not None else None
         self._sheets.behind = int(self._device is not None)
 
     def phase(self, phase: int) -> None:

@@ -83,7 +83,7 @@ from elastic3d.training.run_health import RunHealth
 from elastic3d.training.scalars import Scalars
 from elastic3d.training.state_facts import AskedState
 from elastic3d.training.state_loading import StateLoader
-from elastic3d.training.step_record import StepTimer
+from elastic3d.training.step_record import StepTimer, unmeasured
 from elastic3d.training.step_vote import vote
 from elastic3d.values import Layout
 
@@ -284,7 +284,7 @@ class Run:
         self._parts.end(parts.SCRIPT)
         self._peers.open_device(self._assignment)
         if self._assignment.sheets:
-            self._progress.measure_by(self._port.device.stopwatch())
+            self._progress.measure_by(self._port.device.stopwatch(), unmeasured)
         self._parts.end(parts.TURN)
         with self._peers.followed():
             self._mesh = self._peers.join(

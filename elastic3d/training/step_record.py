@@ -7,6 +7,7 @@ import math
 from elastic3d.clock import Clock, processor_seconds
 from elastic3d.data import Batches
 from elastic3d.data.ledger import Ledger
+from elastic3d.log import process_log
 from elastic3d.parallel.vote import Outcome
 from elastic3d.port import Assignment, StepRecord
 from elastic3d.snapshots.interval import Interval
@@ -15,6 +16,11 @@ from elastic3d.training.loss import Loss
 from elastic3d.training.run_health import Spiked
 from elastic3d.training.scalars import Agreed
 from elastic3d.training.state_facts import HealthFacts
+
+
+def unmeasured(error: Exception) -> None:
+    """Report that a device's time cannot be had: nobody is found to be slow by this rank's steps."""
+    process_log().emit("device.unmeasured", error=f"{type(error).__name__}: {error}"[:500])
 
 
 class StepTimer:

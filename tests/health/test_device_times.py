@@ -73,7 +73,7 @@ def sheet_after(device: Timeline | Emulated, *, longer: float = 1.0, host: float
     longer: how many times as long the passes take. host: seconds by which the host is late with each of them.
     """
     writer = ProgressWriter(memoryview(mmap.mmap(-1, SIZE)))
-    writer.measure_by(device.stopwatch())
+    writer.measure_by(device.stopwatch(), pytest.fail)
     for step in range(1, STEPS + 1):
         writer.in_script(read=READ)
         writer.phase(Phase.FORWARD)
@@ -144,7 +144,7 @@ def test_a_step_that_the_device_has_not_ended_is_read_later() -> None:
     """The host may be a step ahead; a row that comes too late is none."""
     device = Timeline()
     writer = ProgressWriter(memoryview(mmap.mmap(-1, SIZE)))
-    writer.measure_by(device.stopwatch())
+    writer.measure_by(device.stopwatch(), pytest.fail)
     for step in range(1, STEPS + 1):
         writer.phase(Phase.FORWARD)
         device.compute(0.3 if step == STEPS - 1 else 0.001)
@@ -155,6 +155,32 @@ def test_a_step_that_the_device_has_not_ended_is_read_later() -> None:
     device.wait()
     writer.step(STEPS + 1)
     assert writer.row(1.0), "still the row of these eight steps"
+
+
+@pytest.mark.parametrize("refused", ["mark", "reached", "nanoseconds", "forget"])
+def test_what_a_driver_refuses_ends_the_measuring_and_not_the_training(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said once; the rank has no rows from then on, and nothing piles up."""
+    device, said = Timeline(), list[Exception]()
+    writer = ProgressWriter(memoryview(mmap.mmap(-1, SIZE)))
+    writer.measure_by(device.stopwatch(), said.append)
+
+    def refuse(*arguments: object) -> None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+
+    for step in range(1, 2 * STEPS + 1):
+        if step == STEPS + 2:
+            monkeypatch.setattr(device, refused, refuse)
+        writer.phase(Phase.FORWARD)
+        device.compute(PASS)
+        device.wait()
+        writer.step(step)
+        assert bool(writer.row(1.0)) == (2 * sheet.EVERY <= step < STEPS + sheet.EVERY)
+    assert [str(error) for error in said] == ["CUDA error: operation not permitted when stream is capturing"]
+    assert writer._device is not None
+    assert not writer._device._made
+    assert not writer._device._begun
 
 
 @pytest.mark.gpu

@@ -61,11 +61,12 @@ def test_a_budget_is_a_share_of_the_computing(given: float | str, share: float) 
 
 @pytest.mark.parametrize(("given", "factor"), [(1.15, 1.15), (1.3, 1.3), (2, 2.0), ("off", 0.0)])
 def test_a_slow_node_is_so_many_times_as_slow(given: float | str, factor: float) -> None:
-    """Or nobody measures it; nor on devices, where the host's time is not theirs."""
+    """Or nobody measures it; on devices it is measured, and what would be done is only reported."""
     read, on_a_device = watching(Health(slow=given)), watching(Health(slow=given), device="cuda")
     assert read is not None
     assert on_a_device is not None
-    assert (read.slow, on_a_device.slow) == (factor, 0.0)
+    assert (read.slow, on_a_device.slow) == (factor, factor)
+    assert (read.balance, on_a_device.balance) == (True, False)
 
 
 @pytest.mark.parametrize("given", [1.0, 0.5, 1000, "1.15", "slow", True, None])

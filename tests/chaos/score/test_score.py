@@ -254,7 +254,7 @@ TRIED: Mapping[str, tuple[str, ...]] = {
     "a data loader that hangs, and one that comes back": ("loader", "stall"),
     "a program that is left": ("skip", "order", "shape", "dtype", "deadlock"),
     "a connection that passes nothing one way": ("blackhole",),
-    "a node that is slow, in stages of unlike size too": ("tenth", "slow", "quota"),
+    "a node that is slow, in stages of unlike size too": ("tenth", "slow", "slowdevice", "quota"),
     "a slow connection": ("link", "health/test_links.py::test_the_endpoint_of_slow_connections_is_named"),
     "a flip on an audited micro-batch": ("flip", "forward", "backward", "sticky"),
     "a flip elsewhere": ("rest", "update", "updates", "gather", "wire", "fold", "vote"),
