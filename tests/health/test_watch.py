@@ -304,6 +304,15 @@ def test_nobody_is_blamed_for_time_in_which_the_keeper_did_not_run(
     assert stall.silent < 4000
 
 
+def silent_after_three_seconds(watch: SlotWatch, trainer: Trainer, clock: Hands, said: Told) -> int:
+    """Let time pass until the rank is reported, and no sooner; return the milliseconds that it has been silent for."""
+    pass_time(watch, trainer, clock, 2.75)
+    assert said.silent == []
+    pass_time(watch, trainer, clock, 1.0)
+    ((stall, _),) = said.silent
+    return stall.silent
+
+
 def test_time_that_the_keeper_lost_is_forgiven_to_those_that_ticked_just_before(
     watch: SlotWatch, trainer: Trainer, clock: Hands, said: Told
 ) -> None:
@@ -312,11 +321,7 @@ def test_time_that_the_keeper_lost_is_forgiven_to_those_that_ticked_just_before(
     clock.now += 0.1
     trainer.writer.phase(Phase.BACKWARD)
     clock.now += 60.0
-    pass_time(watch, trainer, clock, 2.75)
-    assert said.silent == []
-    pass_time(watch, trainer, clock, 1.0)
-    ((stall, _),) = said.silent
-    assert stall.silent < 4000
+    assert silent_after_three_seconds(watch, trainer, clock, said) < 4000
 
 
 def test_a_tick_after_the_keeper_lost_time_is_the_beginning_of_a_silence(
@@ -326,11 +331,7 @@ def test_a_tick_after_the_keeper_lost_time_is_the_beginning_of_a_silence(
     pass_time(watch, trainer, clock, 1.0)
     clock.now += 60.0
     trainer.writer.phase(Phase.BACKWARD)
-    pass_time(watch, trainer, clock, 2.75)
-    assert said.silent == []
-    pass_time(watch, trainer, clock, 1.0)
-    ((stall, _),) = said.silent
-    assert 3000 <= stall.silent < 4000
+    assert 3000 <= silent_after_three_seconds(watch, trainer, clock, said) < 4000
 
 
 @pytest.mark.parametrize("hurt", [True, False, None])
