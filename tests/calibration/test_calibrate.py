@@ -124,7 +124,7 @@ def test_two_nodes_measure_the_link_between_them(tmp_path: Path) -> None:
         (("--precision", "fp8"), "fp8 cannot be measured"),
         (("--precision", "int4"), "--precision 'int4'"),
         (("--for", "60x"), "--for='60x': give seconds, or a number with ms, s, m or h"),
-        (("-o", "/nowhere/at/all.json"), "no such folder"),
+        (("-o", "/nowhere/at/all.json"), "--output '/nowhere/at/all.json': its folder is not there"),
         (("--peer", "node-1"), "--peer 'node-1'.*HOST:PORT"),
         (("--peer", "node-1:70000"), "HOST:PORT"),
         (("--peer", "node-1:29400", "--listen", "29400"), "one node listens"),
