@@ -31,13 +31,16 @@ class Standstill:
     """What the leader found about the ranks of the generation `key` while they stand still.
 
     verdict: what holds now, None for nothing. asked_at, version: when the judge was asked last, and about which version
-    of the stalls. concluded: all that it found, told once each; written: what of it was written though the generation
-    goes on.
+    of the stalls. due_at: when to look again, infinite while no stall stands; hears_from: from when on it may be asked
+    after a time in which this leader did not run. concluded: all that it found, told once each; written: what of it was
+    written though the generation goes on.
     """
 
     key: str = ""
     verdict: Verdict | None = None
     asked_at: float = float("-inf")
+    due_at: float = float("inf")
+    hears_from: float = float("-inf")
     version: int = -1
     concluded: list[Verdict] = field(default_factory=list)
     written: list[Verdict] = field(default_factory=list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic3d.membership.machine.reports import discard
 from elastic3d.membership.stalls import Stall, aged, outline
@@ -57,6 +57,11 @@ class Stalls:
             discard(self._by_key, known.stall.key, id)
         self._standing[id] = _Standing(stall=stall, created=created, heard=now)
         self._by_key.setdefault(stall.key, {})[id] = None
+
+    def missed(self, seconds: float, now: float) -> None:
+        """Take in that this member did not run for so long until now: what it heard before is no older for that."""
+        for id, one in self._standing.items():
+            self._standing[id] = replace(one, heard=min(now, one.heard + seconds))
 
     def forget(self, id: str, now: float) -> None:
         """Take in that a member's stall is gone."""

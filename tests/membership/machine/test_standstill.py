@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from chaos.simulation.standstills import At, judge, stall
 from elastic3d import etcd_keys as keys
 from elastic3d.etcd import KeyValue, Put
@@ -145,6 +147,34 @@ def test_the_leader_hears_stalls_as_they_are_now() -> None:
     assert stalls.created((A.id, B.id, C.id)) == ((A.id, 6), (B.id, 9))
     stalls.forget(B.id, 104.0)
     assert (stalls.count(SEALED.key), stalls.changed_at) == (0, 104.0)
+
+
+def test_what_a_leader_heard_does_not_age_while_it_does_not_run() -> None:
+    """Nor does what it heard only afterwards."""
+    stalls = Stalls()
+    stalls.hear(B.id, stuck(), created=5, now=100.0)
+    stalls.hear(A.id, stall(SEALED, A, At.WAIT), created=6, now=120.0)
+    stalls.missed(19.0, 120.0)
+    assert stalls.of(SEALED.key, (A.id, B.id), 120.5) == {
+        A.id: aged(stall(SEALED, A, At.WAIT), 0.5),
+        B.id: aged(stuck(), 1.5),
+    }
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_leader_that_did_not_run_hears_others_out_before_it_judges(moves: bool) -> None:
+    """A machine that was suspended: whoever moves again has time to say so, and whoever does not is found."""
+    story = Story()
+    story.tell("> policy minimum=2 maximum=3\n> start a b c\n> run 5\n> step 40\n> stuck b\n> run 0.2")
+    story.stopped.update(story.cores)
+    story.advance(6.0)
+    for name in story.cores:
+        story.wake(name)
+    story.tell("> run 1")
+    if moves:
+        story.tell("> moves")
+    story.tell("> run 5")
+    assert [each.cause for each in story.sealed] == [Cause.START] if moves else [Cause.START, Cause.STUCK]
 
 
 def test_a_seal_rests_on_the_stalls_it_was_decided_upon() -> None:
