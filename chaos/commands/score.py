@@ -15,6 +15,7 @@ from rich.console import Console
 from chaos.report.watching import clean_end
 from chaos.score.card import card
 from chaos.score.kinds import KINDS
+from chaos.score.results import Result
 from chaos.score.series import EACH, draw, play_all, steps_of
 from chaos.score.shown import document, line, table
 from elastic3d.errors import Elastic3dError, UsageError
@@ -41,8 +42,8 @@ def score(
 
     Jobs are of torchrun agents on this machine, as in the demo; each meets several faults one after another. The exit
     code is 0 only if every class has a precision of 1, a recall of 0.99, the right node in 98 %, and all jobs end with
-    the bits of an undisturbed one. What this machine cannot try, for lack of rights, is shown as skipped. Nothing is
-    left behind, after Ctrl-C neither.
+    the bits of an undisturbed one. What this machine cannot try, for lack of rights, is shown as skipped. Ctrl-C ends
+    it early: nothing is left behind, the card of the trials that were over is printed, and the exit code is 130.
 
     Examples:
 
@@ -51,27 +52,34 @@ def score(
         elastic3d chaos score -n 20 --json > card.json
     """
     console = Console(stderr=as_json)
+    results: list[Result] = []
+    failure, interrupted, wanted = 0, False, 0
+
+    def hear(result: Result) -> None:
+        results.append(result)
+        console.print(line(result))
+
     try:
         for kind in kinds or ():
             if kind not in KINDS:
                 raise UsageError(f"--kind {kind!r}: give one of {', '.join(KINDS)}")
         drawn = draw(dict.fromkeys(kinds or KINDS, count), seed, each=each, most=nodes)
+        wanted = sum(len(series.trials) for series in drawn)
         with ExitStack() as stack:
             stack.enter_context(clean_end())
             workdir = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-score-")))
-            results = play_all(
-                drawn,
-                workdir=workdir,
-                steps=steps_of(each),
-                lanes=lanes,
-                heard=lambda result: console.print(line(result)),
-            )
+            results[:] = play_all(drawn, workdir=workdir, steps=steps_of(each), lanes=lanes, heard=hear)
+    except SystemExit as end:
+        # Of Ctrl-C or SIGTERM: everything has ended by now.
+        failure, interrupted = int(end.code or 0), True
     except Elastic3dError as error:
         print(f"elastic3d: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code) from None
+        failure = error.exit_code
     rows = card(results)
-    if as_json:
-        print(json.dumps(document(rows, results)))
-    else:
+    if as_json and (results or not failure):
+        print(json.dumps(document(rows, results, wanted=wanted, interrupted=interrupted)))
+    elif results:
         console.print(table(rows))
-    raise typer.Exit(0 if all(row.passed or not row.trials for row in rows) else 1)
+        if failure:
+            console.print(f"It ended early: {len(results)} of {wanted} trials were over.", style="yellow")
+    raise typer.Exit(failure or (0 if all(row.passed or not row.trials for row in rows) else 1))

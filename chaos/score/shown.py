@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -61,8 +62,13 @@ def table(rows: tuple[Row, ...]) -> Table:
     return shown
 
 
-def document(rows: tuple[Row, ...], results: tuple[Result, ...]) -> dict[str, Any]:
-    """Return the card as `--json` prints it. Numbers that were not measured are null."""
+def document(
+    rows: Sequence[Row], results: Sequence[Result], *, wanted: int, interrupted: bool = False
+) -> dict[str, Any]:
+    """Return the card as `--json` prints it. Numbers that were not measured are null.
+
+    wanted: trials that were asked for. interrupted: whether somebody ended it before they all were over.
+    """
     shown = [
         {
             name: None if isinstance(value, float) and math.isnan(value) else value
@@ -71,7 +77,13 @@ def document(rows: tuple[Row, ...], results: tuple[Result, ...]) -> dict[str, An
         | {"passed": row.passed}
         for row in rows
     ]
-    return {"schema": SCHEMA, "rows": shown, "jobs": [result.document() for result in results]}
+    return {
+        "schema": SCHEMA,
+        "wanted": wanted,
+        "interrupted": interrupted,
+        "rows": shown,
+        "jobs": [result.document() for result in results],
+    }
 
 
 def _seconds(value: float) -> str:
