@@ -169,7 +169,7 @@ def _seconds(value: float) -> str:
 def as_json(results: Sequence[Result], calm: Sequence[Calm]) -> dict[str, Any]:
     """Return every trial and control, the rows and the total."""
     whole = total(results, calm)
-    return document(card(results) if results else (), tuple(results)) | {
+    return document(card(results) if results else (), results, wanted=len(results)) | {
         "total": {name: getattr(whole, name) for name in Total.__dataclass_fields__} | {"passed": whole.passed},
         "controls": [
             {"name": one.control.name, "seconds": one.seconds, "alarms": one.alarms, "broken": one.broken}

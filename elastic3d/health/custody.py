@@ -51,6 +51,9 @@ RATE = 1e9
 LONGEST = 10.0
 """Seconds of one step that count: a pause of the script's earns nothing more."""
 
+SUSPENDED = 16.0
+"""How many times as long as it ought to a look takes at most; what it took beyond that, this process did not run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
@@ -119,8 +122,11 @@ class LookBudget:
         return min(nbytes, MOST) if nbytes >= LEAST else 0
 
     def spent(self, seconds: float, nbytes: int) -> None:
-        """Pay for a look, and learn from it what the next one will cost."""
-        self._room -= seconds
+        """Pay for a look, and learn from it what the next one will cost.
+
+        A machine that was suspended meanwhile is not paid for: it would take hours until the next look.
+        """
+        self._room -= min(seconds, SUSPENDED * (nbytes + LEAST) / self._rate)
         if seconds > 0 and nbytes >= LEAST:
             self._rate += (nbytes / seconds - self._rate) / 4
 

@@ -46,6 +46,18 @@ def test_a_part_has_nothing_twice(sizes: list[int], nbytes: int) -> None:
     assert all(a[0] < b[0] or a[2] <= b[1] for a, b in itertools.pairwise(marks))
 
 
+def test_a_machine_that_was_suspended_within_a_look_is_looked_at_again_soon() -> None:
+    """A minute of it would otherwise be paid for by hours without a look."""
+    allowance = LookBudget(0.005)
+    allowance.stepped(0.1)
+    allowance.spent(60.0, allowance.nbytes())
+    steps = 0
+    while not allowance.nbytes():
+        allowance.stepped(0.1)
+        steps += 1
+    assert steps < 100
+
+
 @pytest.mark.parametrize("seconds", [0.001, 0.1, 30.0])
 @pytest.mark.parametrize("rate", [1e8, 7e9])
 def test_looking_takes_no_more_than_its_share(seconds: float, rate: float) -> None:
