@@ -53,7 +53,8 @@ def import_(
     """Import another tool's checkpoint, and commit it to the store.
 
     Reads DCP's folders, `torch.save` files (without running anything in them) and safetensors, also Hugging Face's
-    sharded layout. Tensors are streamed, so that the whole never has to fit in memory.
+    sharded layout. Tensors are streamed, so that the whole never has to fit in memory. Import into a store of its own:
+    in one to which a job writes, the job's checkpoints are refused until it is past the imported step.
 
     Examples:
 

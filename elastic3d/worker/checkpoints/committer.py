@@ -196,9 +196,8 @@ class Committer:
                 del self._saves[saved]
             else:
                 self._later(task)
-        except Superseded:
-            del self._saves[saved]
-            self._report(CommitNeedless(saved=saved))
+        except Superseded as error:
+            self._superseded(saved, task, error)
         except Fenced as error:
             # A newer leader commits what is there.
             self._say(task, saved, str(error), again=False, deposed=True)
@@ -216,6 +215,26 @@ class Committer:
                 del self._saves[other]
             seconds = self._clock.monotonic() - task.since
             self._report(CommitDone(saved=saved, committed=committed, seconds=seconds))
+
+    def _superseded(self, saved: SavedStep, task: _Task, error: Superseded) -> None:
+        """Drop a save that `latest` has passed; say so where it was not this job that moved it."""
+        try:
+            ref = read_latest(self._store)
+        except (CheckpointError, OSError) as unread:
+            self._say(task, saved, str(unread), again=True)
+            return
+        del self._saves[saved]
+        there = names.parse_checkpoint(ref.checkpoint) if ref is not None else None
+        # All saves of one generation are made in one attempt at it.
+        if there is not None and there[0].made_in == saved.made_in and there[0].attempt != saved.attempt:
+            why = (
+                f"{error}. This job did not make that one: it was imported into the job's store. Nothing more is saved "
+                f"before step {there[0].step}, and whoever restores gets the imported one: import into a store of its "
+                "own"
+            )
+            self._say(task, saved, why, again=False)
+        else:
+            self._report(CommitNeedless(saved=saved))
 
     def _say(self, task: _Task, saved: SavedStep | None, error: str, *, again: bool, deposed: bool = False) -> None:
         if not task.reported or not again:

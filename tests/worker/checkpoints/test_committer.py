@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ import torch
 from checkpointing import Store, fence, mark_verified, open_store, read_latest, save_rank
 from checkpointing.errors import StoreError
 from checkpointing.format.tiles import Box, Piece, TensorSpec
+from checkpointing.interchange.transfer import import_checkpoint
 from elastic3d.membership.records import SavedStep
 from elastic3d.worker.checkpoints import committer as c
 from elastic3d.worker.checkpoints.committer import CommitDone, CommitFailed, CommitNeedless, Committer, FencedStore
@@ -21,7 +23,13 @@ Told = queue.SimpleQueue[c.CommitterEvent]
 
 
 def write(
-    store: Store, step: int, rank: int = 0, world: int = 1, made_in: int = 1, facts: dict[str, Any] | None = None
+    store: Store,
+    step: int,
+    rank: int = 0,
+    world: int = 1,
+    made_in: int = 1,
+    attempt: int = 0,
+    facts: dict[str, Any] | None = None,
 ) -> SavedStep:
     """Write one rank's part of a save of two rows."""
     spec = TensorSpec(key="model/w", dtype="float32", shape=(world, 4))
@@ -31,13 +39,13 @@ def write(
         store,
         step=step,
         made_in=made_in,
-        attempt=0,
+        attempt=attempt,
         rank=rank,
         world=world,
         pieces=[Piece(spec=spec, box=box, data=data)],
         facts=facts or {},
     )
-    return SavedStep(step=step, made_in=made_in, attempt=0, world=world)
+    return SavedStep(step=step, made_in=made_in, attempt=attempt, world=world)
 
 
 @pytest.fixture
@@ -90,6 +98,33 @@ def test_a_newer_leader_ends_the_commits_of_an_older_one(committer: Committer, s
     ref = read_latest(store)
     assert ref is not None
     assert (ref.generation, ref.checkpoint) == (7, None)
+
+
+def test_a_checkpoint_imported_above_the_own_ones_is_said_and_not_taken_for_one(
+    committer: Committer, store: Store, inbox: Told, tmp_path: Path
+) -> None:
+    """Nothing of the job is saved until it is past that step: without a word nobody would know."""
+    committer.fence(1)
+    assert isinstance(inbox.get(timeout=10), FencedStore)
+    torch.save({"w": torch.ones(3)}, tmp_path / "other.pt")
+    import_checkpoint("torch", tmp_path / "other.pt", store, step=1000)
+    committer.commit(write(store, 5, attempt=3), 1)
+    failed = inbox.get(timeout=10)
+    assert isinstance(failed, CommitFailed)
+    assert not failed.again
+    assert re.search(r"latest is at step 1000.*it was imported into the job's store", failed.error)
+    committer.commit(write(store, 1001, attempt=3), 1)
+    assert step_of(inbox) == 1001
+
+
+def test_a_save_that_another_leader_of_its_generation_has_passed_is_needless(store: Store, inbox: Told) -> None:
+    """Its own later saves are no trouble."""
+    older, newer = (write(store, step, attempt=3) for step in (5, 6))
+    for saved, kind in ((newer, CommitDone), (older, CommitNeedless)):
+        leader = Committer(store, inbox.put)
+        leader.commit(saved, 1)
+        leader.close(10.0)
+        assert isinstance(inbox.get(timeout=10), kind)
 
 
 def test_a_missing_store_is_retried_until_it_is_back(tmp_path: Path, store: Store, inbox: Told) -> None:
