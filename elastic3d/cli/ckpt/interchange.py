@@ -68,7 +68,7 @@ def import_(
         raise UsageError(f"{source} is not there; give the file or folder to import, as this machine sees it")
     kind = kind or guess(source)
     said = _object(facts) if facts else None
-    store = place.open(write=True)
+    store = place.open(write=True, make=True)
     with bar(f"importing {source.name}") as advance:
         from checkpointing.interchange import import_checkpoint  # imports torch, which takes seconds
 

@@ -59,11 +59,14 @@ class StorePlace:
     url: str
     key_file: str = ""
 
-    def open(self, *, write: bool = False, patience: float = PATIENCE) -> Store:
+    def open(self, *, write: bool = False, make: bool = False, patience: float = PATIENCE) -> Store:
         """Return the store, tested first if it is to be written; StoreUnfit says what to change.
 
-        patience: seconds for which an operation is retried if the store does not answer.
+        make: a directory that is not there is made; else it is refused, for it may be a slip of the pen. patience:
+        seconds for which an operation is retried if the store does not answer.
         """
+        if write and not make:
+            open_store(self.url, write=False, key=self.key(), patience=patience)
         return open_store(self.url, write=write, key=self.key(), patience=patience)
 
     def key(self) -> Key | None:

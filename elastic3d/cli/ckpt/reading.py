@@ -92,7 +92,8 @@ def verify_store(place: StorePlace, *, as_json: bool) -> None:
     """Read every byte of a store and check it against its digest; exit 1 if something is wrong.
 
     Every object is checked, whether or not a checkpoint refers to it: packs hold their own digests. Each damaged byte
-    is named by tensor, rank and pack, with the checkpoints that it spoils.
+    is named by tensor, rank and pack, with the checkpoints that it spoils. Where there is nothing at all the exit code
+    is 1 too: nothing is proved, and the address may be mistyped.
 
     Examples:
 
@@ -113,7 +114,7 @@ def verify_store(place: StorePlace, *, as_json: bool) -> None:
     faults = Counter(str(finding.fault) for finding in findings)
     data = VerifyDocument(bytes=size, findings=findings, faults=faults)
     tell(store, data, lambda width: shown.findings(store.url, size, findings, width), as_json=as_json)
-    if findings:
+    if findings or not size:
         raise typer.Exit(1)
 
 

@@ -80,12 +80,29 @@ def test_ls_and_log_list_commits_newest_first(history: History) -> None:
 
 def test_listing_an_empty_store_is_no_error(tmp_path: Path) -> None:
     """Nothing was committed yet; a command that needs a checkpoint says so and exits with 1."""
-    for command in ("ls", "log", "du", "verify"):
+    for command in ("ls", "log", "du"):
         assert run.invoke(app, [command, str(tmp_path)]).exit_code == 0
     result = run.invoke(app, ["show", str(tmp_path)])
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.count("\n") == 1
     assert "nothing was ever committed" in result.stderr
+
+
+def test_whoever_verifies_nothing_is_not_told_that_all_is_well(tmp_path: Path) -> None:
+    """The address may be mistyped: a night's job that checks a store must not go on for months in peace."""
+    shown = run.invoke(app, ["verify", str(tmp_path)])
+    assert (shown.exit_code, "ok" in shown.stdout.split()) == (1, False)
+    assert "there is nothing in it: is that the address?" in " ".join(shown.stdout.split())
+    assert answer("verify", str(tmp_path), code=1) == answer("verify", str(tmp_path), code=1) | {"bytes": 0}
+
+
+@pytest.mark.parametrize("words", [["gc"], ["repair"], ["tag", "best", "200"], ["pin", "200"], ["unpin", "200"]])
+def test_a_store_that_is_not_there_is_not_made_by_a_command_about_it(words: list[str], tmp_path: Path) -> None:
+    """Only an import makes one."""
+    there = tmp_path / "mistyped"
+    result = run.invoke(app, [words[0], str(there), *words[1:]])
+    assert (result.exit_code, result.stdout, there.exists()) == (2, "", False)
+    assert "there is no such directory" in result.stderr
 
 
 def test_a_checkpoint_is_named_in_several_ways(history: History) -> None:

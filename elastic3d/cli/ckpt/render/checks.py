@@ -14,8 +14,10 @@ from elastic3d.cli.render import clean
 
 def findings(url: str, nbytes: int, faults: Sequence[Finding], width: int) -> RenderableType:
     """Return the display of `verify` for a store of `nbytes` bytes."""
+    if not faults and not nbytes:
+        return Text(f"{clean(url)}: there is nothing in it: is that the address?", style="yellow", overflow="fold")
     if not faults:
-        what = f"every one of {nbytes:,} bytes is as it was written" if nbytes else "there is nothing in it"
+        what = f"every one of {nbytes:,} bytes is as it was written"
         return Text.assemble(("ok", "green"), f" {clean(url)}: {what}.", overflow="fold")
     head = Text(f"{count(len(faults), 'finding')} in {clean(url)}", style="bold red", overflow="fold")
     spoilt = sorted({checkpoint for finding in faults for checkpoint in finding.checkpoints})
