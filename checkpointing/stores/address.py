@@ -32,7 +32,10 @@ def parse(url: str) -> Address:
         raise StoreUnfit(f"store {redacted(url)!r}: a URL has '://' after its scheme, as in s3://bucket/prefix")
     if separator and scheme != "file":
         return Address(url=url, scheme=scheme, path=None)
-    path = Path(rest if separator else url).expanduser()
+    try:
+        path = Path(rest if separator else url).expanduser()
+    except RuntimeError:
+        raise StoreUnfit(f"store {url!r}: this machine knows no such user; write ./~ where it is a name") from None
     if separator and not path.is_absolute():
         raise StoreUnfit(f"store {url!r}: file:// takes an absolute path, as in file:///data/checkpoints")
     return Address(url=url, scheme=scheme if separator else "", path=path.absolute())

@@ -203,7 +203,12 @@ def store_at(url: str | os.PathLike[str] | None, given: Checkpointing | None = N
             f"elastic3d.run(store={redacted(str(url))!r}): give a URL such as s3://bucket/run, or a path such as ./run"
         )
     if not re.match(r"^[a-z0-9+]+://", path):
-        path = str(Path(path).expanduser().absolute())
+        try:
+            path = str(Path(path).expanduser().absolute())
+        except RuntimeError:
+            raise UsageError(
+                f"elastic3d.run(store={path!r}): this machine knows no such user; write ./~ where it is a name"
+            ) from None
     return StoreAt(
         url=path,
         key=os.fspath(given.key or ""),

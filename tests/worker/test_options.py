@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import elastic3d
+from checkpointing import open_store
+from checkpointing.errors import StoreUnfit
 from elastic3d.errors import UsageError
 from elastic3d.quantities import Every, every, rate, size
 from elastic3d.values import StoreAt
@@ -83,6 +85,15 @@ def test_invalid_options_are_refused_before_anything_starts(wrong: dict[str, Any
     """By the names in the call."""
     with pytest.raises(UsageError, match=rf"elastic3d\.Checkpointing.*{word}"):
         Checkpointing(**wrong)
+
+
+def test_a_home_of_nobody_is_refused() -> None:
+    """In words, by a run and by the commands."""
+    for place in ("~nobody-of-this-name/run", "~nobody-of-this-name"):
+        with pytest.raises(UsageError, match=r"knows no such user; write \./~"):
+            store_at(place)
+        with pytest.raises(StoreUnfit, match=r"knows no such user; write \./~"):
+            open_store(place)
 
 
 @pytest.mark.parametrize("wrong", [{"key": "k"}, {"register": "etcd"}, {"cache": "/tmp"}])
