@@ -214,6 +214,8 @@ def _reasons(verdict: Verdict, silent: Sequence[SilentRank]) -> tuple[str, ...]:
         reasons.append("all its members have begun this operation and none is behind, yet it does not end")
     elif verdict.fault == Fault.DEADLOCK:
         reasons.append("every rank waits for another, and each does what it did in its last step")
+    elif verdict.fault == Fault.LEFT and {rank.phase for rank in silent if rank.rank in verdict.ranks} == {"leave"}:
+        reasons.append("it is at its end, where it waits for no other rank, and others have steps to make with it")
     elif verdict.program:
         reasons.append("its step is no beginning of the step it made before, or not what most of its place do")
     else:

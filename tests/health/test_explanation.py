@@ -42,6 +42,19 @@ def verdict(said: dict[str, Stall]) -> Verdict:
     return held
 
 
+def test_a_rank_at_its_end_is_not_said_to_have_begun_another_step() -> None:
+    """It made all of its steps as they ought to be, and one fewer than the others."""
+    steps = {rank: [program(LAYOUT, rank) for _ in range(STEPS)] for rank in range(4)}
+    ranks = with_rank(standstill(LAYOUT, steps, {1: 0}), 1, phase="leave")
+    said = stalls(generation(LAYOUT), ranks)
+    held = judge(generation(LAYOUT), said, 0.0)
+    assert held is not None
+    assert held.fault == Fault.LEFT
+    text = " ".join(page(explain(held, stalls={id: stall.ranks for id, stall in said.items()})).split())
+    assert "it is at its end, where it waits for no other rank, and others have steps to make" in text
+    assert "no beginning" not in text
+
+
 def test_one_page_says_who_why_what_was_done_and_what_to_do(said: dict[str, Stall], verdict: Verdict) -> None:
     """Everything a person asks first."""
     after = [Formed(number=4, active=4), Formed(number=5, active=3, left=("n1",))]
