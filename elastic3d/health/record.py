@@ -25,7 +25,7 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -183,7 +183,9 @@ class ProgressWriter:
             self._gaps = _GAPS + self._made // WINDOW % 2 * _PHASES
             for at in range(_GAPS if self._made == WARM else self._gaps, self._gaps + _PHASES):
                 words[at] = 0
-            self._longest = self._longest_wait = 0
+            self._longest = 0
+        # Its reader forgives what a suspended machine has added.
+        self._longest_wait = words[self._gaps + _WAITS]
         words[_MADE] = self._made
         words[_STEP] = step + 1
         self._tick()
@@ -449,6 +451,21 @@ class ProgressPage:
     def ticked(self) -> tuple[int, int]:
         """Return the number of ticks so far and the time of the last, in nanoseconds; cheap."""
         return self._words[_TICKS], self._words[_AT]
+
+    def gaps(self) -> list[int]:
+        """Return the longest gaps of both windows, in nanoseconds; cheap."""
+        return self._words[_GAPS : _GAPS + 2 * _PHASES].tolist()
+
+    def forgive(self, seconds: float, before: Sequence[int]) -> None:
+        """Take from the gaps that are longer than `before` the seconds in which nobody ran, where they hold them.
+
+        The writer may note a longer one at the same time, which is lost then; it reads these words again with each
+        phase and each step.
+        """
+        lost = round(seconds * 1e9)
+        for place, (gap, was) in enumerate(zip(self.gaps(), before, strict=True), start=_GAPS):
+            if gap > was and gap >= lost:
+                self._words[place] = gap - lost
 
     def copy(self) -> bytes:
         """Return the page as it is now."""

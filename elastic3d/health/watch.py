@@ -2,7 +2,7 @@
 
 `assess` is the pure part: what a silent rank is at, and whether its silence is longer than it may be. Silence is the
 time since the last tick, less the time in which this process itself did not run: where a machine is suspended or
-overloaded, nobody else ran either.
+overloaded, nobody else ran either. Nor does that time count among the gaps from which later deadlines are made.
 """
 
 from __future__ import annotations
@@ -136,6 +136,7 @@ class _Watched:
     tensor: bool
     pid: int
     page: ProgressPage
+    gaps: Sequence[int]
     ticks: int = -1
     lost: float = 0.0
     followed: bool = False
@@ -187,7 +188,13 @@ class SlotWatch:
         """
         with self._lock:
             self._watched[trainer] = _Watched(
-                trainer=trainer, generation=generation, rank=rank, tensor=tensor, pid=pid, page=page
+                trainer=trainer,
+                generation=generation,
+                rank=rank,
+                tensor=tensor,
+                pid=pid,
+                page=page,
+                gaps=page.gaps(),
             )
 
     def follow(self, trainer: int, on: bool) -> None:
@@ -244,6 +251,10 @@ class SlotWatch:
         sound = at / 1e9 <= now + AHEAD
         watched.lost += lost
         if sound and ticks != watched.ticks:
+            if watched.lost:
+                # Its deadlines would otherwise be longer by several times as much, for some hundreds of steps.
+                watched.page.forgive(watched.lost, watched.gaps)
+            watched.gaps = watched.page.gaps()
             # It may have ticked last just before that time, so that its silence has no more of it than it lasts.
             watched.lost = min(lost, max(0.0, now - at / 1e9))
             watched.ticks, watched.asked, watched.stacks = ticks, False, ""

@@ -20,7 +20,7 @@ from elastic3d.health import stacks
 from elastic3d.health.options import Watching
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.health.processes import ProcessSample, group_of, others_between, sample, stat_fields
-from elastic3d.health.record import SIZE, ProgressPage, ProgressRecord, ProgressWriter
+from elastic3d.health.record import SIZE, ProgressPage, ProgressRecord, ProgressWriter, parse
 from elastic3d.health.watch import INTERVAL, SlotWatch, Taken, _Watched, _with_stacks, assess
 from elastic3d.membership.stalls import AxisCount, RankStall, RankState, Wait
 
@@ -119,8 +119,9 @@ def test_a_rank_within_a_collective_that_it_did_not_record_waits(tensor: bool, t
         '  File "/x/torch/distributed/distributed_c10d.py", line 3009 in all_reduce\n'
         '  File "/x/torch/distributed/c10d_logger.py", line 83 in wrapper\n  File "/x/user.py", line 7 in main\n'
     )
+    page = trainer.page
     watched = _Watched(
-        trainer=1, generation="1.0", rank=0, tensor=tensor, pid=trainer.pid, page=trainer.page, stacks=stack
+        trainer=1, generation="1.0", rank=0, tensor=tensor, pid=trainer.pid, page=page, gaps=page.gaps(), stacks=stack
     )
     stall = seen(record(thread=0xAB), samples()).stall
     stuck = _with_stacks(stall, watched, record(thread=0xAB))
@@ -332,6 +333,54 @@ def test_a_tick_after_the_keeper_lost_time_is_the_beginning_of_a_silence(
     clock.now += 60.0
     trainer.writer.phase(Phase.BACKWARD)
     assert 3000 <= silent_after_three_seconds(watch, trainer, clock, said) < 4000
+
+
+@pytest.mark.parametrize("wakes", ["before its keeper", "after its keeper"])
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_suspended_machine_makes_no_later_deadline_longer(
+    watch: SlotWatch, trainer: Trainer, clock: Hands, said: Told, waits: bool, wakes: str
+) -> None:
+    """What it was at took no minute: whoever does nothing after that has no four minutes for it."""
+    writer = trainer.writer
+    pass_time(watch, trainer, clock, 1.0)
+    if waits:
+        number = writer.enter(int(Axis.WORLD), 7)
+    pass_time(watch, trainer, clock, 0.5)
+    clock.now += 60.0
+    if wakes == "after its keeper":
+        pass_time(watch, trainer, clock, 0.5)
+    if waits:
+        writer.leave(int(Axis.WORLD), number)
+    writer.phase(Phase.BACKWARD)
+    pass_time(watch, trainer, clock, 0.5)
+    seen = parse(trainer.page.copy())
+    assert seen is not None
+    assert max(*seen.longest.values(), seen.longest_wait) < 3.0
+    writer.phase(Phase.FORWARD)
+    pass_time(watch, trainer, clock, 8.0)
+    assert [stall.allowed_idle < 10_000 for stall, _ in said.silent] == [True]
+
+
+def test_gaps_go_on_to_be_noted_after_some_of_one_was_forgiven(
+    watch: SlotWatch, trainer: Trainer, clock: Hands
+) -> None:
+    """Shorter ones than that which the suspended machine made, too."""
+    writer = trainer.writer
+    pass_time(watch, trainer, clock, 1.0)
+    number = writer.enter(int(Axis.WORLD), 7)
+    clock.now += 60.0
+    writer.leave(int(Axis.WORLD), number)
+    pass_time(watch, trainer, clock, 0.5)
+    writer.step(4)
+    writer.phase(Phase.FORWARD)
+    number = writer.enter(int(Axis.WORLD), 7)
+    pass_time(watch, trainer, clock, 8.0)
+    writer.leave(int(Axis.WORLD), number)
+    pass_time(watch, trainer, clock, 9.0)
+    writer.tick()
+    seen = parse(trainer.page.copy())
+    assert seen is not None
+    assert (seen.longest_wait, seen.longest[Phase.FORWARD]) == (8.0, 9.0)
 
 
 @pytest.mark.parametrize("hurt", [True, False, None])
