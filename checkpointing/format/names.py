@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_PROBED = re.compile(r"probe/[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _CHECKPOINT = re.compile(r"(\d{12,19})\.(\d{8,19})\.(\d{4,19})\.(\d{8,19})", re.ASCII)
 _MANIFEST = re.compile(r"saves/(\d{12,19})\.(\d{8,19})\.(\d{4,19})/(\d{5,19})(?:\.([0-9a-f]{32}))?\.manifest", re.ASCII)
 _PACK = re.compile(r"packs/([0-9a-f]{2})/([0-9a-f]{64})\.pack")
@@ -160,4 +161,5 @@ def is_collectable(text: str) -> bool:
     """Return whether a sweep may ever delete the object: one of this format, but not a ref."""
     if parse_pack(text) or parse_manifest(text) or parse_record(text) or is_history(text) or is_tombstone(text):
         return True
-    return text.startswith(PROBE)
+    # What somebody else put there may have a name that no object has, and that nobody can delete.
+    return _PROBED.fullmatch(text) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ from checkpointing.reading.announcing import announced, reading
 from checkpointing.reading.naming import committed
 from checkpointing.retention.policy import bounded, retained
 from checkpointing.stores.local import LocalStore
+from checkpointing.stores.protocol import Entry
 from tests.checkpointing.interleaving import Free, View
 from tests.checkpointing.states import SMALL, load, make_state, piece, save, save_and_commit
 
@@ -654,6 +655,28 @@ def test_repair_skips_incomplete_and_condemned_checkpoints() -> None:
     assert dataclasses.replace(ref, write_id="") == dataclasses.replace(read_ref(store), write_id="")  # type: ignore[type-var]
     with pytest.raises(KeepRefused, match="nothing was changed"):
         repair_latest(fresh()[0])
+
+
+class Foreign(LocalStore):
+    """A store that lists what somebody else put beside the probes, as a bucket does, and refuses such names."""
+
+    def entries(self, prefix: str) -> Iterator[Entry]:
+        yield from super().entries(prefix)
+        yield from (one for one in (Entry(name="probe/a b", size=3, modified=1.0),) if one.name.startswith(prefix))
+
+
+def test_what_others_put_beside_probes_does_not_keep_a_collection_from_its_end(tmp_path: Path) -> None:
+    """Nobody can delete an object of such a name: a sweep that wanted to never ended, and neither did any later one."""
+    store = Foreign(tmp_path)
+    history(store, range(1, 4))  # type: ignore[arg-type]
+    left = tmp_path / "probe" / "0123456789abcdef"
+    left.parent.mkdir(exist_ok=True)
+    left.write_bytes(b"?")
+    os.utime(left, (time.time() - 7200, time.time() - 7200))
+    swept = collect(store, Retention(keep_last=1), grace=0)
+    assert "probe/0123456789abcdef" in {doomed.name for doomed in swept.objects}
+    assert not left.exists()
+    assert not list(store.list(names.SWEEPS))
 
 
 def test_a_collection_in_a_directory_uses_file_times(tmp_path: Path) -> None:
