@@ -331,7 +331,8 @@ class EtcdPassword(_Lasting):
             return False
         job.note("etcd password changed")
         change_password(etcd, password)
-        job.later(self.seconds, lambda: job.password_file.write_text(password))
+        # Whichever is the newest by then: another change may have come in between.
+        job.later(self.seconds, lambda: job.password_file.write_text(etcd.password or ""))
         return True
 
     def __str__(self) -> str:
