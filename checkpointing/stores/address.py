@@ -13,6 +13,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _USERINFO = re.compile(r"(?<=:)(/*)[^/@]*@")
 _QUERY = re.compile(r"[?#].*")
 
+NO_USER = "this machine knows no such user; write ./~ where it is a name"
+"""What is said of a path that begins with `~` and the name of nobody."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
@@ -35,7 +38,7 @@ def parse(url: str) -> Address:
     try:
         path = Path(rest if separator else url).expanduser()
     except RuntimeError:
-        raise StoreUnfit(f"store {url!r}: this machine knows no such user; write ./~ where it is a name") from None
+        raise StoreUnfit(f"store {url!r}: {NO_USER}") from None
     if separator and not path.is_absolute():
         raise StoreUnfit(f"store {url!r}: file:// takes an absolute path, as in file:///data/checkpoints")
     return Address(url=url, scheme=scheme if separator else "", path=path.absolute())

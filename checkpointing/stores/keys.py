@@ -9,6 +9,7 @@ import secrets
 from pathlib import Path
 
 from checkpointing.errors import StoreUnfit
+from checkpointing.stores.address import NO_USER
 
 SIZE = 32
 VARIABLE = "ELASTIC3D_STORE_KEY"
@@ -69,6 +70,8 @@ class Key:
         """Return the key in a file, as text or as 32 raw bytes; StoreUnfit if there is none."""
         try:
             data = Path(path).expanduser().read_bytes()
+        except RuntimeError:
+            raise StoreUnfit(f"key file {path}: {NO_USER}") from None
         except OSError as error:
             raise StoreUnfit(f"key file {path}: cannot be read: {error.strerror}") from error
         if len(data) == SIZE:

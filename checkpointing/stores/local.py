@@ -17,6 +17,7 @@ import fcntl
 import itertools
 import os
 import secrets
+import stat
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -177,8 +178,8 @@ class LocalStore:
         """Yield the objects whose names begin with `prefix`, sorted by name; those that vanish are left out."""
         for name in self.list(prefix):
             with self._errors("list", prefix), contextlib.suppress(FileNotFoundError), self._opened(name) as descriptor:
-                stat = os.fstat(descriptor)
-                yield Entry(name=name, size=stat.st_size, modified=stat.st_mtime)
+                status = os.fstat(descriptor)
+                yield Entry(name=name, size=status.st_size, modified=status.st_mtime)
 
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens if it is not there."""
@@ -208,7 +209,7 @@ class LocalStore:
         for last in [False] * _TRIES + [True]:
             number = max(versions.numbers(), default=0)
             try:
-                descriptor = os.open(versions.path(number), os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = _open(versions.path(number))
             except FileNotFoundError:
                 if last or (number == 0 and not any(versions.numbers())):
                     raise
@@ -336,7 +337,8 @@ class _Files:
     def open(self, number: int) -> bytes | None:
         """Return a version's bytes, None if it is not there."""
         try:
-            return self.path(number).read_bytes()
+            with os.fdopen(_open(self.path(number)), "rb") as file:
+                return file.read()
         except FileNotFoundError:
             return None
 
@@ -364,6 +366,15 @@ class _Files:
             self._folder.rmdir()
 
 
+def _open(path: Path | str) -> int:
+    """Open a file to read it; FileNotFoundError for what is none, as a pipe that nobody may ever write to."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise FileNotFoundError(errno.ENOENT, "is no file", str(path))
+
+
 def _link(scratch: str, path: Path) -> bool:
     """Give a file another name; False if another file has it."""
     try:
@@ -376,7 +387,7 @@ def _link(scratch: str, path: Path) -> bool:
 
 def _abandoned(scratch: str) -> bool:
     """Return whether nobody holds the lock on a scratch file; False where that cannot be told."""
-    descriptor = os.open(scratch, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = _open(scratch)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -17,6 +17,7 @@ from typing import Any
 
 from blake3 import blake3
 
+from checkpointing.stores.address import NO_USER
 from elastic3d import quantities
 from elastic3d.data import notes
 from elastic3d.data.dataset_facts import fingerprint_of, is_numbered, name_of, prefetch
@@ -75,7 +76,10 @@ class Cached:
                 "whenever that changes"
             )
         self._dataset, self._version = dataset, version
-        self._folder = Path(folder).expanduser().absolute()
+        try:
+            self._folder = Path(folder).expanduser().absolute()
+        except RuntimeError:
+            raise UsageError(f"Cached: folder={folder!r}: {NO_USER}") from None
         self._limit = quantities.size(limit, "Cached: limit")
         made = (FORMAT, type(dataset).__qualname__, len(dataset), fingerprint_of(dataset), version)
         self._set = blake3(repr(made).encode()).hexdigest()[:32]

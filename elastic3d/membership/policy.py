@@ -73,7 +73,7 @@ class Policy:
             )
         if self.lease < 2:
             raise ConfigurationError(
-                f"lease={self.lease:g}: etcd cannot keep leases below 2 s; choose at least 2 (default 3)"
+                f"--rdzv-conf=lease={self.lease:g}: etcd cannot keep leases below 2 s; choose at least 2 (default 3)"
             )
         for name in (
             "grace",
@@ -92,13 +92,17 @@ class Policy:
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name}={getattr(self, name):g}: a time cannot be negative")
         if self.tries < 1:
-            raise ConfigurationError(f"tries={self.tries}: give at least 1, by which the first error ends the job")
+            raise ConfigurationError(
+                f"--rdzv-conf=tries={self.tries}: give at least 1, by which the first error ends the job"
+            )
         if self.multiple_of < 1:
-            raise ConfigurationError(f"multiple_of={self.multiple_of}: at least 1; 1 allows every number of nodes")
+            raise ConfigurationError(
+                f"--rdzv-conf=multiple_of={self.multiple_of}: at least 1; 1 allows every number of nodes"
+            )
         outside = [count for count in self.counts if not self.minimum <= count <= self.maximum]
         if outside:
             raise ConfigurationError(
-                f"counts={'/'.join(map(str, self.counts))}: {', '.join(map(str, outside))} not within "
+                f"--rdzv-conf=counts={'/'.join(map(str, self.counts))}: {', '.join(map(str, outside))} not within "
                 f"--nnodes={self.minimum}:{self.maximum}; change one of the two"
             )
         if not self.allowed(self.maximum):
@@ -113,8 +117,8 @@ class Policy:
             )
         if self.flaps and not 0 < self.quarantine <= self.flap_memory:
             raise ConfigurationError(
-                f"quarantine={self.quarantine:g}, flap_memory={self.flap_memory:g}: a quarantine must last some time "
-                "and end before what led to it is forgotten; lower quarantine, raise flap_memory, or give flaps=0"
+                f"--rdzv-conf=quarantine={self.quarantine:g}, flap_memory={self.flap_memory:g}: a quarantine must last "
+                "some time and end before what led to it is forgotten; lower quarantine, raise flap_memory, or give flaps=0"
             )
 
     def allowed(self, nodes: int) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from checkpointing.stores.address import redacted
+from checkpointing.stores.address import NO_USER, redacted
 from elastic3d.errors import UsageError
 from elastic3d.trackers.tracker import Tracker
 
@@ -171,4 +171,7 @@ def _is_url(place: str) -> bool:
 
 
 def _path(place: str) -> Path:
-    return Path(place).expanduser().absolute()
+    try:
+        return Path(place).expanduser().absolute()
+    except RuntimeError:
+        raise UsageError(f"elastic3d.run(trackers=...): {place}: {NO_USER}") from None

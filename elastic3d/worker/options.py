@@ -13,7 +13,7 @@ from checkpointing.format.announcement import ANNOUNCED_AFTER
 from checkpointing.format.fields import LARGEST_TILE
 from checkpointing.format.grid import SMALL_BYTES, TILE_BYTES
 from checkpointing.retention.collection import GRACE
-from checkpointing.stores.address import redacted
+from checkpointing.stores.address import NO_USER, redacted
 from checkpointing.stores.retrying import PATIENCE
 from elastic3d.errors import UsageError
 from elastic3d.health.options import Watching
@@ -206,9 +206,7 @@ def store_at(url: str | os.PathLike[str] | None, given: Checkpointing | None = N
         try:
             path = str(Path(path).expanduser().absolute())
         except RuntimeError:
-            raise UsageError(
-                f"elastic3d.run(store={path!r}): this machine knows no such user; write ./~ where it is a name"
-            ) from None
+            raise UsageError(f"elastic3d.run(store={path!r}): {NO_USER}") from None
     return StoreAt(
         url=path,
         key=os.fspath(given.key or ""),

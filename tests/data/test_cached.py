@@ -342,6 +342,12 @@ def test_options_are_checked_where_they_are_given(
         cached(images, tmp_path, **options)
 
 
+def test_a_folder_of_nobody_is_refused(images: Images) -> None:
+    """Who is meant by it must be known on this machine."""
+    with pytest.raises(UsageError, match="folder='~nobody-here/samples': this machine knows no such user"):
+        Cached(images, "~nobody-here/samples", version=1, limit="1MB")
+
+
 def test_only_what_is_read_by_number_is_kept(images: Images, tmp_path: Path) -> None:
     """Streams, and data sets that decide the order, are refused with what to do; so is a folder that is a URL."""
     with pytest.raises(UsageError, match="map-style data set"):

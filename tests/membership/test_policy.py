@@ -20,14 +20,14 @@ from elastic3d.membership.policy import Policy
         ({"minimum": 5, "maximum": 7, "multiple_of": 4}, "only multiples of 4.*widen --nnodes"),
         ({"minimum": 2, "maximum": 8, "counts": (2, 9)}, "counts=2/9: 9 not within --nnodes=2:8"),
         ({"minimum": 2, "maximum": 8, "counts": (3, 5), "multiple_of": 2}, "the numbers allowed are 3, 5 and only"),
-        ({"multiple_of": 0}, "multiple_of=0: at least 1"),
+        ({"multiple_of": 0}, "--rdzv-conf=multiple_of=0: at least 1"),
         ({"budget": -1}, "neither can be negative"),
         ({"flaps": -1}, "neither can be negative"),
         ({"damping": -0.5}, "damping=-0.5: a time cannot be negative"),
         ({"confirm": -0.5}, "confirm=-0.5: a time cannot be negative"),
         ({"quarantine": 0.0}, "a quarantine must last some time"),
         ({"quarantine": 100.0, "flap_memory": 50.0}, "raise flap_memory"),
-        ({"lease": 1.0}, "below 2 s"),
+        ({"lease": 1.0}, "--rdzv-conf=lease=1: .* below 2 s"),
     ],
 )
 def test_contradictory_policies_are_refused(numbers: dict[str, Any], message: str) -> None:

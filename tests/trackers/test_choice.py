@@ -58,6 +58,7 @@ def test_a_password_is_not_shown() -> None:
         (["csv:a.csv", "csv:a.csv"], "given twice"),
         (["csv:a.csv", "jsonl:./a.csv"], "given twice"),
         (["csv:nowhere://a.csv"], "nowhere"),
+        (["csv:~nobody-here/a.csv"], "knows no such user; write ./~ where it is a name"),
         (["tensorboard:s3://bucket/runs"], "a disk that all nodes share"),
         (["mlflow:@http://host"], "give an experiment"),
         (["mlflow:gpt@"], "give an experiment"),

@@ -41,7 +41,11 @@ def complete_tensors(context: typer.Context, incomplete: str) -> list[str]:
 def _local(context: typer.Context) -> str:
     url = str(context.params.get("url") or "")
     path = url.removeprefix("file://")
-    if "://" in path or not Path(path).expanduser().is_dir():
+    try:
+        local = "://" not in path and Path(path).expanduser().is_dir()
+    except RuntimeError:  # ~ and no user's name
+        local = False
+    if not local:
         raise ValueError(f"{url} is not a local directory")
     return path
 

@@ -29,7 +29,7 @@ from checkpointing import (
     save_rank,
     verify,
 )
-from checkpointing.errors import NewerFormat, StoreError
+from checkpointing.errors import NewerFormat, StoreError, StoreNotFound
 from checkpointing.format.refs import decode_ref
 from checkpointing.retention.protection import tags
 from checkpointing.stores import local
@@ -287,6 +287,21 @@ def test_files_with_names_of_no_object_are_left_alone(tmp_path: Path) -> None:
     finally:
         sealed.chmod(0o700)
     assert (tmp_path / "packs" / "notes (copy).txt").exists()
+
+
+def test_a_pipe_with_the_name_of_an_object_holds_up_nobody(tmp_path: Path) -> None:
+    """Who opened it as a file would wait for somebody to write to it, for ever."""
+    store = open_store(str(tmp_path))
+    fence(store, 1)
+    save_and_commit(store, 1)
+    for folder in ("packs", "checkpoints", "refs", "tmp", "versions"):
+        os.mkfifo(tmp_path / folder / "pipe")
+    assert list(verify(store)) == []
+    assert collect(open_store(str(tmp_path)), Retention(), grace=0.0).dropped == ()
+    assert store.read("refs/pipe") is None
+    assert not [entry for entry in store.entries("") if entry.name.endswith("pipe")]
+    with pytest.raises(StoreNotFound):
+        store.get("packs/pipe")
 
 
 def test_a_mount_without_locks_opens_while_others_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

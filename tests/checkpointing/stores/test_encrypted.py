@@ -155,6 +155,8 @@ def test_a_malformed_key_is_refused_without_being_shown(tmp_path: Path, monkeypa
     assert "c2VjcmV0" not in str(raised.value)
     with pytest.raises(StoreUnfit, match="cannot be read"):
         Key.from_file(tmp_path / "missing")
+    with pytest.raises(StoreUnfit, match="knows no such user"):
+        Key.from_file("~nobody-here/key")
     monkeypatch.delenv("ELASTIC3D_STORE_KEY", raising=False)
     with pytest.raises(StoreUnfit, match="is not set"):
         Key.from_env()
