@@ -5,13 +5,20 @@ Each ends with the bits of a job to which nothing happened.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 
+from chaos.faults.moment import When
+from chaos.faults.network import Delay
+from chaos.faults.orders import Join
+from chaos.judging.oracle import compare
+from chaos.machine.network import Network
 from chaos.playing.play import play
-from chaos.score.kinds import KINDS, LONG, SETTLED, WORK
+from chaos.score.kinds import KINDS, KNOWN, LINKED, LONG, SETTLED, WORK
 from chaos.score.playing import play_trial, setting
 from chaos.score.reading import read
 from chaos.score.trials import Trial
@@ -71,3 +78,29 @@ def test_whose_connections_are_slow_is_named(job_etcd: EtcdServer, quiet: Quiet,
     assert result.happened
     assert result.classed, result.said
     assert result.named, result.said
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+def test_a_spare_takes_the_place_of_a_node_whose_cable_is_late(
+    job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path
+) -> None:
+    """All leave for it between two steps, none is made again, and from then on steps are as fast as before."""
+    calm = setting(None, SQUARE, LINKED)
+    undisturbed = quiet(setting(None, PAIR, LINKED))
+    join, late = When(step=SETTLED), When(step=KNOWN)
+    with Network() as network, EtcdServer(also=network.address) as etcd:
+        made = replace(calm, options=(*calm.options, f"--work={WORK}"), network=network)
+        faults = (Join(when=join), Delay(node="node1", late=0.01, seconds=math.inf, when=late))
+        outcome = play(made, faults, etcd=etcd, workdir=tmp_path)
+    assert compare(outcome, undisturbed) == []
+    *_, before, after = outcome.picture.generations
+    assert (before.nodes, after.cause) == (("node0", "node1", "node2", "node3"), "balance"), outcome.picture.news
+    assert after.nodes == ("node0", "node4", "node2", "node3")
+    assert (after.steps_repeated, after.spares) == (0, ("node1",))
+    assert after.first_step is not None
+    slow, cured = (
+        median(step.seconds for step in outcome.picture.steps if first <= step.number < last)
+        for first, last in ((KNOWN + 2, after.first_step), (after.first_step + 2, LINKED + 1))
+    )
+    assert cured < 0.6 * slow

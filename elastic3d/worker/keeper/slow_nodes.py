@@ -1,9 +1,6 @@
 """Which nodes are slow, as this one's keeper finds from the steps of all: events, figures, and word to the membership.
 
 Every keeper of the running generation hears the same steps and finds the same. The one with rank 0 tells people.
-
-A slow connection is told to people alone. Nothing is done about it: only another node in its place would help, and what
-was found of it was never held against a real network, where a swap for the wrong reason costs more than it brings.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from elastic3d.health.options import Watching
-from elastic3d.health.slow_node import SlowKind, SlowNode, SpeedFinding
+from elastic3d.health.slow_node import SlowNode, SpeedFinding
 from elastic3d.health.speeds import Speeds
 from elastic3d.membership import events as m
 from elastic3d.port import StepRecord
@@ -57,7 +54,7 @@ class SlowNodes:
                 self._emit("node.slow", **self._about(node, said))
             for node in said.left:
                 self._emit("node.well", **self._about(node, said))
-        slow = {id: node.slowness for id, node in said.slow.items() if node.kind is not SlowKind.LINK}
+        slow = {id: node.slowness for id, node in said.slow.items()}
         self._tell(m.NodesSlow(key=said.key, step=said.step, slow=slow))
 
     def _about(self, node: SlowNode, said: SpeedFinding) -> dict[str, Any]:

@@ -101,10 +101,11 @@ def test_a_spare_is_better_than_fewer_micro_batches() -> None:
     assert layout.shares == ()
 
 
-def test_less_work_does_not_help_a_node_with_slow_data() -> None:
+@pytest.mark.parametrize("kind", ["data", "host", "link"])
+def test_less_work_does_not_help_a_node_with_slow_data_or_connections(kind: str) -> None:
     """Another node does; without one the others would be as fast without it, which is only reported."""
-    assert Noting(SPARE, "> lags b 2.5 data\n> run 300").shape[-1] == ("balance", "aecd", ())
-    assert len(Noting(FOUR, "> lags b 2.5 data\n> run 3600").sealed) == 1
+    assert Noting(SPARE, f"> lags b 2.5 {kind}\n> run 300").shape[-1] == ("balance", "aecd", ())
+    assert len(Noting(FOUR, f"> lags b 2.5 {kind}\n> run 3600").sealed) == 1
 
 
 def test_a_change_waits_until_it_would_have_paid() -> None:

@@ -10,6 +10,7 @@ from elastic3d.health.options import Watching
 from elastic3d.health.slow_node import SlowKind, SlowNode, SpeedFinding
 from elastic3d.health.speeds import Speeds
 from elastic3d.membership import events as m
+from elastic3d.membership.slowness import Slowness
 from elastic3d.port import StepRecord
 from elastic3d.values import Cause, Generation, Layout, Node, Slot
 from elastic3d.worker.keeper.slow_nodes import SlowNodes
@@ -30,8 +31,8 @@ RECORD = StepRecord(
 
 
 @pytest.mark.parametrize("kind", SlowKind)
-def test_all_but_a_slow_connection_is_acted_upon(kind: SlowKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """People are told of each."""
+def test_people_and_the_membership_are_told(kind: SlowKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is slow about the node."""
     nodes = tuple(Node(name=name, incarnation="1", address="h", slots=(Slot(tile_port=1),)) for name in "ab")
     generation = Generation(number=4, attempt=17, cause=Cause.START, nodes=nodes, layout=Layout(pp=1, dp=2))
     slow = SlowNode(id=nodes[1].id, rho=1.5, kind=kind, since=9, ranks=(1,))
@@ -47,4 +48,4 @@ def test_all_but_a_slow_connection_is_acted_upon(kind: SlowKind, monkeypatch: py
     assert [(name, fields["kind"]) for name, fields in emitted] == [("node.slow", kind)]
     (event,) = heard
     assert isinstance(event, m.NodesSlow)
-    assert set(event.slow) == (set() if kind is SlowKind.LINK else {slow.id})
+    assert event.slow == {slow.id: Slowness(rho=1.5, kind=kind, since=9)}
