@@ -61,9 +61,10 @@ from elastic3d.values import Layout
 SPAN = 20.0
 """Seconds of steps, and `LEAST` windows, after which a node is slow; well again after twice as many.
 
-Where there is too much noise to tell, `TIMES` as many are looked at."""
+`TIMES` as many are looked at: a few more, so that one of four long windows may be amiss, and many more where there is
+too much noise to tell."""
 
-LEAST, TIMES = 3, (1, 2, 4)
+LEAST, TIMES, TWICE = 3, (1, 4 / 3, 2, 4), 2
 SHARE = 0.75
 """Share of these windows in which it has to show, among them the last."""
 
@@ -313,12 +314,12 @@ class Speeds:
 
     def _finding(self, step: int, late: Mapping[_Measure, Mapping[int, float]]) -> SpeedFinding | None:
         entered, left = [], []
-        few, many, most = map(self._last, TIMES)
+        looked_at, many = tuple(map(self._last, TIMES)), self._last(TWICE)
         for id in dict.fromkeys(self._nodes):
             shown = [
                 node
                 for measure in _Measure
-                for windows in (few, many, most)
+                for windows in looked_at
                 if (node := self._shown(id, measure, windows, late[measure])) is not None
             ]
             now = max(shown, key=lambda node: node.rho, default=None)
@@ -333,7 +334,7 @@ class Speeds:
                     entered.append(self.slow[id])
             elif before is not None and self._is_well(id, before.kind, many):
                 left.append(self.slow.pop(id))
-        if not (entered or left or self._is_news(few)):
+        if not (entered or left or self._is_news(looked_at[0])):
             return None
         self._told = dict(self.slow)
         return SpeedFinding(key=self.key, step=step, slow=dict(self.slow), entered=tuple(entered), left=tuple(left))
@@ -388,7 +389,7 @@ class Speeds:
         lasts = [track[-windows:] for track in tracks]
         return all(last[-1] < self._well and sum(one < self._well for one in last) >= SHARE * windows for last in lasts)
 
-    def _last(self, times: int) -> int:
+    def _last(self, times: float) -> int:
         """Return how many of the last windows take so many `SPAN`; 0 if there are not enough yet."""
         lasted = 0.0
         for number, window in enumerate(reversed(self._windows), start=1):

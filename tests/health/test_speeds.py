@@ -337,6 +337,17 @@ def test_one_long_step_is_nothing() -> None:
     assert not job.ever
 
 
+def test_one_of_four_long_windows_may_be_amiss() -> None:
+    """Each takes eight seconds and more: the node need not be slow in three on end, as others' waits may hide it."""
+    job = Job(layout=layout(1, 2), work=(1.0,), unit=0.05)
+    job.run(200)
+    for factor in (1.5, 1.5, 1.0, 1.5):
+        assert not job.ever
+        job.slow["n1"] = factor
+        job.run(1)
+    assert job.ever == {"n1"}
+
+
 def test_a_node_is_well_again_once_it_has_been_for_twice_as_long() -> None:
     """It is told once that a node is slow, and once that it is not."""
     job = Job(layout=layout(2, 2), work=(1.0, 1.0), slow={"n3": 1.5})
