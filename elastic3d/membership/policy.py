@@ -118,7 +118,8 @@ class Policy:
         if self.flaps and not 0 < self.quarantine <= self.flap_memory:
             raise ConfigurationError(
                 f"--rdzv-conf=quarantine={self.quarantine:g}, flap_memory={self.flap_memory:g}: a quarantine must last "
-                "some time and end before what led to it is forgotten; lower quarantine, raise flap_memory, or give flaps=0"
+                "some time and end before what led to it is forgotten; lower quarantine, raise flap_memory, or give "
+                "flaps=0"
             )
 
     def allowed(self, nodes: int) -> int:
