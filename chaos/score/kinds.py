@@ -121,8 +121,8 @@ SETTLED, LONG, WORK = 48, 640, 16
 """Steps after which a node joins, those of a job with something that lasts, and products of matrices in each block.
 
 They make 80 s on two processors, of steps of an eighth of a second, where nothing is slow."""
-LINKED = 320
-"""Steps of a job in which a node's connections become slow: from then on they take some ten times as long."""
+LINKED = 256
+"""Steps of a job in which a node's connections become slow: from then on they take four times as long."""
 KNOWN = 160
 """Steps after which what lasts begins, 20 s. In a few seconds it cannot be known what a stage of one's own takes."""
 EXAMINED = 180

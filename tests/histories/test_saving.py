@@ -49,12 +49,15 @@ def test_all_ranks_fall_back_together_from_a_damaged_checkpoint(
     setting = dataclasses.replace(SMALL, nodes=2, options=(*SMALL.options, f"--store={url}"))
     first = play(setting, [], etcd=job_etcd, workdir=tmp_path / "first")
     assert not first.failure, first.logs
-    spoil_tiles(open_store(url), SMALL.steps, older=(5, 10, 15, 20))
+    # On a machine that stands still for a moment a save is left out for the next one.
+    *older, newest = sorted(first.picture.checkpoints)
+    assert newest == SMALL.steps
+    spoil_tiles(open_store(url), newest, older)
     second = play(setting, [], etcd=job_etcd, workdir=tmp_path / "second")
     assert not second.failure, second.logs
     assert second.digest == first.digest == quiet(SMALL).digest
     restored = [event for event in events(tmp_path / "second") if event["event"] == "state.restored"]
-    assert {(event["source"], event["step"]) for event in restored} == {("store", 20)}
+    assert {(event["source"], event["step"]) for event in restored} == {("store", older[-1])}
     assert any("damaged" in (event["detail"] or "") for event in restored), restored
 
 

@@ -29,7 +29,8 @@ def test_a_run_goes_on_from_the_weights_of_another(
         before = play(first, (), etcd=job_etcd, workdir=tmp_path / "first")
         assert not before.failure, before.logs
         monkeypatch.setenv(WEIGHTS, f"{before.store}@latest")
-        setting = replace(SMALL, script=SCRIPT, steps=16)
+        # The node that comes needs longer than some steps.
+        setting = replace(SMALL, script=SCRIPT, steps=16, options=(*SMALL.options, "--pause=0.25"))
         undisturbed = play(replace(setting, nodes=1), (), etcd=job_etcd, workdir=tmp_path / "quiet")
         outcome = held(play(setting, faults("1@4", "@10"), etcd=job_etcd, workdir=tmp_path / "job"), undisturbed)
         assert [view.cause for view in outcome.picture.generations] == ["start", "death", "join"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import torch
 
@@ -25,6 +26,7 @@ def main(run: elastic3d.Run) -> None:
     batches = run.batches(data, global_batch=options.global_batch, micro_batch=options.micro_batch, seed=options.seed)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     for batch in batches.until(step=options.steps):
+        time.sleep(options.pause)
         run.step(optimizer, loss=run.backward(model, batch, cross_entropy), clip=1.0)
     report(run, options.out)
 
