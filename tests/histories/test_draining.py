@@ -82,7 +82,7 @@ def test_two_neighbours_can_be_drained_at_once(job_etcd: EtcdServer, quiet: Quie
 def test_the_only_node_can_be_drained_to_a_spare(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """It has no buddy and leaves before its successor could fetch anything, so it sends its snapshot ahead."""
     setting = dataclasses.replace(LONG, nodes=2, conf={"counts": "1"})
-    outcome = play(setting, [Drain(node="leader", when=When(step=8))], etcd=job_etcd, workdir=tmp_path / "job")
+    outcome = play(setting, [Drain(node="stage0", when=When(step=8))], etcd=job_etcd, workdir=tmp_path / "job")
     first, second = held(outcome, quiet(dataclasses.replace(LONG, nodes=1))).picture.generations
     assert (len(first.nodes), len(second.nodes), second.cause) == (1, 1, "drain")
     assert first.nodes != second.nodes
