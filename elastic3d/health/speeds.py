@@ -61,10 +61,10 @@ from elastic3d.values import Layout
 SPAN = 20.0
 """Seconds of steps, and `LEAST` windows, after which a node is slow; well again after twice as many.
 
-`TIMES` as many are looked at: a few more, so that one of four long windows may be amiss, and many more where there is
-too much noise to tell."""
+Where there is too much noise to tell, `TIMES` as many are looked at. Where windows are so long that `LEAST` are enough,
+one more is, too, so that one of four may be amiss there as well."""
 
-LEAST, TIMES, TWICE = 3, (1, 4 / 3, 2, 4), 2
+LEAST, TIMES, TWICE = 3, (1, 2, 4), 2
 SHARE = 0.75
 """Share of these windows in which it has to show, among them the last."""
 
@@ -314,7 +314,7 @@ class Speeds:
 
     def _finding(self, step: int, late: Mapping[_Measure, Mapping[int, float]]) -> SpeedFinding | None:
         entered, left = [], []
-        looked_at, many = tuple(map(self._last, TIMES)), self._last(TWICE)
+        looked_at, many = self._looked_at(), self._last(TWICE)
         for id in dict.fromkeys(self._nodes):
             shown = [
                 node
@@ -334,14 +334,14 @@ class Speeds:
                     entered.append(self.slow[id])
             elif before is not None and self._is_well(id, before.kind, many):
                 left.append(self.slow.pop(id))
-        if not (entered or left or self._is_news(looked_at[0])):
+        if not (entered or left or self._is_news(bool(looked_at))):
             return None
         self._told = dict(self.slow)
         return SpeedFinding(key=self.key, step=step, slow=dict(self.slow), entered=tuple(entered), left=tuple(left))
 
-    def _is_news(self, few: int) -> bool:
+    def _is_news(self, known: bool) -> bool:
         if self._told is None:
-            return few > 0
+            return known
         before = {id: node.rho for id, node in self._told.items()}
         return any(abs(math.log(node.rho / before[id])) > math.log(CHANGE) for id, node in self.slow.items())
 
@@ -349,7 +349,7 @@ class Speeds:
         track = self._tracks.get((id, measure), ())
         last = list(track)[-windows:]
         shows = [one >= self._enter for one in last]
-        if not windows or len(track) < windows or not shows[-1] or sum(shows) < SHARE * windows:
+        if len(track) < windows or not shows[-1] or sum(shows) < SHARE * windows:
             return None
         shown = next((n for n, one in enumerate(reversed(track)) if one < self._enter), len(track))
         if median(last) < self._by_chance(id, measure, windows, max(windows, shown)):
@@ -378,6 +378,7 @@ class Speeds:
         error = noise.standard_error(deviation, windows)
         if measure is _Measure.WORK and id in self._alone and self._learned:
             error = math.hypot(error, noise.standard_error(deviation, self._learned))
+        # Four long windows are hardly another look than three; medians exceed their share of chance by far more seldom.
         looks = len(set(self._nodes)) * sum(self._last(times) > 0 for times in TIMES)
         looks *= sum((id, other) in self._tracks for other in _Measure if other.kind is measure.kind)
         return error * noise.student(self._windows[-1].seconds / SELDOM / looks, known.freedom)
@@ -389,7 +390,14 @@ class Speeds:
         lasts = [track[-windows:] for track in tracks]
         return all(last[-1] < self._well and sum(one < self._well for one in last) >= SHARE * windows for last in lasts)
 
-    def _last(self, times: float) -> int:
+    def _looked_at(self) -> tuple[int, ...]:
+        """Return how many of the last windows are looked at, the fewest first; () if there are not enough yet."""
+        numbers = {self._last(times) for times in TIMES} - {0}
+        if LEAST in numbers and len(self._windows) > LEAST:
+            numbers.add(LEAST + 1)
+        return tuple(sorted(numbers))
+
+    def _last(self, times: int) -> int:
         """Return how many of the last windows take so many `SPAN`; 0 if there are not enough yet."""
         lasted = 0.0
         for number, window in enumerate(reversed(self._windows), start=1):
