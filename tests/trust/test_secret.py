@@ -8,10 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from chaos.servers.etcd import EtcdServer
+from chaos.servers.etcd_attacks import fill, make_space
 from elastic3d.errors import ConfigurationError
-from elastic3d.etcd import EtcdClient
+from elastic3d.etcd import EtcdClient, Impaired
 from elastic3d.membership.inspection.keys import find
+from elastic3d.trust.credentials import SECRET_BYTES
 from elastic3d.trust.secret import obtain
+from tests.clocks import HandClock
 
 
 @pytest.fixture
@@ -47,3 +50,22 @@ def test_a_garbled_secret_of_a_live_job_is_waited_for(client: EtcdClient) -> Non
     mended.start()
     assert obtain(client, "/e/one/") == "5e" * 32
     mended.join()
+
+
+def test_a_node_that_starts_waits_for_an_etcd_that_takes_no_writes() -> None:
+    """There is space again a second later: it is not lost for that. For ever it does not wait, and says why."""
+    with EtcdServer(quota=16 << 20) as server, server.client() as client:
+        fill(server)
+        with pytest.raises(Impaired, match="etcdctl compact, defrag, alarm disarm"):
+            obtain(client, "/e/one/", clock=Hasty())
+        mended = threading.Timer(1.0, lambda: make_space(server))
+        mended.start()
+        assert len(obtain(client, "/e/one/")) == 2 * SECRET_BYTES
+        mended.join()
+
+
+class Hasty(HandClock):
+    """A clock on which sleeping takes a minute, and no time."""
+
+    def sleep(self, seconds: float) -> None:
+        self.now += 60.0
