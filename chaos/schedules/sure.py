@@ -23,8 +23,8 @@ SAVED = "checkpoint.committed"
 
 
 def of_trainers(fault: Fault) -> bool:
-    """Return whether it befalls a node's trainers, or their connections, which a spare node has not."""
-    return isinstance(fault, KillTrainer | Freeze | Pause | Slow | Reset)
+    """Return whether it befalls a node's trainers, their connections or snapshots, which a spare node has not."""
+    return isinstance(fault, KillTrainer | Freeze | Pause | Slow | Reset | SnapshotFlip)
 
 
 def sure_ranks(nodes: int) -> int:

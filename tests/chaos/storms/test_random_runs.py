@@ -19,7 +19,7 @@ from chaos.commands.random_storms import exit_code, line, numbers, seeds, summar
 from chaos.commands.shrink import failed
 from chaos.faults.catalogue import KINDS
 from chaos.faults.etcd import EtcdEmpty, EtcdPause, EtcdRestart, Revoke
-from chaos.faults.fault import Fault, Need
+from chaos.faults.fault import Fault, Need, OfNode
 from chaos.faults.memory import SnapshotFlip
 from chaos.faults.moment import When
 from chaos.faults.orders import Drain, Join
@@ -54,6 +54,12 @@ def test_drawn_schedules_surely_happen() -> None:
         assert all(fault.when.step <= last_step(40) == 35 for fault in schedule.faults)
         lost = [fault for fault in schedule.faults if takes_memory(fault)]
         assert sum(fault.when.event == SAVED for fault in lost) >= len(lost) - 1
+
+
+def test_what_befalls_a_snapshot_is_drawn_for_a_rank() -> None:
+    """A node that no layout has to use holds none, so that the moment would never come."""
+    drawn = [draw_schedule(seed, nodes=3, steps=40, faults=1, words=["flip-snapshot"]) for seed in range(30)]
+    assert {fault.node for one in drawn for fault in one.faults if isinstance(fault, OfNode)} == {"rank0", "rank1"}
 
 
 def test_draws_cover_every_kind_layout_and_moment() -> None:
