@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from checkpointing import open_store, read_latest
 from checkpointing.errors import CheckpointError
 from checkpointing.format.names import parse_checkpoint
+from checkpointing.stores.address import parse
 
 
 def complete_checkpoints(context: typer.Context, incomplete: str) -> list[str]:
@@ -40,14 +39,10 @@ def complete_tensors(context: typer.Context, incomplete: str) -> list[str]:
 
 def _local(context: typer.Context) -> str:
     url = str(context.params.get("url") or "")
-    path = url.removeprefix("file://")
-    try:
-        local = "://" not in path and Path(path).expanduser().is_dir()
-    except RuntimeError:  # ~ and no user's name
-        local = False
-    if not local:
+    path = parse(url).path
+    if path is None or not path.is_dir():
         raise ValueError(f"{url} is not a local directory")
-    return path
+    return str(path)
 
 
 def complete_tags(context: typer.Context, incomplete: str) -> list[str]:

@@ -285,6 +285,7 @@ def test_the_shell_completes_checkpoints_and_tensors(history: History) -> None:
         line = ["ckpt", *words]
         names = {"COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1), "_CKPT_COMPLETE": "complete_bash"}
         result = run.invoke(app, [], prog_name="ckpt", env={**shell, **names})
+        assert result.exit_code == 0, result.exception
         return result.stdout.split()
 
     assert completed("show", history.url, "2") == ["200"]
@@ -292,6 +293,7 @@ def test_the_shell_completes_checkpoints_and_tensors(history: History) -> None:
     assert history.names[0] in completed("diff", history.url, "0000")
     assert completed("cat", history.url, "model/he") == ["model/head.weight"]
     assert completed("show", "s3://bucket/gpt", "2") == []
+    assert completed("show", "~nobody-here/gpt", "2") == []
 
 
 def test_completion_can_be_installed() -> None:
