@@ -15,6 +15,12 @@ VERDICTS = "verdicts/"
 GOODPUT = "goodput"
 """Key of where the time of the nodes went."""
 
+END_AGE = "end.age"
+"""Key that lasts for `END_LASTS` after the job's end, so that its lease says how long ago that was."""
+
+END_LASTS = 120.0
+"""Seconds. A node that starts gives up on an etcd that is away well before."""
+
 WHOLE = "board.whole/"
 """Prefix of whole generations of which the board has only the changes."""
 

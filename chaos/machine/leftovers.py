@@ -16,8 +16,8 @@ _LEASE_PATIENCE = 10.0
 _LONGEST = 60.0
 """The longest remaining life, in seconds, of a living member's lease; records that outlive a job have more."""
 _SHARED_MEMORY = Path("/dev/shm")
-# Records about machines outlive the job, on leases of their own.
-_REMEMBERED = (keys.FLAPS, keys.QUARANTINE)
+# Records about machines, and the age of the end, outlive the job, on leases of their own.
+_REMEMBERED = (keys.FLAPS, keys.QUARANTINE, keys.END_AGE)
 
 
 def shared_memory() -> frozenset[str]:
@@ -40,7 +40,7 @@ def leases_left(
 ) -> list[str]:
     """Return the keys under `prefix` that hang on a lease after `patience`; with `alone`, any lease of the server.
 
-    Records about machines that outlive their job are not counted, whichever job wrote them; nor is a lease
+    Records that outlive their job by their nature are not counted, whichever job wrote them; nor is a lease
     without a key that was granted for that long: its writer was killed in between.
     """
 

@@ -254,6 +254,14 @@ class EtcdClient:
             return None
         return None if answer.TTL < 0 else float(answer.TTL)
 
+    def term(self, prefix: str, *, budget: float | None = None) -> int:
+        """Return the term of the cluster's leader, after a linearizable read of `prefix`, for which we need the rights.
+
+        Within a term what a lease has left shrinks evenly; a new leader begins it anew (etcd's lessor, `Promote`).
+        """
+        request = messages.new("RangeRequest", limit=1, keys_only=True, **self.codec.span(prefix, prefix=True))
+        return int(self.session.call(transport.RANGE, request, safe=True, budget=budget).header.raft_term)
+
     def leases(self, *, budget: float | None = None) -> tuple[int, ...]:
         """Return the ids of all leases of the cluster."""
         request = messages.new("LeaseLeasesRequest")

@@ -114,10 +114,11 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutEnd:
-    """End the job, fenced on the leader's token. verdict, standing: as for `Seal`."""
+    """End the job, fenced on the leader's token. verdict, standing: as for `Seal`. term: that of etcd's own leader."""
 
     end: End
     token: int
+    term: int = 0
     verdict: Verdict | None = None
     standing: tuple[tuple[str, int], ...] = ()
 

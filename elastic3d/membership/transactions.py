@@ -49,7 +49,7 @@ class Transaction:
 def lease_of(action: acts.Write, own: float) -> float | None:
     """Return the TTL in seconds of the lease the write needs: `own` for the member's own, None for none.
 
-    A quarantine and the record of a flap have their own leases, which nobody keeps alive.
+    A quarantine, the record of a flap and the age of the end have their own leases, which nobody keeps alive.
     """
     match action:
         case acts.PutMember() | acts.PutReport() | acts.PutStall() | acts.Campaign() | acts.PutDoubt():
@@ -58,6 +58,8 @@ def lease_of(action: acts.Write, own: float) -> float | None:
             return action.quarantine.seconds
         case acts.PutFlap():
             return action.seconds
+        case acts.PutEnd():
+            return keys.END_LASTS
         case _:
             return None
 
@@ -128,7 +130,8 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brev
             return _made(leads(action.token), *withdrawn)
         case acts.PutEnd():
             conditions = (*leads(action.token), *_standing(root, action.standing))
-            return _made(conditions, Put(root + keys.END, encode(action.end)), *_ruled(root, action.verdict))
+            age = Put(root + keys.END_AGE, b"%d" % action.term, lease)
+            return _made(conditions, Put(root + keys.END, encode(action.end)), age, *_ruled(root, action.verdict))
         case acts.PutVerdict():
             return _made(leads(action.token), *_ruled(root, action.verdict))
         case acts.PutQuarantine():

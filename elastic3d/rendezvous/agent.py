@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from collections.abc import Callable
 
 from elastic3d import threads
@@ -19,6 +20,13 @@ def identity(pid: int) -> str:
     """Return a name of this process that is unique until the machine reboots; "" if it does not live."""
     fields = stat_fields(pid)
     return "" if not fields or fields[0] in "ZX" else f"{pid}:{fields[19]}"
+
+
+def age() -> float:
+    """Return the seconds since this process was started; 0 where /proc does not say."""
+    fields = stat_fields(os.getpid())
+    ticks = int(fields[19]) if fields else 0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
 
 
 def pid_of(agent: str) -> int:

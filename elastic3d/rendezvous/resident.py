@@ -44,7 +44,8 @@ class ResidentHandler(RendezvousHandler):
             if self._settings.end_seen is None:
                 # Not read again when torchrun starts the keepers anew: they belong to the job for which this agent was
                 # started.
-                self._settings = replace(self._settings, end_seen=end_seen(client, self._settings.root))
+                seen = end_seen(client, self._settings.root, agent.age())
+                self._settings = replace(self._settings, end_seen=seen)
             client.close()
         os.environ[environment.RENDEZVOUS.name] = self._settings.to_environment()
         os.environ[environment.NODE_TOKEN.name] = secrets.token_hex(16)

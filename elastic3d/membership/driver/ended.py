@@ -22,10 +22,30 @@ BUDGET = 30.0
 """Seconds for each read: when thousands of nodes start at once, etcd cannot keep up."""
 
 
-def end_seen(client: EtcdClient, root: str) -> int:
-    """Return the revision of the end record under `root`, 0 for none: an end of a later revision is another job's."""
+def end_seen(client: EtcdClient, root: str, age: float = 0.0) -> int:
+    """Return the revision of the end record that stood under `root` when this node was started, 0 for none.
+
+    age: seconds since then. A node may come to read etcd only when the job for which it was started is over: etcd was
+    away, or the node is slow.
+    """
     end = client.get(root + keys.END, budget=BUDGET)
-    return 0 if end is None else end.mod_revision
+    if end is None:
+        return 0
+    ago = _ended_ago(client, root)
+    return 0 if ago is not None and ago < age else end.mod_revision
+
+
+def _ended_ago(client: EtcdClient, root: str) -> float | None:
+    """Return at most how many seconds ago the job under `root` ended; None if that was long ago, or cannot be known.
+
+    By etcd's clock alone: machines' clocks differ, and jump.
+    """
+    mark = client.get(root + keys.END_AGE, budget=BUDGET)
+    if mark is None:
+        return None
+    left = client.time_to_live(mark.lease, budget=BUDGET)
+    term = client.term(root, budget=BUDGET)
+    return None if left is None or mark.value != b"%d" % term else keys.END_LASTS - left
 
 
 def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: int | None = None) -> End | None:
@@ -34,7 +54,7 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
     Waits for members that are about to go, at most `lease` seconds: those still there after that will stay, and a node
     that joins learns from the records that the job is over.
 
-    seen: `end_seen` when this node was started, None if not known. A job that ended well after that is the one this
+    seen: `end_seen` of this node, None if not known. A job that ended well after that is the one this
     node was started for, and a node that came late must not begin it anew: its end is returned, and nothing is cleared.
     """
     patience = clock.monotonic() + lease + 1.0
@@ -52,14 +72,17 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
         if clock.monotonic() >= patience:
             return None
         clock.sleep(POLL)
-    wipe: list[Operation] = [Delete(root + key) for key in (keys.END, keys.PROPOSAL, keys.GOODPUT)]
+    wipe: list[Operation] = [Delete(root + key) for key in (keys.END, keys.END_AGE, keys.PROPOSAL, keys.GOODPUT)]
     past = (keys.WHOLE, keys.TOMBS, keys.DOUBTS, keys.FAULTS, keys.DRAINS, keys.HISTORY, keys.VERDICTS)
     wipe += [Delete(root + prefix, prefix=True) for prefix in past]
     last = sealed(root, client.range(root + keys.LISTED)[0])
     if last is not None:
         # Its nodes are gone and nobody waits for them.
         wipe.append(Put(root + keys.GENERATION, encode(emptied(last))))
+    mark = client.get(root + keys.END_AGE, budget=BUDGET)
     client.txn([Compare.mod_revision(end.key, end.mod_revision)], wipe)
+    if mark is not None:
+        client.revoke(mark.lease, budget=BUDGET)
     return None
 
 

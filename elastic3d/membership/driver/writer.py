@@ -206,12 +206,13 @@ class MemberWriter:
 
     def _send(self, action: acts.Write) -> bool:
         lease = 0
+        stamped = self._stamped(action)
         ttl = transactions.lease_of(action, self._ttl)
         if transactions.own_lease(action):
             lease = self._own_lease()
         elif ttl is not None:
             lease, _granted = self._client.grant(ttl, budget=BUDGET)
-        made = transactions.transaction(self._root, self._me, self._stamped(action), lease)
+        made = transactions.transaction(self._root, self._me, stamped, lease)
         idempotent = not isinstance(action, acts.Fenced)
         result = self._client.txn(made.conditions, made.operations, idempotent=idempotent, budget=BUDGET)
         if result.succeeded:
@@ -246,10 +247,14 @@ class MemberWriter:
         self._tell(e.Unregistered())
 
     def _stamped(self, action: acts.Write) -> acts.Write:
-        """Return the write with the wall time in a generation's history; the core has no clock."""
-        if not isinstance(action, acts.Seal):
-            return action
-        return replace(action, history=replace(action.history, at=self._clock.wall()))
+        """Return the write with what the core cannot know: the wall time, the term of etcd's leader."""
+        match action:
+            case acts.Seal():
+                return replace(action, history=replace(action.history, at=self._clock.wall()))
+            case acts.PutEnd():
+                return replace(action, term=self._client.term(self._root, budget=BUDGET))
+            case _:
+                return action
 
     # The pulse.
 

@@ -326,6 +326,35 @@ def test_a_late_node_of_an_ended_job_does_not_start_a_new_job(job: Job) -> None:
     job.trains("b", 2, 10)
 
 
+def test_a_node_that_reads_etcd_only_after_the_end_knows_that_it_was_started_before(job: Job) -> None:
+    """It was started anew while the job ran, and could not read for a while: it must not begin the job again.
+
+    One started after the end does, and so does one where etcd's leader has changed since: nobody knows then how long
+    ago the end was.
+    """
+    job.start("a")
+    job.trains("a", 1, 5)
+    one = job.all.pop("a")
+    assert one.running is not None
+    one.member.tell(e.MainFinished(key=one.running.key))
+    wait(lambda: one.exit is not None, 5)
+    one.close()
+    end, mark = (job.client.get(job.root + key) for key in (keys.END, keys.END_AGE))
+    assert end is not None
+    assert mark is not None
+    assert end_seen(job.client, job.root) == end_seen(job.client, job.root, 0.1) == end.mod_revision
+    seen = end_seen(job.client, job.root, 30.0)
+    assert seen == 0
+    late = Hand(job._connect, job.root, "late", job.policy, end_seen=seen)
+    assert late.exit == acts.Exit(failed=False, detail="the job ended before this node joined it")
+    late.close()
+    job.client.put(mark.key, b"1000000", mark.lease)
+    assert end_seen(job.client, job.root, 30.0) == end.mod_revision
+    job.all["b"] = Hand(job._connect, job.root, "b", job.policy, end_seen=end.mod_revision)
+    job.trains("b", 2, 10)
+    assert mark.lease not in job.client.leases()
+
+
 def test_errors_without_progress_end_the_job(job: Job) -> None:
     """The user's code fails on every try: after the last, all go with its error."""
     job.start("a", "b")
