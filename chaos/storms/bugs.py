@@ -125,4 +125,10 @@ FOUND: tuple[RealBug, ...] = (
         wrong="`elastic3d explain` made an old finding the newest, and named a later step as the first left out",
         test="cli/explain/test_pages.py::test_what_came_first_does_not_go_by_clocks",
     ),
+    RealBug(
+        met="a node was killed and started anew seconds before the job's end, while etcd did not answer",
+        wrong="it read etcd only after the end, began the job anew, and waited for a second node until its timeout",
+        test="membership/driver/test_member.py::"
+        "test_a_node_that_reads_etcd_only_after_the_end_knows_that_it_was_started_before",
+    ),
 )
