@@ -78,6 +78,9 @@ NODE_TOKEN = _variable("ELASTIC3D_NODE_TOKEN", SetBy.ELASTIC3D, "names the socke
 AGENT_PROCESS = _variable(
     "ELASTIC3D_AGENT_PROCESS", SetBy.ELASTIC3D, "the agent that keepers end with: its pid and start"
 )
+AGENT_BEGUN = _variable(
+    "ELASTIC3D_AGENT_BEGUN", SetBy.ELASTIC3D, "when `elastic3d agent` was started, on the machine's monotonic clock"
+)
 AGENT = _variable("ELASTIC3D_AGENT", SetBy.ELASTIC3D, "the mark by which a guard finds the processes of its agent")
 ROLE = _variable("ELASTIC3D_ROLE", SetBy.ELASTIC3D, "that a script runs as a template or as a trainer")
 ROLE_PARENT = _variable("ELASTIC3D_ROLE_PARENT", SetBy.ELASTIC3D, "the pid that process ends with")

@@ -15,11 +15,8 @@ VERDICTS = "verdicts/"
 GOODPUT = "goodput"
 """Key of where the time of the nodes went."""
 
-END_AGE = "end.age"
-"""Key that lasts for `END_LASTS` after the job's end, so that its lease says how long ago that was."""
-
-END_LASTS = 120.0
-"""Seconds. A node that starts gives up on an etcd that is away well before."""
+LAST_END = "end.last"
+"""Key of the newest end for some minutes after it, even if another job has begun under the id since."""
 
 WHOLE = "board.whole/"
 """Prefix of whole generations of which the board has only the changes."""

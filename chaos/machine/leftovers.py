@@ -16,8 +16,8 @@ _LEASE_PATIENCE = 10.0
 _LONGEST = 60.0
 """The longest remaining life, in seconds, of a living member's lease; records that outlive a job have more."""
 _SHARED_MEMORY = Path("/dev/shm")
-# Records about machines, and the age of the end, outlive the job, on leases of their own.
-_REMEMBERED = (keys.FLAPS, keys.QUARANTINE, keys.END_AGE)
+# Records about machines, and of the newest end, outlive the job, on leases of their own.
+_REMEMBERED = (keys.FLAPS, keys.QUARANTINE, keys.LAST_END)
 
 
 def shared_memory() -> frozenset[str]:

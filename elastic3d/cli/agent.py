@@ -11,20 +11,22 @@ import signal
 import subprocess
 import sys
 import types
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from elastic3d import output
+from elastic3d import environment, output
+from elastic3d.clock import SYSTEM
 from elastic3d.errors import Elastic3dError, UsageError
 
 if TYPE_CHECKING:
+    from elastic3d.etcd import EtcdClient
     from elastic3d.rendezvous.settings import Settings
 
+_T = TypeVar("_T")
 LEFT = 75
-"""The exit code of a node that left while the job goes on: EX_TEMPFAIL of sysexits.h."""
+"""The exit code of a node that left while the job goes on, or may be begun again: EX_TEMPFAIL of sysexits.h."""
 BACKENDS = ("etcd", "etcd-v3")
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -41,8 +43,9 @@ def agent(
     """Run torchrun for this node, and say by the exit code whether the job is over.
 
     For supervisors that start a node anew: a Kubernetes Job, systemd, a task of SkyPilot. SIGTERM and SIGINT are passed
-    on. Exit codes: 0 if the job is over and did not fail; 75 if this node left in order and the job goes on; 2 for a
-    wrong call; torchrun's own for everything else, or 128 and the number of the signal that ended it.
+    on. Exit codes: 0 if the job is over and did not fail; 75 if this node left in order and the job goes on, or can be
+    started again since it stopped when every node had been told to leave; 2 for a wrong call; torchrun's own for
+    everything else, or 128 and the number of the signal that ended it.
 
     Examples:
 
@@ -50,23 +53,29 @@ def agent(
     """  # noqa: E501 a command that is shown is one line
     # What arrives while torch is imported waits for torchrun: as a container's first process, it would be ignored.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    begun = SYSTEM.monotonic()
     try:
         settings = _settings(arguments or [])
-        child, passed_on = _start(arguments or [], before)
+        child, passed_on = _start(arguments or [], before, begun)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    from elastic3d.membership.driver.ended import end_seen, last_end
+
     # torchrun still imports torch: it has cleared away no earlier job yet, and ended none.
-    earlier = _end(settings, patience=0.0)
+    earlier = _ask(settings, lambda client: end_seen(client, settings.root, begun, SYSTEM), patience=0.0)
     code = child.wait()
     # A signal that comes before torchrun heeds any ends it; the node has not joined then.
     if code == 0 or (passed_on and code in (1, *(-number for number in passed_on))):
         # Whoever sent a signal ends this process, too, when their patience is at an end.
-        end = _end(settings, patience=0.0 if passed_on else None)
-        if end is None or (earlier is not None and end.revision == earlier.revision):
+        last = _ask(settings, lambda client: last_end(client, settings.root), patience=0.0 if passed_on else None)
+        if last is None or last[1] == earlier:
             output.say(f"this node has left, and the job {settings.run_id} goes on: exit code {LEFT}")
             code = LEFT
+        elif last[0].stopped:
+            output.say(f"the job {settings.run_id} stopped before its last step ({last[0].detail}): exit code {LEFT}")
+            code = LEFT
         else:
-            code = (code or 1) if end.failed else 0
+            code = (code or 1) if last[0].failed else 0
     raise typer.Exit(code if code >= 0 else 128 - code)
 
 
@@ -104,10 +113,10 @@ def _settings(arguments: Sequence[str]) -> Settings:
     )
 
 
-def _start(arguments: Sequence[str], unblocked: set[int]) -> tuple[subprocess.Popen[bytes], list[int]]:
+def _start(arguments: Sequence[str], unblocked: set[int], begun: float) -> tuple[subprocess.Popen[bytes], list[int]]:
     """Start torchrun; return it, and the signals that were passed on to it so far, which grows.
 
-    unblocked: the signal mask for torchrun.
+    unblocked: the signal mask for torchrun. begun: when this node was started, on the machine's monotonic clock.
     """
     from elastic3d.worker.processes.process import die_with_parent
 
@@ -124,6 +133,7 @@ def _start(arguments: Sequence[str], unblocked: set[int]) -> tuple[subprocess.Po
 
     child = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *arguments],
+        env={**os.environ, environment.AGENT_BEGUN.name: str(begun)},
         # Of its own, so that a terminal's Ctrl-C arrives once: a second signal ends a node at once.
         process_group=0,
         preexec_fn=begin,
@@ -133,26 +143,13 @@ def _start(arguments: Sequence[str], unblocked: set[int]) -> tuple[subprocess.Po
     return child, passed_on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _JobEnd:
-    """The end of a job. revision: etcd's, by which it differs from that of another job with the same id."""
-
-    revision: int
-    failed: bool
-
-
-def _end(settings: Settings, patience: float | None) -> _JobEnd | None:
-    """Return the end of the job, None while it goes on or where etcd cannot tell. patience: as in `connect`."""
-    from elastic3d import etcd_keys as keys
-    from elastic3d.membership.records import End, decode
+def _ask(settings: Settings, question: Callable[[EtcdClient], _T], patience: float | None) -> _T | None:
+    """Return etcd's answer, None where it gives none. patience: as in `connect`."""
     from elastic3d.rendezvous.connect import connect
 
     try:
         with connect(settings, patience=patience) as client:
-            entry = client.get(settings.root + keys.END)
-        if entry is None:
-            return None
-        return _JobEnd(revision=entry.mod_revision, failed=decode(End, entry.value, entry.key).failed)
+            return question(client)
     except Elastic3dError as error:
         output.say(f"whether the job {settings.run_id} is over cannot be read, so it is taken to go on: {error}")
         return None

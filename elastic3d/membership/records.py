@@ -354,10 +354,29 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The job is over."""
+    """The job is over.
+
+    stopped: every node was told to leave before all steps were made, so that whoever starts nodes may start it again.
+    """
 
     failed: bool
+    stopped: bool = False
     detail: str = ""
+
+
+END_LASTS = 120.0
+"""Seconds. A node that starts gives up on an etcd that is away well before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastEnd:
+    """The newest end of a job under its id, under a lease of `END_LASTS` seconds, which says how long ago it was.
+
+    term: of etcd's leader when that lease was about to be granted. A new leader begins all leases anew.
+    """
+
+    end: End
+    term: int
 
 
 class NewerSchema(ConfigurationError):

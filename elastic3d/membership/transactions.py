@@ -14,7 +14,7 @@ from elastic3d import etcd_keys as keys
 from elastic3d.etcd import Compare, Delete, Operation, Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
-from elastic3d.membership.records import Claim, Proposal, Pulse, encode, encode_change
+from elastic3d.membership.records import END_LASTS, Claim, LastEnd, Proposal, Pulse, encode, encode_change
 from elastic3d.membership.stalls import Verdict
 from elastic3d.values import Generation, Node
 
@@ -49,7 +49,7 @@ class Transaction:
 def lease_of(action: acts.Write, own: float) -> float | None:
     """Return the TTL in seconds of the lease the write needs: `own` for the member's own, None for none.
 
-    A quarantine, the record of a flap and the age of the end have their own leases, which nobody keeps alive.
+    A quarantine, the record of a flap and that of the newest end have their own leases, which nobody keeps alive.
     """
     match action:
         case acts.PutMember() | acts.PutReport() | acts.PutStall() | acts.Campaign() | acts.PutDoubt():
@@ -59,7 +59,7 @@ def lease_of(action: acts.Write, own: float) -> float | None:
         case acts.PutFlap():
             return action.seconds
         case acts.PutEnd():
-            return keys.END_LASTS
+            return END_LASTS
         case _:
             return None
 
@@ -130,8 +130,8 @@ def transaction(root: str, me: Node, action: acts.Write, lease: int = 0, *, brev
             return _made(leads(action.token), *withdrawn)
         case acts.PutEnd():
             conditions = (*leads(action.token), *_standing(root, action.standing))
-            age = Put(root + keys.END_AGE, b"%d" % action.term, lease)
-            return _made(conditions, Put(root + keys.END, encode(action.end)), age, *_ruled(root, action.verdict))
+            last = Put(root + keys.LAST_END, encode(LastEnd(end=action.end, term=action.term)), lease)
+            return _made(conditions, Put(root + keys.END, encode(action.end)), last, *_ruled(root, action.verdict))
         case acts.PutVerdict():
             return _made(leads(action.token), *_ruled(root, action.verdict))
         case acts.PutQuarantine():

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import select
-import time
 from collections.abc import Callable
 
-from elastic3d import threads
+from elastic3d import environment, threads
+from elastic3d.clock import SYSTEM
 from elastic3d.health.processes import stat_fields
 
 
@@ -22,11 +22,13 @@ def identity(pid: int) -> str:
     return "" if not fields or fields[0] in "ZX" else f"{pid}:{fields[19]}"
 
 
-def age() -> float:
-    """Return the seconds since this process was started; 0 where /proc does not say."""
-    fields = stat_fields(os.getpid())
-    ticks = int(fields[19]) if fields else 0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+def begun() -> float:
+    """Return when this node was started for the job, on the machine's monotonic clock: now, or `elastic3d agent`'s.
+
+    To be called once, before anybody is waited for. The time at which the process was started is older where a shell
+    has become it, and of no use to a second job of one process.
+    """
+    return float(environment.AGENT_BEGUN.take() or SYSTEM.monotonic())
 
 
 def pid_of(agent: str) -> int:

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from elastic3d import environment
+from elastic3d.clock import SYSTEM
 from elastic3d.etcd import EtcdClient
 from elastic3d.membership.driver.ended import end_seen
 from elastic3d.rendezvous import agent
@@ -27,6 +28,7 @@ class ResidentHandler(RendezvousHandler):
 
     def __init__(self, settings: Settings, backend: str) -> None:
         self._settings, self._backend, self._closed = settings, backend, False
+        self._begun = agent.begun()
 
     def get_backend(self) -> str:
         """Return the name torchrun asked for."""
@@ -44,7 +46,7 @@ class ResidentHandler(RendezvousHandler):
             if self._settings.end_seen is None:
                 # Not read again when torchrun starts the keepers anew: they belong to the job for which this agent was
                 # started.
-                seen = end_seen(client, self._settings.root, agent.age())
+                seen = end_seen(client, self._settings.root, self._begun, SYSTEM)
                 self._settings = replace(self._settings, end_seen=seen)
             client.close()
         os.environ[environment.RENDEZVOUS.name] = self._settings.to_environment()

@@ -37,11 +37,12 @@ from elastic3d.etcd import EtcdClient
 from elastic3d.log import bind_process, process_log
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as m
+from elastic3d.membership.driver.ended import end_seen
 from elastic3d.membership.driver.links import Links
 from elastic3d.membership.driver.member import Member
 from elastic3d.membership.records import MemberRecord, Pulse
 from elastic3d.planner import Plan
-from elastic3d.rendezvous import closing
+from elastic3d.rendezvous import agent, closing
 from elastic3d.rendezvous.connect import connect, encryption
 from elastic3d.rendezvous.errors import RendezvousEnded, as_torchs
 from elastic3d.rendezvous.graceful import let_agents_of
@@ -69,6 +70,7 @@ class RestartHandler(RendezvousHandler):
 
     def __init__(self, settings: Settings, backend: str) -> None:
         self._settings, self._backend = settings, backend
+        self._begun, self._end_seen = agent.begun(), 0
         let_agents_of(RestartHandler)
         self._pid = os.getpid()
         self._store: GenerationStore | None = None
@@ -272,6 +274,7 @@ class RestartHandler(RendezvousHandler):
         with as_torchs():
             self._client = connect(settings)
             self._leave_if_closed()
+            self._end_seen = end_seen(self._client, settings.root, self._begun, SYSTEM)
             secret = obtain(self._client, settings.root)
             encrypted = encryption(settings)
         self._credentials = Credentials(secret=secret, id=settings.node, certificate=settings.cert, key=settings.key)
@@ -320,7 +323,7 @@ class RestartHandler(RendezvousHandler):
             secret=self._shown().secret,
             trusted=self._take_secret,
         )
-        self._member.start(self._links, again=again)
+        self._member.start(self._links, again=again, end_seen=self._end_seen)
 
     def _rejoin(self) -> None:
         """Come back as a newcomer after the others put this node out; torchrun has stopped its workers."""

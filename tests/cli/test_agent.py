@@ -124,7 +124,10 @@ def test_a_node_that_leaves_says_so_and_one_whose_job_is_over_too(tmp_path: Path
 @pytest.mark.etcd
 @pytest.mark.gloo
 def test_a_signal_is_passed_on_once_and_a_failure_stays_one(tmp_path: Path) -> None:
-    """A node that gets SIGTERM leaves in order, with 75; a script that raises ends its node with torchrun's 1."""
+    """A node that gets SIGTERM leaves in order, with 75; a script that raises ends its node with torchrun's 1.
+
+    The last node's leaving ends the job before its last step: with 75 too, since the job can be started again.
+    """
     broken = tmp_path / "broken.py"
     broken.write_text("raise SystemExit('broken')\n")
     with EtcdServer() as etcd:
@@ -140,5 +143,6 @@ def test_a_signal_is_passed_on_once_and_a_failure_stays_one(tmp_path: Path) -> N
             text = goes.output.read_text()
             assert "node.draining" in text
             assert "a second SIGTERM" not in text
-            stays.process.kill()
-            stays.process.wait()
+            stays.process.send_signal(signal.SIGTERM)
+            assert stays.ended() == LEFT
+            assert "stopped before its last step" in stays.output.read_text()

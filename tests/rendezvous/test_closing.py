@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,17 @@ def test_a_spare_ends_well_when_the_job_does(handlers: Handlers) -> None:
     assert [type(error) for error in spare.errors] == [RendezvousGracefulExitError]
     with pytest.raises(RendezvousClosedError):
         first.next_rendezvous()
+
+
+def test_a_node_that_was_started_before_the_end_and_comes_after_it_ends_well(handlers: Handlers) -> None:
+    """It does not begin the job anew, and wait for the others until its timeout."""
+    late = handlers.add("b")
+    first = handlers.add("a")
+    first.next_rendezvous()
+    time.sleep(1.5)  # etcd says in whole seconds what is left of a lease
+    assert first.shutdown()
+    with pytest.raises(RendezvousGracefulExitError):
+        late.next_rendezvous()
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["while it runs", "just replaced"])

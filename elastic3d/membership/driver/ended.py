@@ -12,7 +12,7 @@ from elastic3d import etcd_keys as keys
 from elastic3d.clock import Clock
 from elastic3d.etcd import Compare, Delete, EtcdClient, Operation, Put
 from elastic3d.membership.reading import sealed
-from elastic3d.membership.records import End, decode, encode
+from elastic3d.membership.records import END_LASTS, End, LastEnd, decode, encode
 from elastic3d.values import Generation
 
 POLL = 0.1
@@ -22,30 +22,37 @@ BUDGET = 30.0
 """Seconds for each read: when thousands of nodes start at once, etcd cannot keep up."""
 
 
-def end_seen(client: EtcdClient, root: str, age: float = 0.0) -> int:
+def end_seen(client: EtcdClient, root: str, begun: float, clock: Clock) -> int:
     """Return the revision of the end record that stood under `root` when this node was started, 0 for none.
 
-    age: seconds since then. A node may come to read etcd only when the job for which it was started is over: etcd was
-    away, or the node is slow.
+    begun: when that was, on `clock`'s monotonic clock. A node may come to read etcd only when the job for which it was
+    started is over: etcd was away, or the node is slow.
     """
     end = client.get(root + keys.END, budget=BUDGET)
     if end is None:
         return 0
-    ago = _ended_ago(client, root)
-    return 0 if ago is not None and ago < age else end.mod_revision
+    last = client.get(root + keys.LAST_END, budget=BUDGET)
+    if last is None or last.mod_revision != end.mod_revision:
+        return end.mod_revision
+    age = clock.monotonic() - begun
+    left = client.time_to_live(last.lease, budget=BUDGET)
+    # By etcd's clock alone, since machines' clocks differ, and jump.
+    ago = None if left is None else END_LASTS - left
+    same = decode(LastEnd, last.value, last.key).term == client.term(root, budget=BUDGET)
+    return 0 if ago is not None and ago < age and same else end.mod_revision
 
 
-def _ended_ago(client: EtcdClient, root: str) -> float | None:
-    """Return at most how many seconds ago the job under `root` ended; None if that was long ago, or cannot be known.
+def last_end(client: EtcdClient, root: str) -> tuple[End, int] | None:
+    """Return how the newest job under `root` ended and the revision of that, None if none has for some minutes.
 
-    By etcd's clock alone: machines' clocks differ, and jump.
+    It is there even if a node that came late has begun another job since.
     """
-    mark = client.get(root + keys.END_AGE, budget=BUDGET)
-    if mark is None:
-        return None
-    left = client.time_to_live(mark.lease, budget=BUDGET)
-    term = client.term(root, budget=BUDGET)
-    return None if left is None or mark.value != b"%d" % term else keys.END_LASTS - left
+    for entry in (client.get(root + keys.END), client.get(root + keys.LAST_END)):
+        if entry is not None:
+            last = entry.key.endswith(keys.LAST_END)
+            end = decode(LastEnd, entry.value, entry.key).end if last else decode(End, entry.value, entry.key)
+            return end, entry.mod_revision
+    return None
 
 
 def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: int | None = None) -> End | None:
@@ -64,25 +71,23 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
             return None
         if seen is not None and end.mod_revision > seen:
             over = decode(End, end.value, end.key)
-            # A job that failed may be begun again: that is what torchrun's restarts are for.
-            if not over.failed:
+            # A job that failed may be begun again: that is what torchrun's restarts are for. So may one that stopped
+            # since all its nodes had to leave: this node was started to take their place.
+            if not over.failed and not over.stopped:
                 return over
         if not client.exists(root + keys.MEMBERS):
             break
         if clock.monotonic() >= patience:
             return None
         clock.sleep(POLL)
-    wipe: list[Operation] = [Delete(root + key) for key in (keys.END, keys.END_AGE, keys.PROPOSAL, keys.GOODPUT)]
+    wipe: list[Operation] = [Delete(root + key) for key in (keys.END, keys.PROPOSAL, keys.GOODPUT)]
     past = (keys.WHOLE, keys.TOMBS, keys.DOUBTS, keys.FAULTS, keys.DRAINS, keys.HISTORY, keys.VERDICTS)
     wipe += [Delete(root + prefix, prefix=True) for prefix in past]
     last = sealed(root, client.range(root + keys.LISTED)[0])
     if last is not None:
         # Its nodes are gone and nobody waits for them.
         wipe.append(Put(root + keys.GENERATION, encode(emptied(last))))
-    mark = client.get(root + keys.END_AGE, budget=BUDGET)
     client.txn([Compare.mod_revision(end.key, end.mod_revision)], wipe)
-    if mark is not None:
-        client.revoke(mark.lease, budget=BUDGET)
     return None
 
 

@@ -106,7 +106,7 @@ def find(root: str, items: Iterable[KeyValue]) -> RunKeys:
     wholes = {item.key: item.value for item in items if item.key.startswith(root + keys.WHOLE)}
     for item in items:
         below = item.key.removeprefix(root)
-        if below in (keys.SECRET, keys.END_AGE, *_WHOLE):
+        if below in (keys.SECRET, keys.LAST_END, *_WHOLE):
             continue
         try:
             whole = wholes.get(keys.whole(item.key), b"")

@@ -64,7 +64,7 @@ def gone(view: View, id: str, one: DepartureOrder, *, late: bool = False) -> Tom
 
 def end(view: View) -> acts.PutEnd:
     """Return the write that stops a job all of whose nodes leave."""
-    return acts.PutEnd(end=End(failed=False, detail="every node was told to leave"), token=view.token)
+    return acts.PutEnd(end=End(failed=False, stopped=True, detail="every node was told to leave"), token=view.token)
 
 
 def _part(one: DepartureOrder, part: float, alarm: Alarm) -> bool:

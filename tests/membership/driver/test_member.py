@@ -16,12 +16,13 @@ import pytest
 from chaos.servers.etcd import EtcdServer
 from chaos.simulation.standstills import At, stall
 from elastic3d import etcd_keys as keys
+from elastic3d.clock import SYSTEM
 from elastic3d.etcd import EtcdClient, Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
-from elastic3d.membership.driver.ended import end_seen
+from elastic3d.membership.driver.ended import end_seen, last_end
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import SCHEMA, Drain, Out, Tomb, decode, encode, encode_change
+from elastic3d.membership.records import SCHEMA, Drain, End, LastEnd, Out, Tomb, decode, encode, encode_change
 from elastic3d.membership.stalls import Verdict
 from elastic3d.values import Cause, Generation, ModelProfile
 from tests.membership import crew
@@ -310,7 +311,7 @@ def test_a_late_node_of_an_ended_job_does_not_start_a_new_job(job: Job) -> None:
     """
     job.start("a")
     job.trains("a", 1, 5)
-    seen = end_seen(job.client, job.root)
+    seen = end_seen(job.client, job.root, time.monotonic(), SYSTEM)
     assert seen == 0
     one = job.all.pop("a")
     assert one.running is not None
@@ -322,7 +323,9 @@ def test_a_late_node_of_an_ended_job_does_not_start_a_new_job(job: Job) -> None:
     assert late.exit == acts.Exit(failed=False, detail="the job ended before this node joined it")
     late.close()
     assert job.records() == before
-    job.all["b"] = Hand(job._connect, job.root, "b", job.policy, end_seen=end_seen(job.client, job.root))
+    job.all["b"] = Hand(
+        job._connect, job.root, "b", job.policy, end_seen=end_seen(job.client, job.root, time.monotonic(), SYSTEM)
+    )
     job.trains("b", 2, 10)
 
 
@@ -330,7 +333,7 @@ def test_a_node_that_reads_etcd_only_after_the_end_knows_that_it_was_started_bef
     """It was started anew while the job ran, and could not read for a while: it must not begin the job again.
 
     One started after the end does, and so does one where etcd's leader has changed since: nobody knows then how long
-    ago the end was.
+    ago the end was. How the job ended can be read for a while even so.
     """
     job.start("a")
     job.trains("a", 1, 5)
@@ -339,20 +342,35 @@ def test_a_node_that_reads_etcd_only_after_the_end_knows_that_it_was_started_bef
     one.member.tell(e.MainFinished(key=one.running.key))
     wait(lambda: one.exit is not None, 5)
     one.close()
-    end, mark = (job.client.get(job.root + key) for key in (keys.END, keys.END_AGE))
+    end, last = (job.client.get(job.root + key) for key in (keys.END, keys.LAST_END))
     assert end is not None
-    assert mark is not None
-    assert end_seen(job.client, job.root) == end_seen(job.client, job.root, 0.1) == end.mod_revision
-    seen = end_seen(job.client, job.root, 30.0)
+    assert last is not None
+    before, after = time.monotonic() - 30.0, time.monotonic()
+    assert end_seen(job.client, job.root, after, SYSTEM) == end.mod_revision
+    seen = end_seen(job.client, job.root, before, SYSTEM)
     assert seen == 0
     late = Hand(job._connect, job.root, "late", job.policy, end_seen=seen)
     assert late.exit == acts.Exit(failed=False, detail="the job ended before this node joined it")
     late.close()
-    job.client.put(mark.key, b"1000000", mark.lease)
-    assert end_seen(job.client, job.root, 30.0) == end.mod_revision
     job.all["b"] = Hand(job._connect, job.root, "b", job.policy, end_seen=end.mod_revision)
     job.trains("b", 2, 10)
-    assert mark.lease not in job.client.leases()
+    assert last_end(job.client, job.root) == (End(failed=False), end.mod_revision)
+    record = replace(decode(LastEnd, last.value, last.key), term=1_000_000)
+    done = job.client.txn([], [Put(end.key, end.value), Put(last.key, encode(record), last.lease)])
+    assert end_seen(job.client, job.root, before, SYSTEM) == done.revision
+
+
+def test_nodes_may_follow_those_that_were_all_told_to_leave(job: Job) -> None:
+    """One that was started to take the place of the last joins after its end, and begins the job anew."""
+    job.start("a")
+    job.trains("a", 1, 5)
+    seen = end_seen(job.client, job.root, time.monotonic(), SYSTEM)
+    one = job.all.pop("a")
+    job.client.put(job.root + keys.drain("a"), encode(Drain(seconds=3)))
+    wait(lambda: one.exit is not None, 5)
+    one.close()
+    job.all["b"] = Hand(job._connect, job.root, "b", job.policy, end_seen=seen)
+    job.trains("b", 2, 10)
 
 
 def test_errors_without_progress_end_the_job(job: Job) -> None:
