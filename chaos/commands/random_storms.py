@@ -16,14 +16,16 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chaos.commands.storm import INCOMPLETE, Arguments, AsJson, NoticedBars, Out, Recovery, Script
+from chaos.commands.errors import in_a_line, say
+from chaos.commands.storm import INCOMPLETE, Arguments, AsJson, JUnit, NoticedBars, Out, Recovery, Script
 from chaos.report import junit
 from chaos.report.random_documents import SCHEMA, DrawnRun, RandomDocument, RunVerdict, SkippedFault
 from chaos.report.watching import clean_end
+from chaos.storms.folders import writable_file, writable_folder
 from chaos.storms.random_runs import Chances, draw_run, play_run, saved_step, words_of
 from chaos.storms.storm import Job, undisturbed
 from elastic3d.clock import SYSTEM
-from elastic3d.errors import Elastic3dError, UsageError
+from elastic3d.errors import UsageError
 from elastic3d.values import to_json
 
 RUNS = 10
@@ -57,9 +59,7 @@ def play_random(
     bars: NoticedBars = None,
     recovery: Recovery = None,
     out: Out = Path("chaos-out"),
-    report: Annotated[
-        Path | None, typer.Option("--junit", help="Write the runs as JUnit XML to this file.", show_default=False)
-    ] = None,
+    report: JUnit = None,
     as_json: AsJson = False,
 ) -> None:
     """Break a job of your own script again and again, each time with other nodes and a schedule drawn from a seed.
@@ -67,10 +67,11 @@ def play_random(
     The job is the same each time and is played undisturbed once, so that each run is judged as `elastic3d chaos run`
     judges. Only what this machine can make is drawn, and only what surely happens and leaves the job a way to go on;
     what is left out for that is said. With --faults everything named is drawn, and skipped where it cannot be made.
-    A run in which a promise was broken is kept as failed-SEED. Ctrl-C ends everything, and what was played is told.
+    A run in which a promise was broken is kept as failed-SEED. Ctrl-C ends everything, as an error does; what was
+    played until then is told and written all the same, and in JUnit XML the rest counts as an error.
 
-    Exit codes: 0 every promise held; 1 one was broken; 2 nothing can be played; 4 every promise held, but faults were
-    skipped.
+    Exit codes: 0 every promise held; 1 one was broken, or an error ended it; 2 it cannot be played, or --out or --junit
+    cannot be written; 4 every promise held, but faults were skipped; 130 after Ctrl-C.
 
     Examples:
 
@@ -81,7 +82,7 @@ def play_random(
     console = Console(stderr=as_json)
     played: list[DrawnRun] = []
     left_out: tuple[SkippedFault, ...] = ()
-    steps, failure, interrupted = 0, 0, False
+    steps, failure, interrupted, error, doing = 0, 0, False, "", ""
     try:
         job = Job(
             script=str(script.absolute()),
@@ -98,6 +99,10 @@ def play_random(
         words, left_out = words_of(faults, slots)
         if least > nodes:
             raise UsageError(f"--least {least}: it is more than --nodes {nodes}")
+        writable_folder(out)
+        if report is not None:
+            writable_file(report)
+        doing = "the undisturbed run"
         with clean_end():
             for why, of_it in by_reason(left_out):
                 console.print(f"left out: {', '.join(of_it)}: {why}", style="dim", markup=False, highlight=False)
@@ -114,6 +119,7 @@ def play_random(
                 saved=saved_step(quiet.picture.checkpoints, steps),
             )
             for number in seeds(seed, runs, minutes, SYSTEM.monotonic):
+                doing = f"seed {number}"
                 schedule, drawn = draw_run(number, chances, job)
                 waiting = f"seed {number}: {drawn.nodes} nodes: {schedule}"
                 with console.status(Text(waiting)) if console.is_terminal else nullcontext():
@@ -123,9 +129,10 @@ def play_random(
     except SystemExit as end:
         # Of Ctrl-C or SIGTERM: everything has ended by now.
         failure, interrupted = int(end.code or 0), True
-    except Elastic3dError as error:
-        print(f"elastic3d: {error}", file=sys.stderr)
-        failure = error.exit_code
+    except Exception as raised:  # noqa: BLE001 - the process's edge: whatever ends it, what was played is told
+        failure, error = say(raised), f"{doing}: {in_a_line(raised)}"
+    if not doing:
+        raise typer.Exit(failure)
     document = RandomDocument(
         script=script.name,
         seed=seed,
@@ -133,14 +140,18 @@ def play_random(
         left_out=left_out,
         runs=tuple(played),
         interrupted=interrupted,
+        error=error,
     )
-    if report is not None and (played or not failure):
-        junit.write(document, report)
-    if as_json and (played or not failure):
+    if as_json:
         print(json.dumps({"schema": SCHEMA, **to_json(document)}))
     elif played:
         console.print(summary(document))
-    raise typer.Exit(failure or exit_code(document))
+    if report is not None:
+        try:
+            junit.write(report, "elastic3d chaos random", script.name, tuple(junit.drawn_cases(document)))
+        except UsageError as raised:
+            failure = failure or say(raised)
+    raise typer.Exit(exit_code(document, failure))
 
 
 def numbers(each: str) -> tuple[int, int]:
@@ -179,6 +190,8 @@ def line(run: DrawnRun) -> Text:
         text.append(f"\n    skipped: {one.fault}: {one.why}", "yellow")
     for promise in run.broken:
         text.append(f"\n    {promise}", "red")
+    if run.unkept:
+        text.append(f"\n    not kept: {run.unkept}", "yellow")
     for command in filter(None, (run.replay, run.shrink)):
         text.append(f"\n    {command}")
     return text
@@ -199,12 +212,17 @@ def summary(document: RandomDocument) -> RenderableType:
         str(sum(run.steps_repeated for run in runs)),
         f"{document.seconds:.0f} s",
     )
-    early = [Text("It was ended early.", style="yellow")] if document.interrupted else []
+    early = [Text(f"It was ended early: {document.early}.", style="yellow")] if document.early else []
     return Group(Text(), table, *early)
 
 
-def exit_code(document: RandomDocument) -> int:
-    """Return 1 where a promise was broken, INCOMPLETE where faults were skipped, else 0."""
+def exit_code(document: RandomDocument, failure: int = 0) -> int:
+    """Return 1 where a promise was broken, INCOMPLETE where faults were skipped, else 0.
+
+    failure: of what ended the runs, which is returned unless a promise was broken; after a signal in any case.
+    """
+    if document.interrupted:
+        return failure
     if document.count(RunVerdict.BROKEN):
         return 1
-    return INCOMPLETE if any(run.skipped for run in document.runs) else 0
+    return failure or (INCOMPLETE if any(run.skipped for run in document.runs) else 0)

@@ -6,8 +6,8 @@ import io
 import json
 import re
 import shutil
-import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +15,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from chaos.commands.storm import AsJson
+from chaos.commands.errors import in_a_line, say
+from chaos.commands.storm import INCOMPLETE, AsJson
 from chaos.faults.catalogue import feasible
+from chaos.report.folder import write_report
 from chaos.report.random_documents import SCHEMA, ShrunkDocument
 from chaos.report.watching import clean_end
 from chaos.schedules.as_test import as_test
@@ -24,7 +26,7 @@ from chaos.schedules.files import to_document
 from chaos.schedules.schedule import Schedule
 from chaos.schedules.smaller import smallest
 from chaos.score.playing import TRAIN_FAULTY
-from chaos.storms.folders import free_folder
+from chaos.storms.folders import free_folder, in_words, writable_folder
 from chaos.storms.storm import VERDICT, Job, keep, kept_storm, play_storm
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import Elastic3dError, UsageError
@@ -47,23 +49,27 @@ def shrink_schedule(
     if the same promise is broken, whatever the numbers are. What is left is kept as shrunk-SEED, a folder like that of
     a run, with a test that plays it. It is no more than the smallest schedule that was tried.
 
-    Exit codes: 0 it was found again, and is kept with what could be left out; 1 it did not fail again; 2 the folder is
-    of no run that failed.
+    Ctrl-C or an error ends the search: the smallest schedule until then is kept with its test, and said to be that.
+
+    Exit codes: 0 it was found again, and is kept with what could be left out; 1 it did not fail again, or an error came
+    first; 2 the folder is of no run that failed, or what is kept cannot be written; 4 it is kept, but an error ended
+    the search; 130 after Ctrl-C.
 
     Example:
 
         elastic3d chaos shrink chaos-out/failed-7 --minutes 10
     """
     console = Console(stderr=as_json)
+    out = out or folder.absolute().parent
     try:
         schedule, job, promise = failed(folder)
+        writable_folder(out)
         console.print(f"looking for less that breaks: {promise}", markup=False, highlight=False)
         with clean_end(), tempfile.TemporaryDirectory(prefix="elastic3d-chaos-") as work:
-            tried = _Tries(job, promise, out or folder.absolute().parent, Path(work), console, tries)
+            tried = _Tries(job, promise, out, Path(work), console, tries)
             document = tried.play(schedule, folder.name, minutes, SYSTEM)
     except Elastic3dError as error:
-        print(f"elastic3d: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code) from None
+        raise typer.Exit(say(error)) from None
     if as_json:
         print(json.dumps({"schema": SCHEMA, **to_json(document)}))
     elif document.folder is None:
@@ -74,7 +80,10 @@ def shrink_schedule(
         console.print(f"[bold]Left[/]     {', '.join(document.faults)}", highlight=False, soft_wrap=True)
         console.print(f"[bold]Kept[/]     {document.folder}", highlight=False, soft_wrap=True)
         console.print(f"[bold]Test[/]     {document.test}", highlight=False, soft_wrap=True)
-    raise typer.Exit(1 if document.folder is None else 0)
+        if document.early:
+            text = f"The search was ended early, so there may be less: {document.early}"
+            console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(1 if document.folder is None else tried.code)
 
 
 def failed(folder: Path) -> tuple[Schedule, Job, str]:
@@ -101,25 +110,37 @@ class _Tries:
         self._console, self._most = console, most
         self._made = 0
         self._best = work / "best"
+        self._left: Schedule | None = None
+        self.code = 0
 
     def play(self, schedule: Schedule, name: str, minutes: float, clock: Clock) -> ShrunkDocument:
-        """Look for less, and keep it; `name` is that of the folder it began with."""
-        until = clock.monotonic() + 60 * minutes
+        """Look for less, and keep it; `name` is that of the folder it began with. `code` is the exit code then.
+
+        What ends the search before anything has failed again is raised, and UsageError where nothing can be kept.
+        """
+        until, early = clock.monotonic() + 60 * minutes, ""
+        try:
+            self._search(schedule, lambda: clock.monotonic() < until)
+        except SystemExit as end:
+            # Of Ctrl-C or SIGTERM; no second one comes through until all is kept.
+            if self._left is None:
+                raise
+            self.code, early = int(end.code or 0), "it was interrupted"
+        except Exception as error:  # the process's edge: whatever ends it, the smallest schedule until then is kept
+            if self._left is None:
+                raise
+            say(error)
+            self.code, early = INCOMPLETE, in_a_line(error)
         number = re.sub(r"\D+", "_", name).strip("_") or "0"
-        left, folder, test = schedule, None, None
-        if self._fails(schedule):
-            left = smallest(
-                schedule,
-                self._fails,
-                tries=self._most,
-                nodes=self._job.nodes,
-                slots=self._job.slots,
-                going=lambda: clock.monotonic() < until,
-            )
+        left, folder, test = self._left or schedule, None, None
+        if self._left is not None:
             folder = free_folder(self._out, f"shrunk-{number.replace('_', '.')}")
-            shutil.copytree(self._best, folder)
             test = folder / f"test_found_{number}.py"
-            test.write_text(as_test(left, self._job, name=number, promise=self._promise))
+            with in_words(folder):
+                shutil.copytree(self._best, folder)
+                test.write_text(as_test(left, self._job, name=number, promise=self._promise))
+            # The page names the folder from which the run is replayed.
+            write_report(folder)
         return ShrunkDocument(
             promise=self._promise,
             faults=tuple(map(str, left.faults)),
@@ -128,10 +149,19 @@ class _Tries:
             schedule=to_document(left),
             folder=None if folder is None else str(folder),
             test=None if test is None else str(test),
+            early=early,
         )
 
+    def _search(self, schedule: Schedule, going: Callable[[], bool]) -> None:
+        if self._fails(schedule):
+            nodes, slots = self._job.nodes, self._job.slots
+            smallest(schedule, self._fails, tries=self._most, nodes=nodes, slots=slots, going=going)
+
     def _fails(self, schedule: Schedule) -> bool:
-        """Play it, and return whether it breaks the promise; what is kept of the last that did is the best."""
+        """Play it, and return whether it breaks the promise; what is kept of the last that did is the best.
+
+        Of a chain of smaller and smaller schedules that is the smallest.
+        """
         which = f"try {self._made} of {self._most}" if self._made else "again"
         text = f"{which}: {schedule}: "
         faulty = Path(self._job.script).resolve() == TRAIN_FAULTY.resolve()
@@ -146,8 +176,10 @@ class _Tries:
         broken = {promise.says for promise in storm.verdict.promises if promise.broken}
         fails = self._promise in broken
         if fails:
+            # The one before is still there if this one cannot be kept, or is interrupted.
+            kept = keep(storm, self._job, self._work, work)
             shutil.rmtree(self._best, ignore_errors=True)
-            keep(storm, self._job, self._work, work, self._best.name)
+            self._best, self._left = kept, schedule
         shutil.rmtree(work, ignore_errors=True)
         became = "fails" if fails else f"fails otherwise: {', '.join(sorted(broken))}" if broken else "holds"
         self._console.print(Text(f"{text}{became}"), soft_wrap=True, highlight=False)

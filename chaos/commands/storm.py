@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -15,13 +14,16 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chaos.commands.errors import say
+from chaos.report import junit
 from chaos.report.folder import REPORT
 from chaos.report.view import summary
 from chaos.report.watching import clean_end
 from chaos.schedules.files import load
 from chaos.schedules.schedule import Schedule
+from chaos.storms.folders import writable_file
 from chaos.storms.storm import Job, Storm, keep, kept_storm, play_storm
-from elastic3d.errors import Elastic3dError
+from elastic3d.errors import Elastic3dError, UsageError
 
 INCOMPLETE = 4
 """Exit code where every promise held, but not all faults could be made."""
@@ -54,6 +56,10 @@ Recovery = Annotated[
         show_default=False,
     ),
 ]
+JUnit = Annotated[
+    Path | None,
+    typer.Option("--junit", metavar="FILE", help="Write what was judged as JUnit XML.", show_default=False),
+]
 Compare = Annotated[bool, typer.Option(help="Compare with an undisturbed run, which is played once and kept.")]
 
 
@@ -72,6 +78,7 @@ def run_schedule(
     recovery: Recovery = None,
     compare: Compare = True,
     out: Out = Path("chaos-out"),
+    cases: JUnit = None,
     as_json: AsJson = False,
 ) -> None:
     """Break a job of your own script on this machine as a schedule says, and judge what becomes of it.
@@ -81,8 +88,8 @@ def run_schedule(
     behind, after Ctrl-C neither. A folder named passed-SEED or failed-SEED is kept, with a report as a page of HTML;
     `elastic3d chaos replay` plays it again.
 
-    Exit codes: 0 every promise held; 1 one was broken; 2 the schedule or the script cannot be played; 4 every promise
-    held, but faults were skipped for what this machine or the job lacks.
+    Exit codes: 0 every promise held; 1 one was broken; 2 the schedule or the script cannot be played, or what is kept
+    cannot be written; 4 every promise held, but faults were skipped for what this machine or the job lacks.
 
     Examples:
 
@@ -106,7 +113,7 @@ def run_schedule(
         )
         return drawn, job
 
-    _run(given, out=out, compare=compare, as_json=as_json)
+    _run(given, "run", out=out, compare=compare, cases=cases, as_json=as_json)
 
 
 def replay(
@@ -116,6 +123,7 @@ def replay(
         Path | None,
         typer.Option("-o", "--out", help="Folder for what is kept. Default: where FOLDER is.", show_default=False),
     ] = None,
+    cases: JUnit = None,
     as_json: AsJson = False,
 ) -> None:
     """Play again what was kept of a run: the same script, nodes and faults at the same moments.
@@ -127,31 +135,60 @@ def replay(
 
         elastic3d chaos replay chaos-out/failed-7
     """
-    _run(lambda: kept_storm(folder), out=out or folder.absolute().parent, compare=compare, as_json=as_json)
+    out = out or folder.absolute().parent
+    _run(lambda: kept_storm(folder), "replay", out=out, compare=compare, cases=cases, as_json=as_json)
 
 
-def _run(given: Callable[[], tuple[Schedule, Job]], *, out: Path, compare: bool, as_json: bool) -> None:
+def _run(
+    given: Callable[[], tuple[Schedule, Job]],
+    command: str,
+    *,
+    out: Path,
+    compare: bool,
+    cases: Path | None,
+    as_json: bool,
+) -> None:
     # Without --json people read standard output; with it they read standard error, and programs the other.
     console = Console(stderr=as_json)
+    folder, failure = None, 0
     try:
         schedule, job = given()
+        if cases is not None:
+            writable_file(cases)
         with ExitStack() as stack:
             stack.enter_context(clean_end())
             workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-chaos-")))
             storm = play_storm(schedule, job, workdir=workdir, kept=out, console=console, compare=compare)
-            folder = keep(storm, job, out, workdir)
+            try:
+                folder = keep(storm, job, out, workdir)
+            except UsageError as error:
+                # What was judged is told all the same.
+                failure = say(error)
     except Elastic3dError as error:
-        print(f"elastic3d: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code) from None
+        raise typer.Exit(say(error)) from None
     if as_json:
-        print(json.dumps(storm.document() | {"folder": str(folder)}))
+        print(json.dumps(storm.document() | {"folder": None if folder is None else str(folder)}))
     else:
         console.print(report(storm))
+    if folder is not None and not as_json:
         console.print(f"[bold]Kept[/]     {folder}", highlight=False, soft_wrap=True)
         console.print(f"[bold]Report[/]   {folder / REPORT}", highlight=False, soft_wrap=True)
         if not storm.kept:
             console.print(f"[bold]Replay[/]   elastic3d chaos replay {folder}", highlight=False, soft_wrap=True)
-    raise typer.Exit(1 if not storm.kept else INCOMPLETE if storm.skipped else 0)
+    if cases is not None:
+        try:
+            junit.write(cases, f"elastic3d chaos {command}", Path(job.script).name, tuple(storm_cases(storm, folder)))
+        except UsageError as error:
+            failure = say(error)
+    raise typer.Exit(1 if not storm.kept else failure or (INCOMPLETE if storm.skipped else 0))
+
+
+def storm_cases(storm: Storm, folder: Path | None) -> Iterator[junit.Case]:
+    """Yield a case per promise, and one per fault that was skipped. folder: what is kept of it."""
+    replay = () if folder is None else (f"replay: elastic3d chaos replay {folder}",)
+    yield from junit.promise_cases(storm.verdict.promises, replay)
+    for fault, why in storm.skipped:
+        yield junit.Case(name=str(fault), skipped=why)
 
 
 def report(storm: Storm) -> RenderableType:

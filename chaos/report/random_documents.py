@@ -55,6 +55,8 @@ class DrawnRun:
     """Steps that it made again."""
     folder: str | None
     """What is kept of a run that failed, from which it is replayed; null for others."""
+    unkept: str = ""
+    """Why nothing is kept of a run that failed, "" otherwise."""
 
     @property
     def replay(self) -> str:
@@ -82,7 +84,14 @@ class RandomDocument:
     runs: tuple[DrawnRun, ...]
     """What was played, in order."""
     interrupted: bool
-    """Whether it was ended before its time."""
+    """Whether it was ended before its time by Ctrl-C or another signal."""
+    error: str = ""
+    """What ended it before its time, with the run that was played then; "" for nothing."""
+
+    @property
+    def early(self) -> str:
+        """Why not all of it was played, "" where it was."""
+        return self.error or ("it was interrupted" if self.interrupted else "")
 
     def count(self, verdict: RunVerdict) -> int:
         """Return how many runs have a verdict."""
@@ -112,3 +121,5 @@ class ShrunkDocument:
     """What is kept of its run; null where it did not fail again."""
     test: str | None
     """The file of a test that plays it."""
+    early: str = ""
+    """What ended the search before its time, "" for nothing: then there may be less."""

@@ -35,6 +35,8 @@ JOB = Job(
     seed={seed},
     conf={conf},
     patience={patience},
+    bars={bars},
+    recovery={recovery},
 )
 SCHEDULE = """
 {schedule}"""
@@ -45,6 +47,8 @@ def test_found_{name}(tmp_path: Path) -> None:
     schedule = parse(tomllib.loads(SCHEDULE), "schedule", nodes=JOB.nodes)
     storm = play_storm(schedule, JOB, workdir=tmp_path / "work", kept=tmp_path, console=Console(stderr=True))
     assert storm.kept, "\\n".join(storm.verdict.told)
+    if storm.skipped:
+        pytest.skip("\\n".join(f"{{fault}}: {{why}}" for fault, why in storm.skipped))
 '''
 
 
@@ -62,6 +66,8 @@ def as_test(schedule: Schedule, job: Job, *, name: str, promise: str) -> str:
         seed=job.seed,
         conf=_listed((f"{_quoted(key)}: {_quoted(value)}" for key, value in job.conf.items()), "{}"),
         patience=float(job.patience),
+        bars=job.bars,
+        recovery=job.recovery,
         schedule=to_toml(schedule),
         name=name,
     )

@@ -134,8 +134,13 @@ def play_run(schedule: Schedule, job: Job, *, kept: Path, out: Path, clock: Cloc
     with tempfile.TemporaryDirectory(prefix="elastic3d-chaos-") as folder:
         workdir = Path(folder)
         storm = play_storm(schedule, job, workdir=workdir, kept=kept, console=Console(file=io.StringIO()))
-        name = f"failed-{seed}"
-        where = None if storm.kept else keep(storm, job, out, workdir, name)
+        where, unkept = None, ""
+        if not storm.kept:
+            try:
+                where = keep(storm, job, out, workdir, f"failed-{seed}")
+            except UsageError as error:
+                # A promise was broken all the same.
+                unkept = str(error)
     views = storm.outcome.picture.generations
     return replace(
         made,
@@ -145,6 +150,7 @@ def play_run(schedule: Schedule, job: Job, *, kept: Path, out: Path, clock: Cloc
         generations=len(views),
         steps_repeated=sum(view.steps_repeated for view in views),
         folder=None if where is None else str(where),
+        unkept=unkept,
     )
 
 

@@ -38,7 +38,7 @@ from chaos.schedules.schedule import Schedule, check
 from chaos.score.playing import TRAIN_FAULTY
 from chaos.servers.etcd import EtcdCluster, EtcdServer
 from chaos.servers.proxied_store import proxied_store
-from chaos.storms.folders import free_folder
+from chaos.storms.folders import free_folder, in_words, writable_folder
 from elastic3d.errors import UsageError
 from elastic3d.values import from_json, to_json
 
@@ -130,7 +130,7 @@ def play_storm(
     """Play the undisturbed job, unless `kept` has it, then the job with the schedule; judge the one by the other.
 
     compare: with False the undisturbed job is not played, and steps of the schedule are not checked beforehand.
-    UsageError where the schedule cannot happen to this job.
+    UsageError where the schedule cannot happen to this job, and where nothing can be written into `kept`.
     """
     setting = job.setting()
     check(schedule.faults, nodes=job.nodes, slots=job.slots)
@@ -141,6 +141,8 @@ def play_storm(
         console.print(f"skipped: {fault}: {why}", style="yellow", markup=False)
     if not makes:
         raise UsageError("nothing is left of the schedule that can be made here")
+    writable_folder(kept)
+    workdir.mkdir(parents=True, exist_ok=True)
     quiet = None
     if compare:
         setting, quiet = undisturbed(job, workdir=workdir, kept=kept, console=console)
@@ -213,21 +215,35 @@ def undisturbed(job: Job, *, workdir: Path, kept: Path, console: Console) -> tup
 
 
 def keep(storm: Storm, job: Job, out: Path, workdir: Path, name: str = "") -> Path:
-    """Write the folder of a storm below `out` and return it. name: by default, how it went and the job's seed."""
+    """Write the folder of a storm below `out` and return it; UsageError where that fails.
+
+    name: by default, how it went and the job's seed.
+    """
     name = name or f"{'passed' if storm.kept else 'failed'}-{job.seed}"
     folder = free_folder(out, name)
-    folder.mkdir(parents=True)
-    (folder / SCHEDULE).write_text(to_toml(storm.schedule))
-    (folder / JOB).write_text(json.dumps(to_json(job), indent=2) + "\n")
-    (folder / VERDICT).write_text(json.dumps(storm.document(), indent=2) + "\n")
-    (folder / "loss.svg").write_text(loss_plot(storm.outcome.picture, None))
-    (folder / PICTURE).write_text(json.dumps(to_json(_facts(storm, job))) + "\n")
-    write_report(folder)
-    if not storm.kept:
-        shutil.copytree(workdir / "job" / "events", folder / "events", dirs_exist_ok=True)
-        for log in sorted((workdir / "job" / "nodes").glob("*/agent.log")):
-            shutil.copy(log, folder / f"{log.parent.name}.log")
+    with in_words(folder):
+        folder.mkdir(parents=True)
+        write_job(folder, storm.schedule, job)
+        (folder / VERDICT).write_text(json.dumps(storm.document(), indent=2) + "\n")
+        (folder / "loss.svg").write_text(loss_plot(storm.outcome.picture, None))
+        (folder / PICTURE).write_text(json.dumps(to_json(_facts(storm, job))) + "\n")
+        write_report(folder)
+        if not storm.kept:
+            copy_logs(workdir, folder)
     return folder
+
+
+def write_job(folder: Path, schedule: Schedule, job: Job) -> None:
+    """Write into a folder what `kept_storm` reads."""
+    (folder / SCHEDULE).write_text(to_toml(schedule))
+    (folder / JOB).write_text(json.dumps(to_json(job), indent=2) + "\n")
+
+
+def copy_logs(workdir: Path, folder: Path) -> None:
+    """Copy the events and the agents' logs of the job that was played below `workdir` into a folder."""
+    shutil.copytree(workdir / "job" / "events", folder / "events", dirs_exist_ok=True)
+    for log in sorted((workdir / "job" / "nodes").glob("*/agent.log")):
+        shutil.copy(log, folder / f"{log.parent.name}.log")
 
 
 def _facts(storm: Storm, job: Job) -> RunFacts:

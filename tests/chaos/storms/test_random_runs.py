@@ -7,13 +7,16 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import Result
 from rich.console import Console
 from typer.testing import CliRunner
 
+from chaos.commands import random_storms, shrink
 from chaos.commands.app import app
 from chaos.commands.random_storms import exit_code, line, numbers, seeds, summary
 from chaos.commands.shrink import failed
@@ -25,6 +28,9 @@ from chaos.faults.moment import When
 from chaos.faults.orders import Drain, Join
 from chaos.faults.process import Flap, Kill, KillTrainer, Pause
 from chaos.faults.store import StoreBusy, StoreGone
+from chaos.history.follow import Picture
+from chaos.playing.own_script import ScriptSetting
+from chaos.playing.play import Outcome
 from chaos.report import junit
 from chaos.report.random_documents import DrawnRun, RandomDocument, RunVerdict, SkippedFault
 from chaos.schedules.as_test import as_test
@@ -33,9 +39,11 @@ from chaos.schedules.files import parse
 from chaos.schedules.schedule import Schedule, check
 from chaos.schedules.smaller import smaller, smallest
 from chaos.schedules.sure import SAVED, check_sure, takes_memory
+from chaos.storms import random_runs
 from chaos.storms.random_runs import Chances, draw_run, play_run, saved_step, words_of
-from chaos.storms.storm import Job
-from elastic3d.errors import UsageError
+from chaos.storms.storm import Job, Storm, keep, kept_storm
+from elastic3d.errors import EtcdUnavailable, UsageError
+from tests.chaos.storms.test_storm import setting, storm
 
 A, B = When(step=5), When(step=9)
 JOB = Job(script="train.py", seed=7)
@@ -181,7 +189,8 @@ def document(*runs: DrawnRun) -> RandomDocument:
 
 def test_runs_as_junit_xml(tmp_path: Path) -> None:
     """A test case each; what was not wholly played is skipped, and what XML cannot hold is replaced."""
-    junit.write(document(KEPT, BROKEN, PARTLY, NOTHING), tmp_path / "new" / "chaos.xml")
+    cases = tuple(junit.drawn_cases(document(KEPT, BROKEN, PARTLY, NOTHING)))
+    junit.write(tmp_path / "new" / "chaos.xml", "runs", "train.py", cases)
     (suite,) = ElementTree.parse(tmp_path / "new" / "chaos.xml").getroot()
     assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped", "time")} == {
         "tests": "4",
@@ -199,6 +208,83 @@ def test_runs_as_junit_xml(tmp_path: Path) -> None:
     assert failure.text.splitlines()[1:] == ["<left>", "replay: elastic3d chaos replay out/failed-8"]
     assert [one.tag for one in (*partly, *nothing)] == ["skipped", "skipped"]
     assert partly[0].get("message") == "join @9: no gate"
+
+
+def played(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, third: BaseException, *more: str
+) -> tuple[Result, ElementTree.Element]:
+    """Return what comes of three runs, of which the last one ends with an exception, and the suite of JUnit XML."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    runs = iter((KEPT, PARTLY, third))
+
+    def play(*_: object, **__: object) -> DrawnRun:
+        one = next(runs)
+        if isinstance(one, BaseException):
+            raise one
+        return one
+
+    calm = Outcome(
+        setting=ScriptSetting(target=script, steps=40),
+        faults=(),
+        picture=Picture(checkpoints=(5, 40)),
+        digest="ab",
+        exit_codes={},
+        killed=(),
+        undone=(),
+        leftovers=(),
+    )
+    monkeypatch.setattr(random_storms, "undisturbed", lambda *_, **__: (calm.setting, calm))
+    monkeypatch.setattr(random_storms, "play_run", play)
+    xml = tmp_path / "chaos.xml"
+    given = ["random", "--script", str(script), "--out", str(tmp_path / "out"), "--junit", str(xml), *more]
+    result = CliRunner().invoke(app, given)
+    (suite,) = ElementTree.parse(xml).getroot()
+    return result, suite
+
+
+@pytest.mark.parametrize(
+    ("third", "code", "early"),
+    [
+        (OSError(28, "No space left on device"), 1, "seed 9: OSError: [Errno 28] No space left on device"),
+        (EtcdUnavailable("no endpoint answered"), 1, "seed 9: no endpoint answered"),
+        (SystemExit(130), 130, "it was interrupted"),
+    ],
+    ids=["disk", "etcd", "ctrl-c"],
+)
+def test_what_was_played_is_told_whatever_ends_it(
+    third: BaseException, code: int, early: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In the document, and for a build server, to whom runs that were not played are no success."""
+    result, suite = played(monkeypatch, tmp_path, third, "--json")
+    assert result.exit_code == code
+    kept = json.loads(result.stdout)
+    assert [one["verdict"] for one in kept["runs"]] == ["kept", "partly"]
+    assert (kept["interrupted"], kept["error"]) == (code == 130, "" if code == 130 else early)
+    assert (suite.get("tests"), suite.get("errors"), suite.get("failures")) == ("3", "1", "0")
+    assert suite[2][0].get("message") == early
+
+
+def test_people_are_told_what_was_played_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With what ended it."""
+    result, _ = played(monkeypatch, tmp_path, EtcdUnavailable("no endpoint answered"))
+    assert "It was ended early: seed 9: no endpoint answered." in result.output
+
+
+def test_a_broken_promise_is_told_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The run counts as broken, with why there is no folder of it."""
+    script = tmp_path / "train.py"
+    script.write_text("import elastic3d\n")
+    broken = storm(setting(script), digest="other bits")
+
+    def nowhere(*_: object) -> Path:
+        raise UsageError("out: it cannot be written")
+
+    monkeypatch.setattr(random_runs, "play_storm", lambda *_, **__: broken)
+    monkeypatch.setattr(random_runs, "keep", nowhere)
+    one = play_run(replace(broken.schedule, seed=3), Job(script=str(script)), kept=tmp_path, out=tmp_path)
+    assert (one.verdict, one.folder, one.unkept) == (RunVerdict.BROKEN, None, "out: it cannot be written")
+    assert "not kept: out: it cannot be written" in str(line(one))
 
 
 def test_what_is_told_of_runs() -> None:
@@ -316,9 +402,50 @@ def test_only_what_failed_is_made_small(tmp_path: Path) -> None:
     assert (result.exit_code, "every promise held in this run" in result.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("third", "code", "early"),
+    [
+        (EtcdUnavailable("no endpoint answered"), 4, "no endpoint answered"),
+        (OSError(28, "No space left on device"), 4, "OSError: [Errno 28] No space left on device"),
+        (SystemExit(143), 143, "it was interrupted"),
+    ],
+    ids=["etcd", "disk", "sigterm"],
+)
+def test_a_search_that_is_ended_early_leaves_the_smallest_until_then(
+    third: BaseException, code: int, early: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With its test, and a report that names the folder it is replayed from."""
+    script = tmp_path / "train.py"
+    script.write_text("import elastic3d\n")
+    broken = storm(setting(script), digest="other bits")
+    tried: list[Schedule] = []
+
+    def play(schedule: Schedule, job: Job, *, workdir: Path, **_: object) -> Storm:
+        tried.append(schedule)
+        if len(tried) == 3:
+            raise third
+        (workdir / "job" / "nodes").mkdir(parents=True)
+        (workdir / "job" / "events").mkdir()
+        return replace(broken, schedule=schedule)
+
+    (tmp_path / "work" / "job" / "nodes").mkdir(parents=True)
+    (tmp_path / "work" / "job" / "events").mkdir()
+    folder = keep(broken, Job(script=str(script), seed=7), tmp_path / "out", tmp_path / "work")
+    monkeypatch.setattr(shrink, "play_storm", play)
+    result = CliRunner().invoke(app, ["shrink", str(folder), "--json"])
+    assert result.exit_code == code, result.output
+    kept = json.loads(result.stdout)
+    assert (kept["early"], kept["before"], kept["faults"]) == (early, 3, [str(one) for one in tried[1].faults])
+    left = tmp_path / "out" / "shrunk-7"
+    assert (kept["folder"], kept["test"]) == (str(left), str(left / "test_found_7.py"))
+    assert kept_storm(left)[0] == tried[1]
+    assert f"elastic3d chaos replay {left}" in (left / "report.html").read_text()
+
+
 def test_what_is_left_is_a_test(tmp_path: Path) -> None:
-    """It has the job and the schedule, whatever is in the arguments."""
+    """It has the job and the schedule, whatever is in the arguments, and asks of times what the run was asked."""
     job = Job(script="/x/train.py", arguments=('--a="b"', "--steps=40"), nodes=3, conf={"mode": "x"}, patience=90.0)
+    job = replace(job, bars=2.0, recovery=30.0)
     schedule = Schedule(faults=FAULTS, seed=7)
     text = as_test(schedule, job, name="7", promise="the same bits")
     names: dict[str, object] = {}
@@ -326,3 +453,17 @@ def test_what_is_left_is_a_test(tmp_path: Path) -> None:
     assert names["JOB"] == job
     assert parse(tomllib.loads(str(names["SCHEDULE"])), "schedule", nodes=3) == schedule
     assert callable(names["test_found_7"])
+
+
+def test_a_test_of_which_something_cannot_be_made_is_skipped(tmp_path: Path) -> None:
+    """Since what holds without it proves nothing."""
+    script = tmp_path / "train.py"
+    script.write_text("import elastic3d\n")
+    partly = storm(setting(script))
+    assert partly.kept
+    assert partly.skipped
+    names: dict[str, object] = {}
+    exec(as_test(partly.schedule, Job(script=str(script)), name="7", promise="the same bits"), names)
+    names["play_storm"] = lambda *_, **__: partly
+    with pytest.raises(pytest.skip.Exception, match="kill-companion node0@3: one slot"):
+        names["test_found_7"](tmp_path)  # type: ignore[operator]

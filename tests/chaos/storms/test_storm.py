@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from chaos.commands import storm as commands
 from chaos.commands.app import app
-from chaos.faults.etcd import EtcdPause
+from chaos.faults.etcd import EtcdPassword, EtcdPause
 from chaos.faults.moment import When
 from chaos.faults.orders import Join
 from chaos.faults.process import Kill, KillCompanion
@@ -20,7 +23,8 @@ from chaos.judging.oracle import judge
 from chaos.playing.own_script import ScriptSetting, known_steps, quiet_key, quiet_run
 from chaos.playing.play import Outcome
 from chaos.schedules.schedule import Schedule
-from chaos.storms.storm import Job, Storm, keep, kept_storm
+from chaos.storms import storm as playing
+from chaos.storms.storm import PASSWORD, Job, Storm, keep, kept_storm, play_storm
 from elastic3d.errors import UsageError
 from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, sealed, step
 
@@ -166,6 +170,77 @@ def test_what_cannot_be_played_is_refused_before_anything_starts(
     assert message in result.stderr
     assert result.stdout == ""
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "storm.toml", "--script", "train.py", "--out", "file/out"],
+        ["run", "storm.toml", "--script", "train.py", "--junit", "file/chaos.xml"],
+        ["replay", "failed-7", "--out", "file/out"],
+        ["random", "--script", "train.py", "--out", "file/out"],
+        ["random", "--script", "train.py", "--junit", "file/chaos.xml"],
+        ["shrink", "failed-7", "--out", "file/out"],
+    ],
+    ids=lambda given: f"{given[0]} {given[-2]}",
+)
+def test_where_nothing_can_be_written_nothing_is_played(
+    arguments: list[str], script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With exit code 2 and the place at once, and not after hours. Here a file is where a folder should be."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "storm.toml").write_text("[[fault]]\ndo = 'join'\nat = {step = 3}\n")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "nodes").mkdir()
+    (tmp_path / "job" / "events").mkdir()
+    keep(storm(setting(script), digest="abd"), Job(script=str(script), seed=7), tmp_path, tmp_path)
+    result = CliRunner().invoke(app, [*arguments, "--json"])
+    assert result.exit_code == 2, result.output
+    assert "it cannot be written" in result.stderr
+    assert result.stdout == ""
+
+
+def test_what_was_judged_is_told_where_nothing_can_be_kept(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full by then takes no verdict away; and build servers get a case per promise."""
+
+    def full(*_: object) -> Path:
+        raise UsageError("out: it cannot be written: No space left on device")
+
+    played, schedule, xml = storm(setting(script)), tmp_path / "storm.toml", tmp_path / "chaos.xml"
+    schedule.write_text("[[fault]]\ndo = 'join'\nat = {step = 3}\n")
+    monkeypatch.setattr(commands, "play_storm", lambda *_, **__: played)
+    monkeypatch.setattr(commands, "keep", full)
+    given = ["run", str(schedule), "--script", str(script), "--out", str(tmp_path), "--junit", str(xml), "--json"]
+    result = CliRunner().invoke(app, given)
+    assert (result.exit_code, "No space left on device" in result.stderr) == (2, True)
+    kept = json.loads(result.stdout)
+    assert (kept["kept"], kept["folder"]) == (True, None)
+    (suite,) = ElementTree.parse(xml).getroot()
+    assert len(suite) == len(kept["promises"]) + len(kept["skipped"])
+    assert suite.get("failures") == "0"
+    judged = [one["says"] for one in kept["promises"] if one["held"] is not None]
+    assert [case.get("name") for case in suite if not len(case)] == judged
+    assert suite[-1][0].get("message") == "one slot"
+
+
+@pytest.mark.etcd
+def test_a_password_is_written_into_a_folder_of_its_own(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That nobody has made, as where a schedule is made small."""
+
+    def play(*_: object, **__: object) -> Outcome:
+        raise UsageError("as far as here")
+
+    monkeypatch.setattr(playing, "play_watched", play)
+    schedule = Schedule(faults=(EtcdPassword(when=When(step=3)),))
+    workdir = tmp_path / "work" / "0"
+    with pytest.raises(UsageError, match="as far as here"):
+        play_storm(schedule, Job(script=str(script)), workdir=workdir, kept=tmp_path, console=Console(), compare=False)
+    assert (workdir / "etcd-password").read_text() == PASSWORD
 
 
 def test_the_catalogue_is_listed() -> None:

@@ -1,0 +1,22 @@
+"""What ends a command before its time, said at its edge."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from elastic3d.errors import Elastic3dError
+
+
+def say(error: Exception) -> int:
+    """Say on standard error what happened, where nobody foresaw it with its traceback; return its exit code."""
+    if isinstance(error, Elastic3dError):
+        print(f"elastic3d: {error}", file=sys.stderr)
+        return error.exit_code
+    traceback.print_exception(error)
+    return 1
+
+
+def in_a_line(error: Exception) -> str:
+    """Return an error as documents have it."""
+    return str(error) if isinstance(error, Elastic3dError) else f"{type(error).__name__}: {error}"
