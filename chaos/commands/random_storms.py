@@ -16,9 +16,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chaos.commands.errors import in_a_line, say
 from chaos.commands.storm import INCOMPLETE, Arguments, AsJson, JUnit, NoticedBars, Out, Recovery, Script
 from chaos.report import junit
+from chaos.report.early import in_a_line, say
 from chaos.report.random_documents import SCHEMA, DrawnRun, RandomDocument, RunVerdict, SkippedFault
 from chaos.report.watching import clean_end
 from chaos.storms.folders import writable_file, writable_folder

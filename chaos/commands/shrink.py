@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from chaos.commands.errors import in_a_line, say
 from chaos.commands.storm import INCOMPLETE, AsJson
 from chaos.faults.catalogue import feasible
+from chaos.report.early import in_a_line, say
 from chaos.report.folder import write_report
 from chaos.report.random_documents import SCHEMA, ShrunkDocument
 from chaos.report.watching import clean_end

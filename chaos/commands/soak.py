@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +12,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from chaos.commands.storm import INCOMPLETE, JUnit
 from chaos.growth.draws import DEFAULT, WORDS, check_words
-from chaos.growth.measures import measures
-from chaos.growth.report import document, keep, passed, shown
-from chaos.growth.soak import Plan, play_soak
+from chaos.growth.measures import Measure, measures
+from chaos.growth.report import SoakVerdict, append, begin, cases, document, keep, replay_command, shown, verdict
+from chaos.growth.soak import TRAIN_SOAK, Plan, Soak, play_soak
+from chaos.report import junit
+from chaos.report.early import say
 from chaos.report.watching import clean_end
+from chaos.storms.folders import writable_file
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.quantities import some_seconds
 
@@ -42,6 +46,7 @@ def soak(
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for what is kept: a folder per soak.")] = Path(
         "chaos-out"
     ),
+    junit_file: JUnit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")] = False,
 ) -> None:
     """Keep one job going for hours with a fault every few seconds, and look for what grows.
@@ -49,10 +54,13 @@ def soak(
     Every few seconds the memory, the descriptors and the threads of its processes are looked at, the keys and bytes in
     etcd, and the files of store and events. At the end a robust line through each series says whether it grows. No step
     may have other bits when it is done again, and every sample counts once. It ends when time is over, when a promise
-    is broken, or by Ctrl-C, which leaves nothing behind and still reports what was measured. A folder named soak-SEED
-    is kept, with growth.json, which has all samples, and growth.svg.
+    is broken, or by Ctrl-C, which leaves nothing behind and still reports what was measured, as an error does. A folder
+    named soak-SEED is kept, with growth.json, growth.svg, samples.jsonl, which grows meanwhile, and what was done as a
+    schedule: `elastic3d chaos replay` plays it again.
 
-    Exit codes: 0 nothing grows, and every promise held; 1 otherwise; 2 it cannot be played; 130 after Ctrl-C.
+    Exit codes: 0 nothing grows, and every promise held; 1 something grows, a promise was broken, or an error ended it;
+    2 it cannot be played, or what is kept cannot be written; 4 nothing is wrong, but it was too short to tell, or ended
+    before its time; 130 after Ctrl-C.
 
     Examples:
 
@@ -64,16 +72,29 @@ def soak(
     """
     # Without --json people read standard output; with it they read standard error, and programs the other.
     console = Console(stderr=as_json, highlight=False)
+    failure, kept = 0, False
     try:
         plan = _plan(hours, minutes, every, script, nodes, seed, faults, patience, tuple(arguments or ()))
+        if junit_file is not None:
+            writable_file(junit_file)
+        folder = begin(plan, out)
         with ExitStack() as stack:
             stack.enter_context(clean_end())
             workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-soak-")))
-            result = play_soak(plan, workdir=workdir, heard=lambda text: console.print(text, markup=False))
-            folder = keep(result, out, workdir)
+            result = play_soak(
+                plan,
+                workdir=workdir,
+                heard=lambda text: console.print(text, markup=False),
+                sampled=lambda sample: append(folder, sample),
+            )
+            try:
+                keep(result, folder, workdir)
+                kept = True
+            except UsageError as error:
+                # What was measured is told all the same.
+                failure = say(error)
     except Elastic3dError as error:
-        print(f"elastic3d: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code) from None
+        raise typer.Exit(say(error)) from None
     series = measures(result.samples)
     if as_json:
         print(json.dumps(document(result, series) | {"folder": str(folder)}))
@@ -82,7 +103,27 @@ def soak(
             console.print(f"The end of {name}'s log", log, sep="\n", markup=False)
         console.print(shown(result, series))
         console.print(f"[bold]Kept[/]     {folder}", soft_wrap=True)
-    raise typer.Exit(128 + result.interrupted if result.interrupted else 0 if passed(result, series) else 1)
+        if result.broken and result.made and kept:
+            console.print(f"[bold]Replay[/]   {replay_command(folder)}", soft_wrap=True)
+    if junit_file is not None:
+        name = (plan.script or TRAIN_SOAK).name
+        try:
+            junit.write(
+                junit_file, "elastic3d chaos soak", name, tuple(cases(result, series, folder if kept else None))
+            )
+        except UsageError as error:
+            failure = say(error)
+    raise typer.Exit(exit_code(result, series, failure))
+
+
+def exit_code(result: Soak, series: Sequence[Measure], failure: int = 0) -> int:
+    """Return the exit code. failure: that of what could not be written; what was shown to be wrong comes before it."""
+    if result.interrupted:
+        return 128 + result.interrupted
+    became = verdict(result, series)
+    if became is SoakVerdict.FAILED:
+        return 1
+    return failure or (INCOMPLETE if became is SoakVerdict.SHORT else 0)
 
 
 def _plan(

@@ -14,8 +14,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chaos.commands.errors import say
 from chaos.report import junit
+from chaos.report.early import say
 from chaos.report.folder import REPORT
 from chaos.report.view import summary
 from chaos.report.watching import clean_end

@@ -1,11 +1,14 @@
-"""What a soak has shown: for a terminal, as a JSON document, and as the folder that is kept."""
+"""What a soak has shown: for a terminal, as a JSON document, and as the folder that is kept.
+
+Samples come into that folder while it goes on, one a line, so that they are there whatever ends it.
+"""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +16,51 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chaos.growth.again import job_of, schedule_of
 from chaos.growth.measures import Measure, measures
 from chaos.growth.plot import growth_plot
-from chaos.growth.soak import Soak
-from chaos.storms.folders import free_folder
+from chaos.growth.sampling import Sample
+from chaos.growth.soak import Plan, Soak
+from chaos.report.junit import Case, promise_cases
+from chaos.storms.folders import free_folder, in_words, writable_folder
+from chaos.storms.storm import VERDICT, copy_logs, write_job
 from elastic3d.values import to_json
 
 SCHEMA = 1
-GROWTH, PLOT = "growth.json", "growth.svg"
+GROWTH, PLOT, SAMPLES = "growth.json", "growth.svg", "samples.jsonl"
 
 
-def passed(soak: Soak, series: Sequence[Measure]) -> bool:
-    """Return whether no promise was broken and nothing grew."""
-    return not soak.broken and not any(measure.grows for measure in series)
+class SoakVerdict(StrEnum):
+    """What a soak shows: `passed` only if it was long enough to tell, and `short` where nothing is wrong as far as
+    anything was measured."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SHORT = "short"
+
+
+_STYLES = {SoakVerdict.PASSED: "bold green", SoakVerdict.FAILED: "bold red", SoakVerdict.SHORT: "bold yellow"}
+
+
+def verdict(soak: Soak, series: Sequence[Measure]) -> SoakVerdict:
+    """Return whether it failed, passed, or was too short to say that nothing grows."""
+    if soak.broken or soak.error or any(measure.grows for measure in series):
+        return SoakVerdict.FAILED
+    return SoakVerdict.SHORT if lacking(soak, series) else SoakVerdict.PASSED
+
+
+def lacking(soak: Soak, series: Sequence[Measure]) -> tuple[str, ...]:
+    """Return what a soak lacks for saying that nothing grows, each as a sentence's part; empty where it may say so."""
+    lacks = []
+    if soak.interrupted:
+        lacks.append("it was interrupted, and no promise was judged")
+    elif soak.trained < soak.plan.seconds:
+        lacks.append(f"faults were made for {soak.trained:.0f} s of {soak.plan.seconds:.0f} s")
+    if not soak.made:
+        lacks.append("no fault was made")
+    if not any(measure.bar is not None and measure.line is not None for measure in series):
+        lacks.append("no series with a bar has points enough for a line")
+    return tuple(lacks)
 
 
 def shown(soak: Soak, series: Sequence[Measure]) -> RenderableType:
@@ -40,9 +75,9 @@ def shown(soak: Soak, series: Sequence[Measure]) -> RenderableType:
             table.add_row(Text(f"{group.name}, {group.unit}" if group.unit else group.name, style="bold"))
             previous = group
         values = [_value(number, measure) for number in _numbers(measure)] if line else ["-"] * 4
-        verdict = "-" if measure.bar is None else "yes" if measure.grows else "no" if line else "too short"
+        grew = "-" if measure.bar is None else "yes" if measure.grows else "no" if line else "too short"
         style = "bold red" if measure.grows else "dim" if measure.bar is None else ""
-        table.add_row(f"  {measure.name}", *values, verdict, style=style)
+        table.add_row(f"  {measure.name}", *values, grew, style=style)
     repeated = sum(known.repeated for known in soak.generations.values())
     faults = Counter(fault.WORD for fault, _ in soak.made)
     counts = ", ".join(f"{count} {word}" for word, count in sorted(faults.items())) or "none"
@@ -53,23 +88,54 @@ def shown(soak: Soak, series: Sequence[Measure]) -> RenderableType:
     ]
     if soak.stopped:
         lines.append(Text.assemble(("Ended    ", "bold"), soak.stopped))
-    grown = [f"grows: {measure.group.name}: {measure.name}" for measure in series if measure.grows]
-    well = passed(soak, series)
-    kept = "what was promised was not judged, since it was interrupted" if soak.interrupted else "every promise held"
-    words = f"nothing grows, and {kept}" if well else "; ".join([*grown, *soak.broken])
-    lines.append(Text.assemble(("Verdict  ", "bold"), (words, "bold green" if well else "bold red")))
+    became = verdict(soak, series)
+    words = {
+        SoakVerdict.PASSED: "nothing grows, and every promise held",
+        SoakVerdict.SHORT: f"too short to say that nothing grows: {'; '.join(lacking(soak, series))}",
+        SoakVerdict.FAILED: "\n         ".join(_wrong(soak, series)),
+    }
+    lines.append(Text.assemble(("Verdict  ", "bold"), (words[became], _STYLES[became])))
     return Group(*lines)
+
+
+def cases(soak: Soak, series: Sequence[Measure], folder: Path | None) -> Iterator[Case]:
+    """Yield a case per promise and per series with a bar, and one of the whole. folder: what is kept of it."""
+    replay = (f"replay: {replay_command(folder)}",) if folder is not None and soak.made else ()
+    yield from promise_cases(soak.promises, replay)
+    for measure in series:
+        if measure.bar is not None:
+            name = f"{measure.group.name}: {measure.name}"
+            broken = (f"{name} grows",) if measure.grows else ()
+            skipped = "" if measure.line else "it has too few points for a line"
+            yield Case(name=f"{name} does not grow", broken=broken, skipped=skipped)
+    early = soak.error or ("it was interrupted" if soak.interrupted else "")
+    lacks = "" if early else "; ".join(lacking(soak, series))
+    yield Case(name="it is long enough to tell", seconds=soak.seconds, error=early, skipped=lacks)
+
+
+def replay_command(folder: Path) -> str:
+    """Return the command that plays a soak again; not beside one that nothing happens to, which takes as long."""
+    return f"elastic3d chaos replay {folder} --no-compare"
+
+
+def _wrong(soak: Soak, series: Sequence[Measure]) -> tuple[str, ...]:
+    grown = (f"grows: {measure.group.name}: {measure.name}" for measure in series if measure.grows)
+    return (*grown, *soak.broken, *([f"ended by an error: {soak.error}"] if soak.error else []))
 
 
 def document(soak: Soak, series: Sequence[Measure]) -> dict[str, Any]:
     """Return a soak as `--json` prints it."""
     return {
         "schema": SCHEMA,
-        "passed": passed(soak, series),
+        "passed": verdict(soak, series) is SoakVerdict.PASSED,
+        "verdict": verdict(soak, series).value,
+        "lacking": list(lacking(soak, series)),
         "grows": [f"{measure.group.name}: {measure.name}" for measure in series if measure.grows],
         "broken": list(soak.broken),
+        "promises": [{**to_json(promise), "held": promise.held} for promise in soak.promises],
         "stopped": soak.stopped,
         "interrupted": soak.interrupted,
+        "error": soak.error,
         "seed": soak.plan.seed,
         "seconds": round(soak.seconds, 1),
         "steps": soak.steps,
@@ -90,20 +156,38 @@ def document(soak: Soak, series: Sequence[Measure]) -> dict[str, Any]:
     }
 
 
-def keep(soak: Soak, out: Path, workdir: Path) -> Path:
-    """Write the folder of a soak below `out`, and return it. Logs and events are kept where a promise was broken."""
-    folder = free_folder(out, f"soak-{soak.plan.seed}")
-    folder.mkdir(parents=True)
-    series = measures(soak.samples)
-    samples = [to_json(sample) for sample in soak.samples]
-    (folder / GROWTH).write_text(json.dumps(document(soak, series) | {"samples": samples}) + "\n")
-    title = f"{soak.steps} steps, {len(soak.generations)} generations, {len(soak.made)} faults, seed {soak.plan.seed}"
-    (folder / PLOT).write_text(growth_plot(title, series))
-    if soak.broken:
-        shutil.copytree(workdir / "job" / "events", folder / "events", dirs_exist_ok=True)
-        for log in sorted((workdir / "job" / "nodes").glob("*/agent.log")):
-            shutil.copy(log, folder / f"{log.parent.name}.log")
+def begin(plan: Plan, out: Path) -> Path:
+    """Make the folder of a soak below `out`, for its samples, and return it; UsageError where that fails."""
+    writable_folder(out)
+    folder = free_folder(out, f"soak-{plan.seed}")
+    with in_words(folder):
+        folder.mkdir()
     return folder
+
+
+def append(folder: Path, sample: Sample) -> None:
+    """Write a sample into the folder of a soak that goes on."""
+    with (folder / SAMPLES).open("a") as file:
+        file.write(json.dumps(to_json(sample)) + "\n")
+
+
+def keep(soak: Soak, folder: Path, workdir: Path) -> None:
+    """Write what a soak has shown into its folder, beside its samples; UsageError where that fails.
+
+    Once a fault was made, also what plays it again; logs and events where a promise was broken or an error ended it.
+    """
+    series = measures(soak.samples)
+    title = f"{soak.steps} steps, {len(soak.generations)} generations, {len(soak.made)} faults, seed {soak.plan.seed}"
+    shows = document(soak, series)
+    with in_words(folder):
+        (folder / GROWTH).write_text(json.dumps(shows) + "\n")
+        (folder / PLOT).write_text(growth_plot(title, series))
+        if soak.made:
+            write_job(folder, schedule_of(soak), job_of(soak))
+            kept = {"schema": SCHEMA, "kept": not soak.broken, "promises": shows["promises"]}
+            (folder / VERDICT).write_text(json.dumps(kept, indent=2) + "\n")
+        if soak.broken or soak.error:
+            copy_logs(workdir, folder)
 
 
 def _numbers(measure: Measure) -> tuple[float, ...]:

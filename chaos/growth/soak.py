@@ -12,21 +12,24 @@ import itertools
 import os
 import shutil
 import statistics
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from chaos.faults.fault import Fault, OfNode, node_name
+from chaos.faults.moment import When
 from chaos.growth.account import Account, Known
 from chaos.growth.draws import DEFAULT, Draws
 from chaos.growth.sampling import Sample, etcd_sample, folder, processes, servers
-from chaos.judging.oracle import judge
+from chaos.judging.oracle import Promise, judge
 from chaos.machine.cluster import started_by
 from chaos.machine.preloaded import PreloadedServer
 from chaos.playing.own_script import ScriptSetting, known_steps
 from chaos.playing.play import Outcome, Player, Setting
 from chaos.playing.standing import Standing
+from chaos.report.early import in_a_line
 from chaos.servers.etcd import EtcdServer
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.etcd import EtcdClient
@@ -100,31 +103,52 @@ class SoakSetting(Setting):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Soak:
-    """What a soak has shown. made: the faults, and when. broken: each broken promise, as text.
+    """What a soak has shown. made: the faults, each at the step at which it was made, and when.
 
+    promises: those that were judged, none where it was interrupted. trained: seconds in which faults were made.
     stopped: why it ended otherwise than it was asked to at its time, "" if it did not. interrupted: by the number of a
-    signal, 0 if it was not. logs: by node, the end of what an agent printed that ended as it should not have.
+    signal, 0 if it was not. error: what else ended it, "" for nothing. logs: by node, the end of what an agent printed
+    that ended as it should not have.
     """
 
     plan: Plan
     samples: tuple[Sample, ...]
     made: tuple[tuple[Fault, float], ...]
-    broken: tuple[str, ...]
+    promises: tuple[Promise, ...]
+    trained: float
     seconds: float
     steps: int
     generations: Mapping[int, Known] = field(default_factory=dict)
     digest: str | None = None
     stopped: str = ""
     interrupted: int = 0
+    error: str = ""
     logs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """What speaks against promises, each with what was promised, and by which page."""
+        return tuple(text for promise in self.promises for text in promise.told)
 
 
 Heard = Callable[[str], object]
 """Told, in a line each, what happens."""
+Sampled = Callable[[Sample], object]
+"""Given each sample once it is taken."""
 
 
-def play_soak(plan: Plan, *, workdir: Path, heard: Heard = print, clock: Clock = SYSTEM) -> Soak:
-    """Play a soak under `workdir`, with an etcd of its own; an interrupted one is returned as far as it came."""
+def play_soak(
+    plan: Plan,
+    *,
+    workdir: Path,
+    heard: Heard = print,
+    sampled: Sampled = lambda sample: None,
+    clock: Clock = SYSTEM,
+) -> Soak:
+    """Play a soak under `workdir`, with an etcd of its own.
+
+    One that a signal or an error ends is returned as far as it came.
+    """
     workdir.mkdir(parents=True, exist_ok=True)
     end = workdir / "end"
     began = clock.monotonic()
@@ -133,14 +157,17 @@ def play_soak(plan: Plan, *, workdir: Path, heard: Heard = print, clock: Clock =
         stack.enter_context(started_by(stack.enter_context(PreloadedServer())))
         etcd = stack.enter_context(EtcdServer())
         client = stack.enter_context(etcd.client())
-        player = _Soaked(plan, plan.setting(end), etcd, client, workdir / "job", end, heard, clock)
+        player = _Soaked(plan, plan.setting(end), etcd, client, workdir / "job", end, heard, sampled, clock)
         stack.enter_context(player.cluster)
-        interrupted = 0
+        interrupted, error = 0, ""
         try:
             failure = player.run()
         except SystemExit as asked:
             # Whoever caught the signal lets no second one through: what was measured can be told.
             interrupted, failure = int(asked.code or 1) - 128, "interrupted"
+        except Exception as ended:  # noqa: BLE001 - whatever ends it, hours of samples are told
+            heard(traceback.format_exc())
+            error = failure = in_a_line(ended)
         finally:
             player.undo()
             player.close()
@@ -149,22 +176,25 @@ def play_soak(plan: Plan, *, workdir: Path, heard: Heard = print, clock: Clock =
         plan=plan,
         samples=tuple(player.samples),
         made=tuple(player.made),
-        broken=() if interrupted else _broken(player, outcome),
+        promises=() if interrupted or error else _promises(player, outcome),
+        trained=player.trained,
         seconds=clock.monotonic() - began,
         steps=player.picture.step,
         generations=player.account.generations,
         digest=outcome.digest,
         stopped=player.stopped or failure,
         interrupted=interrupted,
+        error=error,
         logs=outcome.logs,
     )
 
 
-def _broken(player: _Soaked, outcome: Outcome) -> tuple[str, ...]:
+def _promises(player: _Soaked, outcome: Outcome) -> tuple[Promise, ...]:
     picture = player.account.whole()
     outcome = replace(outcome, picture=picture)
     if not picture.steps:
-        return (outcome.failure or "the job made no step",)
+        nothing = (outcome.failure or "the job made no step",)
+        return (Promise(says="the job makes all its steps", page="reference/failures.md", seen="", broken=nothing),)
     setting = outcome.setting
     if isinstance(setting, ScriptSetting):
         outcome = replace(outcome, setting=known_steps(setting, outcome))
@@ -172,7 +202,10 @@ def _broken(player: _Soaked, outcome: Outcome) -> tuple[str, ...]:
         outcome = replace(outcome, setting=replace(setting, steps=player.last or picture.step))
     if player.dismissed:
         outcome = replace(outcome, digest="", store="")
-    return (*player.account.broken, *judge(outcome).broken)
+    # Of steps so old that the judge has them as one.
+    old = tuple(player.account.broken)
+    settled = Promise(says="every sample is consumed once", page="guides/scripts.md", seen="", broken=old)
+    return (*([settled] if old else []), *judge(outcome).promises)
 
 
 class _Soaked(Player):
@@ -185,12 +218,14 @@ class _Soaked(Player):
         workdir: Path,
         end: Path,
         heard: Heard,
+        sampled: Sampled,
         clock: Clock,
     ) -> None:
         super().__init__(setting, (), etcd, workdir, "soak", None, clock, among=(1, plan.nodes))
         self.plan, self.account, self.samples = plan, Account(), list[Sample]()
         self.last, self.stopped, self.dismissed = 0, "", False
-        self._client, self._end, self._heard = client, end, heard
+        self.trained = 0.0
+        self._client, self._end, self._heard, self._hand_on = client, end, heard, sampled
         self._draws = Draws(plan.seed, plan.words, plan.nodes)
         self._joined = plan.nodes
         self._told = 0
@@ -242,13 +277,16 @@ class _Soaked(Player):
         """Take a sample if it is time; draw the next fault once the last one is made; end it when time is over."""
         if not self.picture.step:
             self._trained = now
+        self.trained = now - self._trained
         if now - self._trained >= self.plan.seconds:
             self.waiting.clear()
             self._ask_to_end()
             return
         if now - self._sampled >= self._each or (self.picture.step and not self.samples):
             self._sampled = now
-            self.samples.append(self._sample(now - self._began))
+            sample = self._sample(now - self._began)
+            self.samples.append(sample)
+            self._hand_on(sample)
         pace = self._pace()
         if not self.waiting and pace:
             fault = self._draws.draw(self.picture.step + max(1, round(self.plan.every / pace)))
@@ -264,7 +302,11 @@ class _Soaked(Player):
             if isinstance(fault, OfNode) and (view is None or fault.node not in view.nodes or not view.first_step)
         ]
         self.waiting = [fault for fault in waiting if fault not in early]
+        before = len(self.made)
         super().inject()
+        # It may have waited for its node: whoever plays it again has the step at which it was made.
+        now = When(step=self.picture.step)
+        self.made[before:] = [(replace(fault, when=now), at) for fault, at in self.made[before:]]
         self.waiting += early
 
     def _pace(self) -> float:

@@ -1,6 +1,7 @@
 """Train a very small GPT until somebody says at which step to stop: a job of short steps, for as long as it is wanted.
 
 The file of `--end` holds the step. Whoever writes it chooses one that no rank can have reached before all have read it.
+Where the last step is known from the start, as when such a job is played again, `--steps` says it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def main(run: elastic3d.Run) -> None:
     data = SourceFiles(options.context)
     batches = run.batches(data, global_batch=options.global_batch, micro_batch=options.micro_batch, seed=options.seed)
     run.restore(model=model, optimizer=optimizer, batches=batches)
-    for batch in batches.until(step=FOREVER):
+    for batch in batches.until(step=options.steps or FOREVER):
         # Looked at before the step: what was restored may be the end already.
-        if batch.step >= end_of(own.end):
+        if own.end is not None and batch.step >= end_of(own.end):
             break
         loss = run.backward(model, batch, cross_entropy)
         run.step(optimizer, loss=loss, clip=1.0)
@@ -48,7 +49,7 @@ def end_of(path: Path) -> int:
 def arguments() -> tuple[argparse.Namespace, argparse.Namespace]:
     """Return our own options and those of `train_gpt`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--end", type=Path, required=True, help="file that will hold the last step")
+    parser.add_argument("--end", type=Path, help="file that will hold the last step")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds between two steps")
     own, others = parser.parse_known_args()
     return own, train_gpt.arguments(others)

@@ -7,20 +7,28 @@ import json
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from chaos.commands.app import app
+from chaos.commands.shrink import failed
+from chaos.commands.soak import exit_code
 from chaos.faults.moment import When
+from chaos.faults.orders import Join
 from chaos.faults.process import Kill
 from chaos.growth.account import Known
+from chaos.growth.again import job_of
 from chaos.growth.measures import MB, measures
 from chaos.growth.plot import growth_plot, nice
-from chaos.growth.report import document, keep, passed, shown
+from chaos.growth.report import append, begin, cases, document, keep, shown
 from chaos.growth.sampling import Sample
-from chaos.growth.soak import Plan, Soak
+from chaos.growth.soak import TRAIN_SOAK, Plan, Soak
+from chaos.judging.oracle import Promise
+from chaos.report.junit import junit
+from chaos.schedules.schedule import check
 from elastic3d.values import from_json
 from tests.chaos.growth.test_sampling import samples
 
@@ -32,8 +40,9 @@ def made_up(leak: float = 0.0) -> Soak:
         plan=Plan(seconds=1200.0),
         samples=tuple(samples(leak)),
         made=((Kill(node="node1", when=When(step=20)), 30.0),),
-        broken=(),
-        seconds=1200.0,
+        promises=(),
+        trained=1200.0,
+        seconds=1250.0,
         steps=2400,
         generations={1: Known(cause="start", repeated=0), 2: Known(cause="death", repeated=1)},
     )
@@ -56,30 +65,96 @@ def test_scales_end_at_round_numbers(most: float, top: float) -> None:
     assert nice(most) == pytest.approx(top)
 
 
-def test_what_is_kept_has_all_samples(tmp_path: Path) -> None:
-    """The same values as were measured; the second soak of a seed has a folder of its own."""
+BROKEN = Promise(
+    says="a step that is made again has the same bits",
+    page="explanation/same-bits.md",
+    seen="",
+    broken=("step 3 was done again with other bits",),
+)
+
+
+def test_samples_are_kept_as_they_come(tmp_path: Path) -> None:
+    """The same values as were measured, whatever ends it; the second soak of a seed has a folder of its own."""
     soak = made_up(MB)
-    folder = keep(soak, tmp_path / "out", tmp_path)
+    folder = begin(soak.plan, tmp_path / "out")
+    for number, sample in enumerate(soak.samples, 1):
+        append(folder, sample)
+        assert len((folder / "samples.jsonl").read_text().splitlines()) == number
+    lines = (folder / "samples.jsonl").read_text().splitlines()
+    assert tuple(from_json(Sample, json.loads(one)) for one in lines) == soak.samples
+    keep(soak, folder, tmp_path)
     kept = json.loads((folder / "growth.json").read_text())
     assert kept["grows"] == ["memory of lasting processes: node0 keeper"]
-    assert [from_json(Sample, one) for one in kept["samples"]] == list(soak.samples)
-    assert keep(soak, tmp_path / "out", tmp_path).name == "soak-7.2"
+    assert begin(soak.plan, tmp_path / "out").name == "soak-7.2"
 
 
 def test_growth_and_broken_promises_are_failures() -> None:
-    """And said in words."""
+    """And said in words, a broken promise with what was promised and where."""
     calm, leaking = made_up(), made_up(MB)
-    broken = replace(calm, broken=("step 3 was done again with other bits",))
-    assert [passed(soak, measures(soak.samples)) for soak in (calm, leaking, broken)] == [True, False, False]
+    broken, ended = replace(calm, promises=(BROKEN,)), replace(calm, error="no endpoint answered")
+    soaks = (calm, leaking, broken, ended)
+    assert [exit_code(soak, measures(soak.samples)) for soak in soaks] == [0, 1, 1, 1]
     console = Console(file=io.StringIO(), width=160)
-    for soak in (calm, leaking, broken, replace(calm, interrupted=2)):
+    for soak in soaks:
         console.print(shown(soak, measures(soak.samples)))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "nothing grows, and every promise held" in text
-    assert "nothing grows, and what was promised was not judged, since it was interrupted" in text
     assert "grows: memory of lasting processes: node0 keeper" in text
-    assert "step 3 was done again with other bits" in text
+    assert f"{BROKEN.says} (explanation/same-bits.md): step 3 was done again with other bits" in text
+    assert "ended by an error: no endpoint answered" in text
     assert json.dumps(document(broken, measures(broken.samples)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "why"),
+    [
+        ({"trained": 300.0, "stopped": "the script ended by itself"}, 4, "faults were made for 300 s of 1200 s"),
+        ({"samples": ()}, 4, "no series with a bar has points enough for a line"),
+        ({"made": ()}, 4, "no fault was made"),
+        ({"interrupted": 2}, 130, "it was interrupted, and no promise was judged"),
+    ],
+    ids=["ended by itself", "no samples", "no fault", "ctrl-c"],
+)
+def test_what_was_too_short_to_tell_is_no_success(changes: dict[str, Any], code: int, why: str) -> None:
+    """It neither passed nor failed, and says what it lacks."""
+    soak = replace(made_up(), **changes)
+    series = measures(soak.samples)
+    console = Console(file=io.StringIO(), width=160)
+    console.print(shown(soak, series))
+    assert f"too short to say that nothing grows: {why}" in console.file.getvalue()  # type: ignore[attr-defined]
+    shows = document(soak, series)
+    assert (shows["passed"], shows["verdict"], shows["lacking"]) == (False, "short", [why])
+    assert exit_code(soak, series) == code
+
+
+def test_a_soak_is_played_again_as_any_run(tmp_path: Path) -> None:
+    """As a schedule that can happen, of a job that ends by itself, and what was broken in it is made small."""
+    join, late = Join(when=When(step=40)), Kill(node="node3", when=When(step=2390))
+    soak = replace(made_up(), promises=(BROKEN,), made=(*made_up().made, (join, 60.0), (late, 1190.0)))
+    (tmp_path / "job" / "nodes").mkdir(parents=True)
+    (tmp_path / "job" / "events").mkdir()
+    folder = begin(soak.plan, tmp_path / "out")
+    keep(soak, folder, tmp_path)
+    schedule, job, promise = failed(folder)
+    assert [str(fault) for fault in schedule.faults] == ["kill node1@20", "join @40", "kill node3@2390"]
+    check(schedule.faults, nodes=job.nodes, steps=2410)
+    assert (promise, job.nodes, job.seed, job.conf) == (BROKEN.says, 3, 7, {"flaps": "0"})
+    assert Path(job.script) == TRAIN_SOAK
+    assert {"--steps=2410", "--store={store}", "--events={events}", "--out={out}", "--pace=0.1"} <= {*job.arguments}
+    theirs = replace(soak, plan=replace(soak.plan, script=TRAIN_SOAK, given=("--mine",)))
+    assert job_of(theirs).arguments == ("--mine",)
+
+
+def test_a_soak_as_junit_xml(tmp_path: Path) -> None:
+    """A case per promise and per series with a bar; what ended it early is an error, what it lacks is skipped."""
+    soak = replace(made_up(MB), promises=(BROKEN,))
+    (suite,) = junit("soak", "train.py", tuple(cases(soak, measures(soak.samples), tmp_path)))
+    assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("2", "0", "0")
+    assert f"replay: elastic3d chaos replay {tmp_path} --no-compare" in str(suite[0][0].text)
+    for changes, counts in (({"interrupted": 15}, ("1", "0")), ({"made": ()}, ("0", "1"))):
+        other = replace(made_up(), **changes)  # type: ignore[arg-type]
+        (suite,) = junit("soak", "train.py", tuple(cases(other, measures(other.samples), None)))
+        assert (suite.get("errors"), suite.get("skipped")) == counts
 
 
 @pytest.mark.parametrize(

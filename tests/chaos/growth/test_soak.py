@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chaos.growth.measures import measures
-from chaos.growth.report import passed
+from chaos.growth.report import SoakVerdict, verdict
 from chaos.growth.soak import Plan, SoakSetting, play_soak
 from chaos.machine.processes import wait_until
 from chaos.playing.play import Setting
@@ -48,7 +48,7 @@ def test_nothing_grows_in_a_short_soak(tmp_path: Path) -> None:
     assert soak.digest
     found = measures(soak.samples)
     assert not [measure.name for measure in found if measure.grows]
-    assert passed(soak, found)
+    assert verdict(soak, found) is SoakVerdict.PASSED
     assert soak.made, "faults were made"
     lasting = {measure.name for measure in found if measure.group.name.endswith("lasting processes")}
     assert {"node0 agent", "node0 keeper", "etcd"} <= lasting
@@ -64,7 +64,7 @@ def test_a_keeper_that_leaks_is_found(tmp_path: Path) -> None:
     grown = {(measure.group.name.split()[0], measure.name) for measure in found if measure.grows}
     assert {("memory", "node0 keeper"), ("descriptors", "node0 keeper"), ("memory", "node1 keeper")} <= grown
     assert not any("agent" in name or "etcd" in name for _, name in grown)
-    assert not passed(soak, found)
+    assert verdict(soak, found) is SoakVerdict.FAILED
 
 
 @pytest.mark.long
@@ -105,5 +105,5 @@ def test_ctrl_c_ends_it_and_reports(tmp_path: Path) -> None:
     assert process.returncode == 130
     document = json.loads(printed)
     assert document["interrupted"] == signal.SIGINT
-    assert json.loads((out / "soak-7" / "growth.json").read_text())["samples"]
+    assert (out / "soak-7" / "samples.jsonl").read_text()
     assert not list(tmp_path.glob("elastic3d-soak-*"))

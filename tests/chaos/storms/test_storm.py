@@ -181,6 +181,8 @@ def test_what_cannot_be_played_is_refused_before_anything_starts(
         ["random", "--script", "train.py", "--out", "file/out"],
         ["random", "--script", "train.py", "--junit", "file/chaos.xml"],
         ["shrink", "failed-7", "--out", "file/out"],
+        ["soak", "--hours", "24", "--out", "file/out"],
+        ["soak", "--hours", "24", "--junit", "file/chaos.xml"],
     ],
     ids=lambda given: f"{given[0]} {given[-2]}",
 )

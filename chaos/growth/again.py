@@ -1,0 +1,43 @@
+"""The schedule and the job by which a soak is played again, as `elastic3d chaos replay` and `shrink` read them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from chaos.growth.soak import Plan, Soak, SoakSetting
+from chaos.schedules.schedule import Schedule
+from chaos.storms.storm import Job
+
+_AFTER = 20
+"""Steps that a job of ours makes after the last fault, at least: what it broke shows in them."""
+
+
+def schedule_of(soak: Soak) -> Schedule:
+    """Return what was done to the job: each fault at the step at which it was made."""
+    return Schedule(faults=tuple(fault for fault, _ in soak.made))
+
+
+def job_of(soak: Soak) -> Job:
+    """Return the job: of ours one that ends by itself, after as many steps; of anybody's the script as it was given."""
+    plan = soak.plan
+    setting = plan.setting(Path())
+    if isinstance(setting, SoakSetting):
+        steps = max([soak.steps, *(fault.when.step + _AFTER for fault, _ in soak.made)])
+        given = _arguments(plan, setting, steps)
+    else:
+        given = plan.given
+    return Job(
+        script=str(plan.script or setting.script),
+        arguments=given,
+        nodes=plan.nodes,
+        seed=plan.seed,
+        conf=dict(setting.conf),
+        patience=plan.patience,
+    )
+
+
+def _arguments(plan: Plan, setting: SoakSetting, steps: int) -> tuple[str, ...]:
+
+    known = dataclasses.replace(setting, steps=steps, options=(f"--pace={plan.pace}", *plan.given))
+    return known.arguments(store="{store}", events=Path("{events}"), out=Path("{out}"))
