@@ -19,7 +19,7 @@ from chaos.report.early import say
 from chaos.report.folder import REPORT
 from chaos.report.view import summary
 from chaos.report.watching import clean_end
-from chaos.schedules.files import load
+from chaos.schedules.files import SEED, load
 from chaos.schedules.schedule import Schedule
 from chaos.storms.folders import writable_file
 from chaos.storms.storm import Job, Storm, keep, kept_storm, play_storm
@@ -71,7 +71,7 @@ def run_schedule(
     slots: Annotated[int, typer.Option(min=1, help="Trainers per node.")] = 1,
     seed: Annotated[
         int | None,
-        typer.Option(help="Draws what the schedule leaves open. Default: its own, or 17.", show_default=False),
+        typer.Option(help=f"Draws what the schedule leaves open. Default: its own, or {SEED}.", show_default=False),
     ] = None,
     patience: Annotated[float, typer.Option(min=1.0, help="Seconds without an event until it is given up.")] = 180,
     bars: NoticedBars = None,
@@ -100,7 +100,7 @@ def run_schedule(
 
     def given() -> tuple[Schedule, Job]:
         drawn = load(schedule, nodes=nodes, seed=seed)
-        chosen = seed if seed is not None else 17 if drawn.seed is None else drawn.seed
+        chosen = next(one for one in (seed, drawn.seed, SEED) if one is not None)
         job = Job(
             script=str(script.absolute()),
             arguments=tuple(arguments or ()),

@@ -43,12 +43,14 @@ from elastic3d.nearest import nearest
 
 ANY = "any"
 """A node that is to be drawn."""
+SEED = 17
+"""From which a schedule is drawn where neither it nor a person says."""
 
 
 def load(path: Path, *, nodes: int, seed: int | None = None) -> Schedule:
     """Return the schedule of a file, TOML, or JSON by its name; UsageError says what is wrong with it, and where.
 
-    seed: from which what it leaves open is drawn, for a job of so many nodes.
+    seed: from which what it leaves open is drawn, for a job of so many nodes; None for its own, or SEED.
     """
     try:
         text = path.read_text()
@@ -77,7 +79,7 @@ def parse(document: Any, what: str, *, nodes: int, seed: int | None = None) -> S
         raise UsageError(f"{what}: `fault` must be a list of tables, such as [[fault]]")
     if not listed:
         raise UsageError(f"{what}: there is no [[fault]] in it")
-    seed = given if seed is None else seed
+    seed = next(one for one in (seed, given, SEED) if one is not None)
     faults, opened = [], False
     for number, one in enumerate(listed, 1):
         closed = _drawn(one, f"{what}, fault {number}", nodes, seed, number)
@@ -152,13 +154,11 @@ def _value(value: Any, hint: Any, what: str) -> Any:
     return value
 
 
-def _drawn(given: Mapping[str, Any], what: str, nodes: int, seed: int | None, number: int) -> Mapping[str, Any]:
+def _drawn(given: Mapping[str, Any], what: str, nodes: int, seed: int, number: int) -> Mapping[str, Any]:
     """Return the table with its open values drawn: the same ones of the same seed, whatever the other tables have."""
     chance = Random(f"{seed} fault {number}")
     at = given.get("at")
     steps = at.get("step") if isinstance(at, Mapping) else None
-    if (given.get("node") == ANY or isinstance(steps, list)) and seed is None:
-        raise UsageError(f"{what}: it leaves something open; give a seed to draw it from")
     closed = dict(given)
     if given.get("node") == ANY:
         closed["node"] = node_name(chance.randrange(nodes))

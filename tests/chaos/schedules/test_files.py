@@ -108,7 +108,7 @@ def test_a_schedule_as_people_write_it(tmp_path: Path) -> None:
 
 
 def test_what_is_left_open_is_drawn_from_the_seed() -> None:
-    """The same one of the same seed, whatever else is in the schedule; without a seed it is refused."""
+    """The same one of the same seed, whatever else is in the schedule; of the one that it has, or of 17, by default."""
     kill = {"do": "kill", "node": "any", "at": {"step": [10, 40]}}
     drawn = [parse({"fault": [kill]}, "s", nodes=4, seed=seed) for seed in range(20)]
     assert drawn == [parse({"fault": [kill]}, "s", nodes=4, seed=seed) for seed in range(20)]
@@ -116,8 +116,10 @@ def test_what_is_left_open_is_drawn_from_the_seed() -> None:
     assert all(10 <= one.faults[0].when.step <= 40 for one in drawn)
     both = parse({"fault": [kill, {"do": "join", "at": {"step": 3}}]}, "s", nodes=4, seed=7)
     assert (both.faults[0], both.seed) == (drawn[7].faults[0], 7)
-    with pytest.raises(UsageError, match="s, fault 1: it leaves something open; give a seed"):
-        parse({"fault": [kill]}, "s", nodes=4)
+    assert parse({"fault": [kill]}, "s", nodes=4) == drawn[17]
+    assert parse({"seed": 3, "fault": [kill]}, "s", nodes=4) == drawn[3]
+    assert parse({"seed": 3, "fault": [kill]}, "s", nodes=4, seed=0) == drawn[0]
+    assert parse({"fault": [{"do": "join", "at": {"step": 3}}]}, "s", nodes=4).seed is None
 
 
 def test_what_takes_real_time_is_known() -> None:
