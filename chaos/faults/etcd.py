@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Self
 
-from chaos.faults.fault import About, Fault, Need, OfNode, Place, Replay
+from chaos.faults.fault import About, Fault, Need, OfNode, Place, Replay, check_seconds
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.machine.throttle import Throttle
@@ -44,8 +44,7 @@ class _Lasting(Fault):
 
     def check(self) -> None:
         """Refuse a time that is none."""
-        if not self.seconds > 0:
-            raise UsageError(f"{self}: it must last more than 0 s")
+        check_seconds(self, self.seconds)
 
     @classmethod
     def drawn(cls, chance: Random, *, nodes: int, steps: int) -> Self:
@@ -239,8 +238,7 @@ class EtcdRestored(Fault):
 
     def check(self) -> None:
         """Refuse a time that is none."""
-        if not self.seconds > 0:
-            raise UsageError(f"{self}: the backup must be more than 0 s old")
+        check_seconds(self, self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,10 @@ and how soon, and what it needs of the machine: `About`.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
@@ -17,6 +19,9 @@ from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.history.follow import Picture
 from elastic3d.errors import UsageError
+
+LONGEST = 86400.0
+"""Most seconds for which anything lasts, or is late: a day."""
 
 
 class Place(StrEnum):
@@ -86,11 +91,15 @@ class About:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault(ABC):
-    """Something that happens to a job. WORD names its kind; CHANGES: nodes that are lost, -1, and come, 1, by it."""
+    """Something that happens to a job. WORD names its kind; CHANGES: nodes that are lost, -1, and come, 1, by it.
+
+    LEAST_NODES: with fewer in the job it never happens.
+    """
 
     WORD: ClassVar[str]
     ABOUT: ClassVar[About]
     CHANGES: ClassVar[tuple[int, ...]] = ()
+    LEAST_NODES: ClassVar[int] = 1
 
     when: When
 
@@ -111,7 +120,7 @@ class Fault(ABC):
         return cls(when=When(step=chance.randrange(1, steps)))
 
     def __str__(self) -> str:
-        return f"{self.WORD} {self.when}"
+        return f"{' '.join((self.WORD, *values(self)))} {self.when}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +146,8 @@ class OfNode(Fault):
 
     def check(self) -> None:
         """Refuse what is no node."""
-        if not re.fullmatch(r"node\d+|rank\d+|leader|stage0", self.node):
+        # As the cluster names its nodes: node01 is none.
+        if not re.fullmatch(r"(node|rank)(0|[1-9][0-9]{0,5})|leader|stage0", self.node):
             raise UsageError(
                 f"{self}: {self.node!r} is no node; give node0, node1..., leader, stage0 or rank0, rank1..."
             )
@@ -153,7 +163,26 @@ class OfNode(Fault):
         return cls(**given)
 
     def __str__(self) -> str:
-        return f"{self.WORD} {self.node}{self.when}"
+        own = tuple(values(self))
+        return f"{' '.join((self.WORD, self.node, *own))}{' ' if own else ''}{self.when}"
+
+
+def values(fault: Fault, *besides: str) -> Iterator[str]:
+    """Yield what tells a fault from others of its kind, as schedules have it: `seconds=5`.
+
+    Not its moment and its node, nor `besides`, which are said otherwise; nor a 0 or "" that stands for nothing special.
+    """
+    for field in dataclasses.fields(fault):
+        value = getattr(fault, field.name)
+        plain = not value and value == field.default
+        if field.name not in ("when", "node", *besides) and not plain:
+            yield f"{field.name}={value:g}" if isinstance(value, float) else f"{field.name}={value}"
+
+
+def check_seconds(fault: Fault, seconds: float) -> None:
+    """Raise UsageError where nothing can last for so long."""
+    if not 0 < seconds <= LONGEST:
+        raise UsageError(f"{fault}: it must be for more than 0 s, and for {LONGEST:g} s (a day) at most")
 
 
 def node_name(number: int) -> str:

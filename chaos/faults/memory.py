@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from chaos.faults.fault import About, Need, OfNode, Place, Replay
+from chaos.faults.fault import LONGEST, About, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.script import InScript, about
 from chaos.machine.flips import flip
 from chaos.machine.processes import Part, send
 from elastic3d.errors import UsageError
+
+_ROOM = 1 << 20
+"""Most MiB that a node is left with: a TiB."""
 
 _SHORT = "memory runs out on a rank, on a device or on the host, also where the kernel kills it for that"
 
@@ -89,10 +92,12 @@ class Squeeze(OfNode):
         return True
 
     def check(self) -> None:
-        """Refuse less than nothing."""
+        """Refuse less than nothing, and what no machine has."""
         OfNode.check(self)
-        if not (self.room >= 0 and self.seconds >= 0):
-            raise UsageError(f"{self}: the room and the seconds must be 0 or more")
+        if not (0 <= self.room <= _ROOM and 0 <= self.seconds <= LONGEST):
+            raise UsageError(
+                f"{self}: room= is from 0 to {_ROOM} MiB (a TiB), and seconds= from 0, for good, to {LONGEST:g} (a day)"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

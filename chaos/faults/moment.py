@@ -13,6 +13,9 @@ from elastic3d.errors import UsageError
 from elastic3d.log import EVENTS
 from elastic3d.nearest import nearest
 
+_ORDERED = ("fault.ordered", "fault.injected", "fault.refused")
+"""Events of `elastic3d chaos inject`, which nobody gives to a job that a schedule is played on."""
+
 
 class Phase(StrEnum):
     """How far a generation is with its recovery, by the first event that says so."""
@@ -68,6 +71,8 @@ class When:
         if self.event and self.event not in EVENTS:
             near = nearest(self.event, EVENTS)
             raise UsageError(f"{what}: there is no event {self.event!r}{near}")
+        if self.event in _ORDERED:
+            raise UsageError(f"{what}: {self.event} is of `elastic3d chaos inject`, and never comes here")
         if self.step and steps is not None and not self.step < steps:
             raise UsageError(f"{what}: the step must be from 1 to {steps - 1}, or it never comes before the end")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chaos.faults.code import NAMED, STUCK
 from chaos.faults.data import SLOW
-from chaos.faults.fault import About, Need, OfNode, Place, Replay
+from chaos.faults.fault import About, Need, OfNode, Place, Replay, check_seconds, values
 from chaos.faults.live import LiveJob
 from chaos.faults.script import InScript, about
 from chaos.machine.impairments import Impairment
@@ -44,11 +44,11 @@ class OfConnection(OfNode):
     def check(self) -> None:
         """Refuse a time that is none."""
         OfNode.check(self)
-        if not self.seconds > 0:
-            raise UsageError(f"{self}: it must last more than 0 s")
+        check_seconds(self, self.seconds)
 
     def __str__(self) -> str:
-        return f"{self.WORD} {self.node} for {self.seconds:g} s {self.when}"
+        own = " ".join((self.WORD, self.node, *values(self, "seconds")))
+        return f"{own} for {self.seconds:g} s {self.when}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +113,8 @@ def next_node(job: LiveJob, name: str) -> str | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfLink(OfConnection):
     """Something that lasts for `seconds` on the connection from a node to the one after it in rank order."""
+
+    LEAST_NODES = 2
 
     def make_to(self, job: LiveJob, name: str) -> bool:
         """Do it; not while no generation says which node comes next."""
@@ -251,10 +253,10 @@ class Narrow(OfCable):
     ABOUT = _of_cable("steps take longer, and no step is lost")
 
     def check(self) -> None:
-        """Refuse what carries nothing."""
+        """Refuse what carries nothing, and what is not narrow."""
         OfConnection.check(self)
-        if not self.megabits > 0:
-            raise UsageError(f"{self}: megabits= is more than 0")
+        if not 0 < self.megabits <= 1e5:
+            raise UsageError(f"{self}: megabits= is above 0, and 100000 at most")
 
     def impairment(self) -> Impairment:
         """Return it."""
@@ -289,6 +291,7 @@ class Reset(OfNode):
     """All TCP connections between a node and the one after it in rank order are reset."""
 
     WORD = "reset"
+    LEAST_NODES = 2
     ABOUT = About(
         place=Place.NETWORK,
         enters="`ss -K` on that host",

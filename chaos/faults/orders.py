@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Self
 
-from chaos.faults.fault import About, Fault, OfNode, Place, node_name
+from chaos.faults.fault import About, Fault, OfNode, Place, check_seconds, node_name
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.servers.metadata import Provider
-from elastic3d.errors import UsageError
 
 _ORDERLY = "the others prepare beside the running generation and all switch at a step boundary; no step again"
 _TOLD = "a node is told to leave: spot notice, SIGTERM, `elastic3d drain`"
@@ -58,8 +57,7 @@ class Drain(OfNode):
     def check(self) -> None:
         """Refuse a time that is none."""
         OfNode.check(self)
-        if not self.seconds > 0:
-            raise UsageError(f"{self}: the node must have more than 0 s to leave")
+        check_seconds(self, self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

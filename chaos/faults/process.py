@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 from chaos.faults.code import STUCK
 from chaos.faults.data import SLOW
-from chaos.faults.fault import About, Fault, Need, OfNode, Place, Replay
+from chaos.faults.fault import About, Fault, Need, OfNode, Place, Replay, check_seconds
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.machine.hogs import hogs
@@ -19,6 +19,9 @@ from chaos.machine.throttle import Throttle
 from elastic3d.errors import UsageError
 
 _DEATH = "the survivors form a generation without it at once; at most the steps since the newest snapshot again"
+CROWDED = 64
+"""Most processes for each processor that compute beside a job."""
+
 _TRAINER = "the same nodes go on with fresh trainers; at most the steps since the newest snapshot again"
 
 
@@ -45,27 +48,39 @@ class Kill(OfNode):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _KillPart(OfNode):
-    """SIGKILL to one process of a kind, on slot `slot` of a node."""
+class OfSlot(OfNode):
+    """Something that happens to a process on slot `slot` of a node, from LEAST_SLOT up."""
+
+    LEAST_SLOT: ClassVar[int] = 0
+    slot: int = 0
+
+    def check(self) -> None:
+        """Refuse a slot below the first one."""
+        OfNode.check(self)
+        if self.slot < self.LEAST_SLOT:
+            raise UsageError(f"{self}: slot={self.slot} is none that it happens to; give {self.LEAST_SLOT} or more")
+
+
+def _kill(fault: OfNode, part: Part, slot: int, job: LiveJob, name: str) -> bool:
+    """Kill a process of a node; return False where there is none yet."""
+    pids = job.cluster.node(name).processes(part)[slot : slot + 1]
+    if pids:
+        job.note(f"{part} killed", name)
+        # The agent of a node that goes with it ends with an error.
+        job.cluster.node(name).killed = bool(fault.CHANGES)
+        send(pids, signal.SIGKILL)
+    return bool(pids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KillPart(OfSlot):
+    """SIGKILL to one process of a kind, on a slot of a node."""
 
     PART: ClassVar[Part]
-    slot: int = 0
 
     def make_to(self, job: LiveJob, name: str) -> bool:
         """Kill it; not yet where there is none."""
-        pids = job.cluster.node(name).processes(self.PART)[self.slot : self.slot + 1]
-        if pids:
-            job.note(f"{self.PART} killed", name)
-            # The agent of a node that goes with it ends with an error.
-            job.cluster.node(name).killed = bool(self.CHANGES)
-            send(pids, signal.SIGKILL)
-        return bool(pids)
-
-    def check(self) -> None:
-        """Refuse a slot below 0."""
-        OfNode.check(self)
-        if self.slot < 0:
-            raise UsageError(f"{self}: slots are numbered from 0")
+        return _kill(self, self.PART, self.slot, job, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +116,11 @@ class KillTemplate(_KillPart):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KillKeeper(_KillPart):
+class KillKeeper(OfNode):
     """SIGKILL to a node's first keeper."""
 
     WORD = "kill-keeper"
     CHANGES = (-1,)
-    PART = Part.KEEPERS
     ABOUT = About(
         place=Place.PROCESS,
         enters="SIGKILL to the keeper of slot 0",
@@ -116,6 +130,10 @@ class KillKeeper(_KillPart):
         bar=5.0,
     )
 
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Kill it; not yet where there is none."""
+        return _kill(self, Part.KEEPERS, 0, job, name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillCompanion(_KillPart):
@@ -124,6 +142,7 @@ class KillCompanion(_KillPart):
     WORD = "kill-companion"
     CHANGES = (-1,)
     PART = Part.KEEPERS
+    LEAST_SLOT = 1
     slot: int = 1
     ABOUT = About(
         place=Place.PROCESS,
@@ -180,11 +199,10 @@ class Continue(OfNode):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Freeze(OfNode):
+class Freeze(OfSlot):
     """SIGSTOP to the trainer of a slot, for good."""
 
     WORD = "freeze"
-    slot: int = 0
     ABOUT = About(
         place=Place.PROCESS,
         enters="SIGSTOP to the trainer of a slot",
@@ -232,8 +250,7 @@ class Pause(OfNode):
     def check(self) -> None:
         """Refuse a time that is none."""
         OfNode.check(self)
-        if not self.seconds > 0:
-            raise UsageError(f"{self}: it must last more than 0 s")
+        check_seconds(self, self.seconds)
 
     @classmethod
     def drawn(cls, chance: Random, *, nodes: int, steps: int) -> Self:
@@ -327,9 +344,10 @@ class Crowd(Fault):
         return True
 
     def check(self) -> None:
-        """Refuse nobody, and no time."""
-        if self.processes < 1 or not self.seconds > 0:
-            raise UsageError(f"{self}: it takes at least 1 process, for more than 0 s")
+        """Refuse nobody, more than a machine has room for, and no time."""
+        if not 1 <= self.processes <= CROWDED:
+            raise UsageError(f"{self}: processes= is from 1 to {CROWDED}, for each processor")
+        check_seconds(self, self.seconds)
 
     def __str__(self) -> str:
         return f"crowd of {self.processes} for {self.seconds:g} s {self.when}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Self
 
-from chaos.faults.fault import About, Fault, Need, Place, Replay
+from chaos.faults.fault import LONGEST, About, Fault, Need, Place, Replay, values
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from elastic3d.errors import UsageError
@@ -78,7 +78,7 @@ class InScript(Fault):
         return cls(rank=chance.randrange(nodes), when=When(step=chance.randrange(min(4, steps - 1), steps)))
 
     def __str__(self) -> str:
-        return f"{self.WORD} on rank {self.rank} {self.when}"
+        return f"{' '.join((self.WORD, 'on rank', str(self.rank), *values(self, 'rank')))} {self.when}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Lasting(InScript):
         return self.factor
 
     def check(self) -> None:
-        """Refuse what makes nothing slow."""
+        """Refuse what makes nothing slow, and what never ends."""
         InScript.check(self)
-        if not self.factor > 0:
-            raise UsageError(f"{self}: the factor must be more than 0")
+        if not 0 < self.factor <= LONGEST:
+            raise UsageError(f"{self}: factor= is above 0, and {LONGEST:g} at most")

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar, Self
 
-from chaos.faults.fault import About, Fault, Need, Place, Replay
+from chaos.faults.fault import About, Fault, Need, Place, Replay, check_seconds
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.servers.s3_proxy import Do, Harm
@@ -53,8 +53,7 @@ class StoreGone(Fault):
 
     def check(self) -> None:
         """Refuse a time that is none."""
-        if not self.seconds > 0:
-            raise UsageError(f"{self}: it must last more than 0 s")
+        check_seconds(self, self.seconds)
 
     @classmethod
     def drawn(cls, chance: Random, *, nodes: int, steps: int) -> Self:

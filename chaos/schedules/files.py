@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import tomllib
 import types
 import typing
@@ -146,7 +147,9 @@ def _value(value: Any, hint: Any, what: str) -> Any:
         if value not in list(hint):
             raise UsageError(f"{what} is {value!r}; give one of {', '.join(hint)}")
         return hint(value)
-    if hint is float and type(value) is int:
+    if hint is float and type(value) in (int, float):
+        if not abs(value) <= sys.float_info.max:
+            raise UsageError(f"{what} must be a finite number")
         return float(value)
     if type(value) is not hint:
         kind = {int: "a whole number", float: "a number", str: "a text"}[hint]

@@ -11,13 +11,16 @@ from chaos.faults.clock import ClockJump
 from chaos.faults.etcd import OUTAGES, EtcdEmpty, EtcdRestored
 from chaos.faults.fault import Fault, Need, OfNode, Replay, node_name
 from chaos.faults.orders import Announce, Join
-from chaos.faults.process import Continue, KillCompanion, Stop
+from chaos.faults.process import Continue, OfSlot, Stop
 from chaos.faults.script import InScript
 from chaos.faults.store import StoreGone
 from elastic3d.errors import UsageError
 
 AT_MOST = 3
 """Generations that one fault leads to at most, if the job recovers from it."""
+
+BROUGHT_ABOUT = ("peer.lost", "node.draining", "notice.heard", "etcd.lost", "etcd.impaired", "etcd.rolled_back")
+"""Events that no job writes of which nodes and etcd are left alone, whatever its script does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,8 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
     for fault in faults:
         fault.when.check(str(fault), steps)
         fault.check()
+        if every < fault.LEAST_NODES:
+            raise UsageError(f"{fault}: it is between nodes, and the job has {every}; give {fault.LEAST_NODES} or more")
         if isinstance(fault, OfNode):
             _check_place(fault, every, slots)
         if isinstance(fault, InScript) and fault.rank >= every * slots:
@@ -52,6 +57,8 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
             raise UsageError(
                 f"{fault}: generation {fault.when.generation} never comes; all else leads to {most} at most"
             )
+    if faults and all(fault.when.generation > 1 or fault.when.event in BROUGHT_ABOUT for fault in faults):
+        raise UsageError(f"{faults[0]}: its moment never comes, since nothing else in the schedule leads to it")
     _check_nodes(faults, nodes)
     for first, second in _pairs(faults):
         same = first.when == second.when
@@ -119,10 +126,12 @@ def _check_place(fault: OfNode, nodes: int, slots: int) -> None:
         raise UsageError(f"{fault}: there is no such node; the job has node0 to {node_name(nodes - 1)}")
     if fault.node.startswith("rank") and int(number) >= nodes * slots:
         raise UsageError(f"{fault}: there is no such rank; the job has ranks 0 to {nodes * slots - 1} at most")
+    if not isinstance(fault, OfSlot):
+        return
     # What needs a second slot is not refused without one, but skipped.
-    slot = getattr(fault, "slot", 0)
-    if slot >= slots and not isinstance(fault, KillCompanion):
-        raise UsageError(f"{fault}: there is no slot {slot}; nodes have {slots}")
+    skipped = Need.SLOTS in fault.ABOUT.needs and slots < 2
+    if fault.slot >= slots and not skipped:
+        raise UsageError(f"{fault}: there is no slot {fault.slot}; nodes have {slots}")
 
 
 def _check_nodes(faults: Sequence[Fault], nodes: int) -> None:

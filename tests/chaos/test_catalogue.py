@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
+import typing
+from enum import StrEnum
+from typing import Any
 
 import pytest
 
 from chaos.faults.catalogue import KINDS, feasible, form, kind_of, summary
+from chaos.faults.device import SlowBlocks
 from chaos.faults.fault import Fault, Need
+from chaos.faults.memory import Squeeze
 from chaos.faults.moment import When
-from chaos.faults.process import Kill, KillCompanion
+from chaos.faults.network import Narrow
+from chaos.faults.process import Kill, KillCompanion, KillTrainer
+from chaos.faults.store import StoreGone
 from chaos.schedules.files import parse
 from elastic3d.errors import UsageError
 from elastic3d.log import EVENTS
@@ -65,6 +72,36 @@ def test_the_form_of_a_kind_is_one_that_a_schedule_takes(kind: type[Fault]) -> N
     assert type(fault) is kind
     assert fault.when == When(step=20)
     assert [f.name for f in dataclasses.fields(kind) if f.name not in ("when", *table["fault"][0])] == []
+
+
+@every_kind
+def test_two_faults_that_differ_are_told_apart(kind: type[Fault]) -> None:
+    """Reports, documents and what shrinking leaves name a fault by its printed form: it says each value."""
+    hints = typing.get_type_hints(kind)
+    given: dict[str, Any] = {"when": When(step=3), **({"node": "node1"} if "node" in hints else {})}
+    one = kind(**given)
+    for field in dataclasses.fields(kind):
+        for other in others(field.name, hints[field.name], getattr(one, field.name, None)):
+            assert str(dataclasses.replace(one, **{field.name: other})) != str(one), f"{field.name} = {other}: {one}"
+
+
+def others(name: str, hint: Any, value: Any) -> list[Any]:
+    """Return other values of a field."""
+    some: dict[str, list[Any]] = {"when": [When(step=4)], "node": ["node2", "leader"], "method": ["GET", "PUT", ""]}
+    words: list[Any] = [*hint] if issubclass(hint, StrEnum) else []
+    known = some.get(name) or words or [hint(2 * value + 1), hint(value + 1)]
+    return [one for one in known if one != value]
+
+
+def test_a_fault_is_printed_with_what_it_does() -> None:
+    """As schedules have its values, or in words."""
+    when = When(step=5)
+    assert str(Kill(node="node1", when=when)) == "kill node1@5"
+    assert str(KillTrainer(node="node1", slot=1, when=when)) == "kill-trainer node1 slot=1 @5"
+    assert str(Squeeze(node="node1", seconds=3.0, when=when)) == "squeeze node1 room=16 seconds=3 @5"
+    assert str(Narrow(node="node1", when=when)) == "narrow node1 megabits=20 for 10 s @5"
+    assert str(StoreGone(when=when)) == "store-gone seconds=5 @5"
+    assert str(SlowBlocks(rank=2, when=when)) == "slow on rank 2 factor=1.3 @5"
 
 
 def test_a_word_that_is_none_is_refused_with_the_nearest() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
 import typing
 from enum import StrEnum
@@ -153,6 +154,11 @@ KILL = {"do": "kill", "node": "node1", "at": {"step": 3}}
         ({"fault": [{**KILL, "nodes": 3}]}, "there is no `nodes`; did you mean 'node'"),
         ({"fault": [{**KILL, "do": "pause", "part": "all"}]}, "part is 'all'; give one of agent, keepers"),
         ({"fault": [{**KILL, "do": "pause", "seconds": "1"}]}, "seconds must be a number, and is '1'"),
+        ({"fault": [{**KILL, "do": "pause", "seconds": math.inf}]}, "seconds must be a finite number"),
+        ({"fault": [{**KILL, "do": "squeeze", "room": -math.inf}]}, "room must be a finite number"),
+        ({"fault": [{**KILL, "do": "throttle", "share": math.nan}]}, "share must be a finite number"),
+        ({"fault": [{**KILL, "do": "drain", "seconds": 10**400}]}, "seconds must be a finite number"),
+        ({"fault": [{**KILL, "do": "kill-keeper", "slot": 1}]}, "there is no `slot`"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(document: Any, message: str) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from chaos.faults.clock import ClockJump
 from chaos.faults.etcd import EtcdCertificate, EtcdEmpty, EtcdMemberPause, EtcdPassword, EtcdPause, EtcdRestart, Revoke
-from chaos.faults.fault import Fault
+from chaos.faults.fault import Fault, OfNode
+from chaos.faults.memory import Squeeze
 from chaos.faults.moment import Phase, When
-from chaos.faults.network import Cut, OneWay
-from chaos.faults.orders import Announce, Join
-from chaos.faults.process import Continue, Kill, KillTrainer, Pause, Slow, Stop
+from chaos.faults.network import Cut, Narrow, OneWay, Refuse, Reset
+from chaos.faults.orders import Announce, Drain, Join
+from chaos.faults.process import Continue, Crowd, Freeze, Kill, KillCompanion, KillTrainer, Pause, Slow, Stop
 from chaos.schedules.draw import ORDINARY, draw_schedule
 from chaos.schedules.schedule import bounds, check
 from elastic3d.errors import UsageError
@@ -29,6 +32,23 @@ A, B = When(step=5), When(step=9)
         ([Kill(node="node1", when=When(event="peer.lots"))], r"no event 'peer.lots'; did you mean 'peer.lost'\?"),
         ([Kill(node="node1", when=When(generation=2))], "generation 2 never comes"),
         ([Kill(node="nodes1", when=A)], "'nodes1' is no node"),
+        ([Kill(node="node01", when=A)], "'node01' is no node"),
+        ([Kill(node="node\N{ARABIC-INDIC DIGIT ONE}", when=A)], "is no node"),
+        ([Kill(node="rank00", when=A)], "'rank00' is no node"),
+        ([Kill(node=f"node1{'0' * 5000}", when=A)], "is no node"),
+        ([Freeze(node="node1", slot=-1, when=A)], "slot=-1 is none that it happens to; give 0 or more"),
+        ([KillCompanion(node="node1", slot=0, when=A)], "slot=0 is none that it happens to; give 1 or more"),
+        ([Join(when=When(event="peer.lost"))], "its moment never comes, since nothing else"),
+        ([Join(when=When(event="etcd.lost")), Kill(node="node1", when=When(generation=2))], "its moment never comes"),
+        ([Join(when=When(event="fault.ordered"))], "fault.ordered is of `elastic3d chaos inject`, and never comes"),
+        ([Crowd(processes=1_000_000, when=A)], "processes= is from 1 to 64, for each processor"),
+        ([Crowd(seconds=math.inf, when=A)], "a day"),
+        ([Pause(node="node1", seconds=math.inf, when=A)], "a day"),
+        ([EtcdPause(seconds=math.inf, when=A)], "a day"),
+        ([Drain(node="node1", seconds=math.inf, when=A)], "a day"),
+        ([Squeeze(node="node1", room=math.inf, when=A)], "a TiB"),
+        ([Squeeze(node="node1", room=1e300, when=A)], "a TiB"),
+        ([Narrow(node="node1", megabits=1e300, when=A)], "100000 at most"),
         ([Kill(node="node4", when=A)], "no such node; the job has node0 to node3"),
         ([Kill(node="rank4", when=A)], "no such rank; the job has ranks 0 to 3"),
         ([KillTrainer(node="node1", slot=1, when=A)], "there is no slot 1; nodes have 1"),
@@ -58,6 +78,24 @@ def test_what_can_never_happen_is_refused(faults: list[Fault], message: str) -> 
         check(faults, nodes=4, steps=60)
 
 
+@pytest.mark.parametrize("kind", [OneWay, Refuse, Reset])
+def test_what_is_between_two_nodes_needs_a_second_one(kind: type[OfNode]) -> None:
+    """Of those that the job begins with, or that join."""
+    fault = kind(node="node0", when=B)
+    with pytest.raises(UsageError, match="it is between nodes, and the job has 1; give 2 or more"):
+        check([fault], nodes=1, steps=60)
+    check([fault, Join(when=A)], nodes=1, steps=60)
+
+
+def test_a_second_slot_is_needed_or_the_fault_is_skipped() -> None:
+    """Nodes of two slots have no slot 2; where nodes have one, what needs a second is skipped by name, not refused."""
+    companion = KillCompanion(node="node1", slot=2, when=A)
+    with pytest.raises(UsageError, match="there is no slot 2; nodes have 2"):
+        check([companion], nodes=4, slots=2)
+    check([companion], nodes=4, slots=3)
+    check([KillCompanion(node="node1", when=A)], nodes=4)
+
+
 @pytest.mark.parametrize(
     "faults",
     [
@@ -66,6 +104,8 @@ def test_what_can_never_happen_is_refused(faults: list[Fault], message: str) -> 
         [Join(when=A), Kill(node="node4", when=B)],
         [Join(when=A), Join(when=A), Join(when=A)],
         [Kill(node="node1", when=When(event="checkpoint.committed", count=3))],
+        [Kill(node="node1", when=When(event="rank.stuck"))],
+        [Stop(node="node1", when=A), Join(when=When(event="peer.lost"))],
         [EtcdPause(when=A), EtcdRestart(when=B)],
         [Pause(node="node1", when=A), Kill(node="node1", when=B)],
     ],
