@@ -58,6 +58,14 @@ def test_a_kind_says_what_happens(kind: type[Fault]) -> None:
     assert "(" not in summary(kind).split()[0], f"{kind.__name__} has no docstring of its own"
 
 
+def test_the_guide_names_the_faults_that_nobody_is_blamed_for() -> None:
+    """Every kind of which nothing says whose fault it is, and no other."""
+    text = (ROOT / "docs" / "guides" / "chaos.md").read_text()
+    _, _, listed = text.partition("are events that the undisturbed run has as well, schedules")
+    named = re.findall(r"`([a-z-]+)`", listed.partition("of which")[0])
+    assert named == [kind.WORD for kind in KINDS.values() if kind.ABOUT.spreads]
+
+
 def test_words_are_the_kinds_own() -> None:
     """No word twice, and each of letters and hyphens."""
     assert len({id(kind) for kind in KINDS.values()}) == len(KINDS)
