@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from chaos.faults.catalogue import KINDS, form, lacking, summary
 from chaos.faults.fault import Fault, Place
@@ -55,8 +56,7 @@ def list_faults(
 ) -> None:
     """Show every fault that can be made: where it enters, what is promised then, who notices it, what it needs.
 
-    What this machine or the default job lacks for a fault is shown with it; a schedule that has it is played without
-    it, and says so.
+    What this machine lacks for a fault is shown with it; a schedule that has it is played without it, and says so.
 
     Examples:
 
@@ -95,20 +95,32 @@ def document(kind: type[Fault]) -> FaultDocument:
 
 
 def table(shown: Sequence[FaultDocument]) -> Table:
-    """Return the catalogue for a terminal."""
-    made = Table(box=None, pad_edge=False)
-    for name in ("fault", "what happens", "what is promised", "noticed by"):
-        made.add_column(name)
+    """Return the catalogue for a terminal, of 80 columns as of more: the word of a fault is never cut nor wrapped."""
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
     place = ""
     for one in shown:
         if one.place != place:
             place = one.place
-            made.add_row(f"[bold]{place}[/]")
-        needs = f" [yellow]Needs {', '.join(one.needs)}.[/]" if one.needs else ""
-        live = " [green]Also into a live job.[/]" if one.live else ""
-        bar = f", {one.bar:g} s" if one.bar else ""
-        made.add_row(f"  {one.word}", one.happens + needs + live, one.promised, f"{one.detector}{bar}" or "nobody")
+            made.add_row(Text(place, style="bold"))
+        made.add_row(f"  {one.word}", _told(one))
     return made
+
+
+def _told(one: FaultDocument) -> Text:
+    """Return what is said of a kind: what happens, what is promised then, and a line with the rest."""
+    text = Text(f"{one.happens}\n")
+    text.append(f"Promised: {one.promised}.\n", "dim")
+    within = f" within {one.bar:g} s" if one.bar else ""
+    text.append(f"Noticed by {one.detector}{within}." if one.detector else "Noticed by nobody.", "dim")
+    if one.needs:
+        text.append(f" Needs {', '.join(one.needs)}.", "yellow")
+    if one.live:
+        text.append(" Also into a live job.", "green")
+    if one.missing:
+        text.append(f"\nNot on this machine: {one.missing}", "red")
+    return text
 
 
 def page() -> str:

@@ -1,0 +1,45 @@
+"""The catalogue in a terminal of 80 columns: every word on a line of its own, and what the machine lacks beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+from rich.console import Console
+
+from chaos.commands.listing import document, table
+from chaos.faults.catalogue import KINDS
+from chaos.faults.fault import Need
+
+# What is not looked for on this machine.
+OF_JOBS = {Need.MEMBERS, Need.SLOTS, Need.SCRIPT}
+KNOWN = [document(kind) for kind in KINDS.values() if kind.ABOUT.needs <= OF_JOBS]
+
+
+def lines(missing: str) -> list[str]:
+    """Return what a terminal of 80 columns shows where the machine lacks something for each fault."""
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table([dataclasses.replace(one, missing=missing) for one in KNOWN]))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_every_word_stands_whole_at_the_beginning_of_a_line() -> None:
+    """So that it can be read and searched for; nothing else is cut either."""
+    shown = lines("")
+    assert max(map(len, shown)) <= 80
+    for one in KNOWN:
+        (at,) = [line for line in shown if line.startswith(f"  {one.word} ")]
+        assert at.split()[1] == one.happens.split()[0]
+    text = " ".join(" ".join(shown).split())
+    for one in KNOWN:
+        assert f"Promised: {one.promised}." in text
+        assert one.detector in text
+    assert "Not on this machine" not in text
+
+
+def test_what_the_machine_lacks_is_shown() -> None:
+    """In the words of whoever looked for it, brackets and all."""
+    why = "there is no S3 server or client here: pip install 'moto[server]' 'elastic3d[s3]'"
+    text = " ".join(" ".join(lines(why)).split())
+    assert text.count(f"Not on this machine: {why}") == len(KNOWN)
