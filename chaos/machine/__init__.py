@@ -6,5 +6,6 @@ leftovers     what a job may leave behind besides processes
 network       hosts of their own, in network namespaces; impairments: cables that are late, lossy or slow
 groups        of a node: how much it may have of a processor and of memory; throttle: the former without root
 hogs          processes that compute beside them; hung_files: files that never answer
+makers        by whom it was made, of what is removed once that process has ended
 clocks        a wall clock of each node's own
 """

@@ -48,7 +48,7 @@ class Clocks:
         try:
             _build(self._library)
             self._try()
-        except OSError:
+        except BaseException:  # also where a person ends it here
             self.close()
             raise
         return self

@@ -7,7 +7,6 @@ since a group there that has processes gives no controller on.
 
 from __future__ import annotations
 
-import os
 import re
 import uuid
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from chaos.machine.makers import has_ended, maker
 from chaos.machine.processes import wait_until
 
 CPU, MEMORY = "cpu", "memory"
@@ -52,7 +52,7 @@ class NodeGroup:
     @classmethod
     def made(cls, below: Mapping[str, Path]) -> Self:
         """Make a group below such folders as `parents` returns; without any folder where none can be made."""
-        name = f"elastic3d-{_space()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        name = f"{maker()}-{uuid.uuid4().hex[:8]}"
         group = cls(cpu=_made(CPU, below, name), memory=_made(MEMORY, below, name))
         for folder in {parent / name for parent in below.values()} - {*group.folders}:
             _removed(folder)
@@ -120,19 +120,11 @@ def groups_left(groups: Iterable[NodeGroup], below: Mapping[str, Path], patience
     patience: seconds for what ends by itself. below: where to look for groups whose maker was killed.
     """
     folders = {folder for group in groups for folder in group.folders}
-    folders |= {folder for parent in {*below.values()} for folder in parent.glob("elastic3d-*") if _orphaned(folder)}
+    folders |= {
+        folder for parent in {*below.values()} for folder in parent.glob("elastic3d-*") if has_ended(folder.name)
+    }
     wait_until(lambda: not [folder for folder in folders if not _removed(folder)], patience)
     return [f"control group {folder}" for folder in sorted(folders) if folder.exists()]
-
-
-def _orphaned(folder: Path) -> bool:
-    maker = re.fullmatch(rf"elastic3d-{_space()}-(\d+)-[0-9a-f]{{8}}", folder.name)
-    return maker is not None and not Path("/proc", maker[1]).exists()
-
-
-def _space() -> int:
-    """Return the number of the PID namespace: containers that share control groups have pids of their own."""
-    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def _made(controller: str, below: Mapping[str, Path], name: str) -> Path | None:

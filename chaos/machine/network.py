@@ -8,6 +8,7 @@ Needs root and iproute2. Addresses are from 198.18.0.0/15, which is set aside fo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -16,32 +17,41 @@ from types import TracebackType
 from typing import Self
 
 from chaos.machine.impairments import Connection, End, ImpairedCable, Impairment
+from chaos.machine.makers import has_ended, maker
 
 TRIES = 20
+_BRIDGE = "br"
+_LINKS = Path("/sys/class/net")
 
 
 class Network:
     """A bridge, with this machine at `address`, and one namespace per host that was added; all gone at the end.
 
-    OSError says what could not be created, for lack of rights for instance.
+    The bridge says who made it: whoever makes a network removes those whose makers were killed.
+
+    OSError says what could not be created, for lack of rights for instance, or not be removed.
     """
 
     def __init__(self) -> None:
         self._mark = f"e{os.getpid() % 0xFFFF:04x}{random.randrange(0x100):02x}"
-        self._bridge = f"{self._mark}br"
+        self._bridge = f"{self._mark}{_BRIDGE}"
         self._hosts: dict[str, str] = {}
         self._impaired: dict[str, ImpairedCable] = {}
         self._pulled: set[str] = set()
         self._subnet = ""
 
     def __enter__(self) -> Self:
+        for name, mark in _bridges():
+            if has_ended(mark):
+                _remove(name.removesuffix(_BRIDGE))
         try:
             _ip("link", "add", self._bridge, "type", "bridge")
+            _ip("link", "set", self._bridge, "alias", maker())
             self._subnet = self._free_subnet()
             _ip("address", "add", f"{self.address}/24", "dev", self._bridge)
             _ip("link", "set", self._bridge, "up")
-        except OSError:
-            self.close()
+        except BaseException:  # also where a person ends it here
+            _remove(self._mark)
             raise
         return self
 
@@ -154,11 +164,8 @@ class Network:
         """Remove everything. Processes that run on a host keep its namespace, unnamed, until they end."""
         while self._impaired:
             self._impaired.popitem()[1].close()
-        for host in self._hosts:
-            _ip("link", "delete", self._cable(host), check=False)
-            _ip("link", "delete", f"{self._cable(host)}m", check=False)
-            _ip("netns", "delete", self._space(host), check=False)
-        _ip("link", "delete", self._bridge, check=False)
+        if left := _remove(self._mark):
+            raise OSError(f"of the network of this job these could not be removed: {', '.join(left)}")
 
     def _space(self, host: str) -> str:
         return f"{self._mark}-{host}"
@@ -173,6 +180,41 @@ class Network:
             if f"{subnet}." not in taken:
                 return subnet
         raise OSError(f"no free subnet in 198.18.0.0/15 among {TRIES} tried")
+
+
+def _bridges() -> list[tuple[str, str]]:
+    """Return each bridge of this machine that may be a network's, with the mark of who made it."""
+    bridges = []
+    for path in _LINKS.glob(f"*{_BRIDGE}/ifalias"):
+        # It may be removed just now.
+        with contextlib.suppress(OSError):
+            bridges.append((path.parent.name, path.read_text().strip()))
+    return bridges
+
+
+def _remove(mark: str) -> list[str]:
+    """Remove the links and namespaces of which the names begin with `mark`; return those that are left, as text.
+
+    The bridge comes last: who is killed meanwhile leaves what shows that there is more.
+    """
+    bridge = f"{mark}{_BRIDGE}"
+    for link in _links(mark):
+        # One end of a cable may be gone with the other.
+        if link != bridge:
+            _ip("link", "delete", link, check=False)
+    for space in _spaces(mark):
+        _ip("netns", "delete", space, check=False)
+    _ip("link", "delete", bridge, check=False)
+    return [*(f"link {name}" for name in _links(mark)), *(f"namespace {name}" for name in _spaces(mark))]
+
+
+def _links(mark: str) -> list[str]:
+    return [path.name for path in _LINKS.iterdir() if path.name.startswith(mark)]
+
+
+def _spaces(mark: str) -> list[str]:
+    # A name may be followed by a number.
+    return [line.split()[0] for line in _ip("netns", "list").splitlines() if line.startswith(f"{mark}-")]
 
 
 def _end(text: str) -> End:

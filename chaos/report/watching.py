@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -56,12 +57,22 @@ class _Lines:
 
 @contextlib.contextmanager
 def clean_end() -> Iterator[None]:
-    """Raise at the first Ctrl-C or SIGTERM, and let no second one interrupt the cleanup."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Raise SystemExit at the first Ctrl-C, SIGTERM or hang-up, and let no second one interrupt the cleanup.
+
+    A hang-up is ignored where it was before, as by nohup. After one nothing is written to the terminal that is gone,
+    which would be an error in the middle of the cleanup.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:
+        del before[signal.SIGHUP]
+    # A terminal that is gone is none any more.
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
     def end(number: int, frame: object) -> None:
         for each in before:
             signal.signal(each, signal.SIG_IGN)
+        if number == signal.SIGHUP:
+            _silence(terminals)
         sys.exit(128 + number)
 
     for number in before:
@@ -71,3 +82,11 @@ def clean_end() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _silence(descriptors: Sequence[int]) -> None:
+    """Have nobody hear what is written there from now on."""
+    nobody = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in descriptors:
+        os.dup2(nobody, descriptor)
+    os.close(nobody)

@@ -37,6 +37,17 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), 60) as connection
         print(size, flush=True)
 """
 
+MAKER = """
+import time
+from chaos.machine.impairments import Impairment
+from chaos.machine.network import Network
+with Network() as network:
+    network.add("a")
+    network.impair("a", Impairment(late=0.1))
+    print(network.within("a")[-1].rpartition("-")[0], flush=True)
+    time.sleep(600)
+"""
+
 
 @pytest.fixture
 def network() -> Iterator[Network]:
@@ -156,6 +167,28 @@ def test_nothing_is_left(network: Network) -> None:
     network.close()
     for command in (["ip", "link", "show"], ["ip", "netns", "list"]):
         assert mark not in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_networks_of_a_killed_maker_are_removed(network: Network) -> None:
+    """By whoever makes one next; not those of one that lives, and what it has impaired goes, too."""
+    with subprocess.Popen([sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True) as maker:
+        assert maker.stdout is not None
+        mark = maker.stdout.readline().strip()
+        try:
+            with Network():
+                assert {f"{mark}br", f"{mark}v0", f"{mark}v0m", f"{mark}-a"} <= names()
+        finally:
+            maker.kill()
+    with Network():
+        assert not [name for name in names() if name.startswith(mark)]
+    assert network.within("a")[-1] in names()
+
+
+def names() -> set[str]:
+    """Return the names of all links and namespaces."""
+    links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+    spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return {line.split()[1].rstrip(":").partition("@")[0] for line in links.splitlines()} | {*spaces.split()}
 
 
 def test_what_a_host_sends_is_counted(network: Network, call: Call) -> None:
