@@ -27,6 +27,7 @@ from chaos.schedules.schedule import bounds
 from chaos.scripts import mark_of
 from chaos.servers.etcd import EtcdCluster, EtcdServer
 from chaos.servers.metadata import cloud_of
+from chaos.servers.s3 import LOOPBACK
 from chaos.servers.s3_proxy import S3Proxy
 from checkpointing import open_store, verify
 from checkpointing.errors import CheckpointError
@@ -186,8 +187,9 @@ class Player:
         self._shared_memory = shared_memory()
         self._joiners = [node_name(setting.nodes + i) for i in range(sum(isinstance(f, Join) for f in faults))]
         self._labels = {node_name(number): labels for number, labels in enumerate(setting.labels)}
+        host = LOOPBACK if setting.network is None else setting.network.address
         self._clouds = {
-            fault.node: (fault.cloud, cloud_of(fault.cloud)) for fault in faults if isinstance(fault, Announce)
+            fault.node: (fault.cloud, cloud_of(fault.cloud, host)) for fault in faults if isinstance(fault, Announce)
         }
         run_id = f"{name}-{uuid.uuid4().hex[:8]}"
         self.store = f"{setting.store.rstrip('/')}/{run_id}" if setting.store else (workdir / "store").as_uri()

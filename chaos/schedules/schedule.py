@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from chaos.faults.clock import ClockJump
 from chaos.faults.etcd import OUTAGES, EtcdEmpty, EtcdRestored
 from chaos.faults.fault import Fault, Need, OfNode, Replay, node_name
-from chaos.faults.orders import Announce, Join
+from chaos.faults.orders import Join
 from chaos.faults.process import Continue, OfSlot, Stop
 from chaos.faults.script import InScript
 from chaos.faults.store import StoreGone
@@ -63,11 +63,6 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
     for first, second in _pairs(faults):
         same = first.when == second.when
         for one, other in ((first, second), (second, first)):
-            if Need.HOSTS in one.ABOUT.needs and (Need.S3 in other.ABOUT.needs or isinstance(other, Announce)):
-                raise UsageError(
-                    f"{one} and {other}: the second needs a server on this machine's loopback device, which nodes that "
-                    "are hosts of their own do not reach"
-                )
             if Need.CERTIFICATES in one.ABOUT.needs and isinstance(other, ClockJump):
                 raise UsageError(
                     f"{one} and {other}: by a clock that is wrong a new certificate is not valid yet, or over"

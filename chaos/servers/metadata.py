@@ -1,4 +1,4 @@
-"""Metadata servers that answer like those of AWS, Google Cloud and Azure, each for one machine, over HTTP on loopback.
+"""Metadata servers that answer like those of AWS, Google Cloud and Azure, each for one machine, over HTTP.
 
 They refuse what the vendors document, with the documented status: what is noticed here with a wrong header, a missing
 token or a wrong query would prove nothing.
@@ -23,6 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
+from chaos.servers.s3 import LOOPBACK
 from elastic3d.clock import SYSTEM, Clock
 
 
@@ -89,10 +90,11 @@ class _Handler(BaseHTTPRequestHandler):
 class Cloud(ABC):
     """A metadata server that can be turned on and off. `faults`: replies for the next requests, in place of its own.
 
-    clock: the cloud's own.
+    host: the address of this machine at which it listens. clock: the cloud's own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = LOOPBACK) -> None:
+        self._host = host
         self.changed = threading.Condition()
         self.clock: Clock = SYSTEM
         self.requests: list[Request] = []
@@ -105,11 +107,11 @@ class Cloud(ABC):
     @property
     def url(self) -> str:
         """The value for `--rdzv-conf=notices_url`."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._host}:{self._port}"
 
     def start(self) -> None:
         """Listen, on the same port each time."""
-        self._server = _Server(("127.0.0.1", self._port), _Handler)
+        self._server = _Server((self._host, self._port), _Handler)
         self._server.cloud = self
         self._port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
@@ -166,10 +168,10 @@ class Aws(Cloud):
 
     TOKEN = "/latest/api/token"
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = LOOPBACK) -> None:
         self.tokens: dict[str, float] = {}
         self.items: dict[str, str] = {}
-        super().__init__()
+        super().__init__(host)
 
     def preempt(self) -> None:
         """Announce it, 120 s before."""
@@ -210,12 +212,12 @@ class Gcp(Cloud):
     PREEMPTED = "/computeMetadata/v1/instance/preempted"
     MAINTENANCE = "/computeMetadata/v1/instance/maintenance-event"
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = LOOPBACK) -> None:
         self.values = {self.PREEMPTED: "FALSE", self.MAINTENANCE: "NONE"}
         self.etags = dict.fromkeys(self.values, "0a1b2c3d4e5f6071")
         self.hanging = 0
         self.etagged = True
-        super().__init__()
+        super().__init__(host)
 
     def preempt(self) -> None:
         """Announce it, 30 s before."""
@@ -260,12 +262,12 @@ class Azure(Cloud):
     EVENTS = "/metadata/scheduledevents"
     NAME = "/metadata/instance/compute/name"
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = LOOPBACK) -> None:
         self.name = "worker_3"
         self.events: list[dict[str, Any]] = []
         self.incarnation = 1
         self.slow = 0.0
-        super().__init__()
+        super().__init__(host)
 
     def preempt(self) -> None:
         """Announce it, 30 s before."""
@@ -346,7 +348,7 @@ class Provider(StrEnum):
     AZURE = "azure"
 
 
-def cloud_of(provider: Provider) -> Cloud:
-    """Return a server of this cloud, which serves."""
+def cloud_of(provider: Provider, host: str = LOOPBACK) -> Cloud:
+    """Return a server of this cloud, which serves at an address of this machine."""
     kinds: dict[Provider, type[Cloud]] = {Provider.GCP: Gcp, Provider.AWS: Aws, Provider.AZURE: Azure}
-    return kinds[provider]()
+    return kinds[provider](host)

@@ -11,15 +11,20 @@ from chaos.servers.s3_proxy import Harm, S3Proxy, s3_proxy
 
 
 @contextmanager
-def proxied_store(harms: Sequence[Harm] = ()) -> Iterator[tuple[str, S3Proxy]]:
-    """Run an S3 server until the block ends, and yield a URL in it and the proxy; the environment says where it is."""
-    with s3.s3_server() as server, s3_proxy(server.port, harms) as proxy:
-        options = s3.options(proxy.port)
+def proxied_store(harms: Sequence[Harm] = (), *, host: str = s3.LOOPBACK) -> Iterator[tuple[str, S3Proxy]]:
+    """Run an S3 server until the block ends, and yield a URL in it and the proxy; the environment says where it is.
+
+    host: the address of this machine at which the proxy listens.
+    """
+    with s3.s3_server() as server, s3_proxy(server.port, harms, host=host) as proxy:
+        options = s3.options(proxy.port, host)
         own = {
             "AWS_ENDPOINT_URL": options["endpoint_url"],
             "AWS_ACCESS_KEY_ID": options["key"],
             "AWS_SECRET_ACCESS_KEY": options["secret"],
             "AWS_DEFAULT_REGION": "us-east-1",
+            # The network between nodes is within this machine, like the loopback one.
+            "AWS_ALLOW_HTTP": "true",
         }
         with _environment(own):
             yield server.url("chaos"), proxy

@@ -20,6 +20,8 @@ from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
 
+from chaos.servers.s3 import LOOPBACK
+
 ALWAYS = 1 << 30
 _CONDITIONS = ("if-match", "if-none-match")
 _HOP = ("connection", "transfer-encoding", "keep-alive", "expect", "content-length", "te", "trailer", "upgrade")
@@ -113,16 +115,21 @@ class S3Proxy:
 
 @contextlib.contextmanager
 def s3_proxy(
-    server: int, harms: Sequence[Harm] = (), *, seed: int = 0, sleep: Callable[[float], None] = time.sleep
+    server: int,
+    harms: Sequence[Harm] = (),
+    *,
+    seed: int = 0,
+    sleep: Callable[[float], None] = time.sleep,
+    host: str = LOOPBACK,
 ) -> Iterator[S3Proxy]:
-    """Listen at a port of the loopback address in front of that of `server`, in threads, until the block ends."""
+    """Listen at an address of this machine, in front of port `server` of the loopback one, until the block ends."""
     proxy = S3Proxy(harms, seed, sleep)
 
     class Handler(_Handler):
         of = proxy
         upstream = server
 
-    listener = _Listener(("127.0.0.1", 0), Handler)
+    listener = _Listener((host, 0), Handler)
     proxy.port = listener.server_address[1]
     thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
@@ -190,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
         return bytes(whole)
 
     def _pass_on(self, body: bytes, *, strip: bool = False) -> tuple[int, list[tuple[str, str]], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
+        connection = http.client.HTTPConnection(LOOPBACK, self.upstream, timeout=60)
         try:
             out = (*_HOP, *_CONDITIONS) if strip else _HOP
             headers = {name: value for name, value in self.headers.items() if name.lower() not in out}

@@ -38,6 +38,7 @@ from chaos.schedules.schedule import Schedule, check
 from chaos.score.playing import TRAIN_FAULTY
 from chaos.servers.etcd import EtcdCluster, EtcdServer
 from chaos.servers.proxied_store import proxied_store
+from chaos.servers.s3 import LOOPBACK
 from chaos.storms.folders import free_folder, in_words, writable_folder
 from elastic3d.errors import UsageError
 from elastic3d.values import from_json, to_json
@@ -173,7 +174,7 @@ def play_storm(
             hung = stack.enter_context(HungFiles(workdir / "hung"))
             setting = replace(setting, given=(*setting.given, f"--hung={hung.folder}"))
         if Need.S3 in needs:
-            url, proxy = stack.enter_context(proxied_store())
+            url, proxy = stack.enter_context(proxied_store(host=also or LOOPBACK))
             setting = replace(setting, store=url, proxy=proxy)
         title = f"The job: {', '.join(map(str, makes))}"
         outcome = play_watched(setting, makes, etcd, workdir / "job", title, console, name="chaos")

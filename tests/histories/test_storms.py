@@ -19,6 +19,7 @@ from chaos.faults.network import Cut, Delay, HalfOpen, Loss, Narrow, Reset
 from chaos.faults.orders import Drain, Join
 from chaos.faults.process import Continue, Kill, KillTrainer, Stop
 from chaos.faults.script import InScript
+from chaos.faults.store import StoreBusy
 from chaos.playing.play import TRAIN_GPT
 from chaos.schedules.schedule import Schedule
 from chaos.score.kinds import KINDS as SCORED
@@ -97,12 +98,14 @@ def test_a_node_whose_cable_is_pulled(quiet_runs: Path, tmp_path: Path) -> None:
 def test_bad_cables_cost_time_and_no_step(quiet_runs: Path, tmp_path: Path) -> None:
     """One is late, one loses packets, one is slow: no generation is formed for that.
 
-    One is where connections are reset, and where they carry nothing any more; of the same nodes.
+    One is where connections are reset, and where they carry nothing any more; of the same nodes. The store, which is
+    busy now and then, is an object store that hosts reach.
     """
     if why := lacking(Need.HOSTS):
         pytest.skip(why)
     job = Job(script=str(TRAIN_GPT), arguments=QUICK, nodes=3, seed=7)
     faults = (
+        StoreBusy(when=EIGHT, times=3),
         Delay(node="node1", when=EIGHT, seconds=2.0, late=0.02),
         Loss(node="node2", when=When(step=12), seconds=2.0),
         Narrow(node="node0", when=When(step=16), seconds=2.0),

@@ -14,6 +14,7 @@ from chaos.faults.moment import Phase, When
 from chaos.faults.network import Cut, Narrow, OneWay, Refuse, Reset
 from chaos.faults.orders import Announce, Drain, Join
 from chaos.faults.process import Continue, Crowd, Freeze, Kill, KillCompanion, KillTrainer, Pause, Slow, Stop
+from chaos.faults.store import StoreBusy
 from chaos.schedules.draw import ORDINARY, draw_schedule
 from chaos.schedules.schedule import bounds, check
 from elastic3d.errors import UsageError
@@ -64,7 +65,6 @@ A, B = When(step=5), When(step=9)
         ([EtcdPassword(when=A), EtcdEmpty(when=B)], "whose data are replaced has another password"),
         ([ClockJump(when=A, node="node0"), EtcdCertificate(when=B)], "a new certificate is not valid yet, or over"),
         ([EtcdMemberPause(members=3, when=A)], "members must be 1"),
-        ([Cut(node="node1", when=A), Announce(node="node2", when=B)], "hosts of their own do not reach"),
         ([OneWay(node="node1", when=A, seconds=0)], "more than 0 s"),
         ([Pause(node="node1", seconds=0.0, when=A)], "more than 0 s"),
         ([Slow(node="node1", share=1.5, when=A)], "between 0 and 1"),
@@ -106,6 +106,7 @@ def test_a_second_slot_is_needed_or_the_fault_is_skipped() -> None:
         [Kill(node="node1", when=When(event="checkpoint.committed", count=3))],
         [Kill(node="node1", when=When(event="rank.stuck"))],
         [Stop(node="node1", when=A), Join(when=When(event="peer.lost"))],
+        [Cut(node="node1", when=A), Announce(node="node2", when=B), StoreBusy(when=A)],
         [EtcdPause(when=A), EtcdRestart(when=B)],
         [Pause(node="node1", when=A), Kill(node="node1", when=B)],
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -11,6 +12,15 @@ from elastic3d.notices import CloudNotice, watch
 from elastic3d.notices.options import Choice, NoticeOptions
 
 NOTICES = {Provider.GCP: (30.0, "preempt"), Provider.AWS: (120.0, "terminate"), Provider.AZURE: (30.0, "preempt")}
+
+
+def test_a_server_listens_where_nodes_reach_it() -> None:
+    """At another address of this machine than that of the loopback device, for nodes that are hosts of their own."""
+    with cloud_of(Provider.GCP, "127.0.0.2") as server:
+        assert server.url.startswith("http://127.0.0.2:")
+        request = Request(f"{server.url}/computeMetadata/v1/instance/preempted", headers={"Metadata-Flavor": "Google"})
+        with urlopen(request, timeout=30) as reply:
+            assert reply.read() == b"FALSE"
 
 
 @pytest.mark.parametrize("provider", Provider)
