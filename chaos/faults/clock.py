@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Self
 
-from chaos.faults.fault import About, Need, OfNode, Place, node_name
+from chaos.faults.fault import About, Ends, Need, OfNode, Place, node_name
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.machine.clocks import LEAST, MOST
@@ -25,6 +25,7 @@ class ClockJump(OfNode):
         promised="nothing happens: leases, time limits and verdicts go by monotonic clocks",
         row="a node's wall clock jumps, or is far off",
         needs=frozenset({Need.COMPILER}),
+        ends=Ends.NOTHING,
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:

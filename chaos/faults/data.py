@@ -37,7 +37,13 @@ class Sluggish(Lasting):
     WORD = "sluggish"
     factor: float = 0.2
     ABOUT = about(
-        Place.DATA, "the data set's `__getitem__`", "its node is named with what it costs", SLOW, "node.slow", 60.0
+        Place.DATA,
+        "the data set's `__getitem__`",
+        "its node is named with what it costs",
+        SLOW,
+        "node.slow",
+        60.0,
+        sure=False,
     )
 
 

@@ -137,7 +137,13 @@ class SlowBlocks(Lasting):
     WORD = "slow"
     OPTIONS = ("--work=16",)
     ABOUT = about(
-        Place.DEVICE, "work of its own in each block", "the node is named with what it costs", SLOW, "node.slow", 60.0
+        Place.DEVICE,
+        "work of its own in each block",
+        "the node is named with what it costs",
+        SLOW,
+        "node.slow",
+        60.0,
+        sure=False,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Self
 
-from chaos.faults.fault import About, Fault, Need, OfNode, Place, Replay, check_seconds
+from chaos.faults.fault import About, Ends, Fault, Need, OfNode, Place, Replay, check_seconds
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.machine.throttle import Throttle
@@ -24,7 +24,15 @@ _FULL = 2.0  # seconds for which an etcd is full that came back so
 _RUNS = 0.02  # seconds for which a slow etcd runs before it stands still again
 
 
-def _outage(enters: str, promised: str, row: str, *, detector: str = "", needs: frozenset[Need] = frozenset()) -> About:
+def _outage(
+    enters: str,
+    promised: str,
+    row: str,
+    *,
+    detector: str = "",
+    needs: frozenset[Need] = frozenset(),
+    sure: bool = True,
+) -> About:
     return About(
         place=Place.ETCD,
         enters=enters,
@@ -33,6 +41,8 @@ def _outage(enters: str, promised: str, row: str, *, detector: str = "", needs: 
         detector=detector,
         needs=needs,
         replay=Replay.TIMED,
+        ends=Ends.NOTHING,
+        sure=sure,
     )
 
 
@@ -187,6 +197,7 @@ class EtcdEmpty(Fault):
         row="etcd comes back empty or from an older backup",
         detector="etcd.rolled_back",
         bar=30.0,
+        ends=Ends.NOTHING,
     )
 
     def make(self, job: LiveJob) -> bool:
@@ -213,6 +224,7 @@ class EtcdRestored(Fault):
         detector="etcd.rolled_back",
         bar=30.0,
         replay=Replay.TIMED,
+        ends=Ends.NOTHING,
     )
 
     def make(self, job: LiveJob) -> bool:
@@ -251,6 +263,7 @@ class EtcdCompact(Fault):
         enters="a compaction at its newest revision, as an operator orders it",
         promised="watches that fell behind read anew; nothing changes",
         page="guides/etcd.md",
+        ends=Ends.NOTHING,
     )
 
     def make(self, job: LiveJob) -> bool:
@@ -293,6 +306,7 @@ class EtcdFull(_Lasting):
         _REFUSES,
         detector="etcd.impaired",
         needs=frozenset({Need.QUOTA}),
+        sure=False,
     )
 
     def make(self, job: LiveJob) -> bool:
@@ -320,6 +334,7 @@ class EtcdPassword(_Lasting):
         _REFUSES,
         detector="etcd.impaired",
         needs=frozenset({Need.PASSWORD}),
+        sure=False,
     )
 
     def make(self, job: LiveJob) -> bool:
@@ -421,6 +436,7 @@ class EtcdMoveLeader(Fault):
         promised="leases and watches go on; nothing changes",
         page="guides/etcd.md",
         needs=frozenset({Need.MEMBERS}),
+        ends=Ends.NOTHING,
     )
 
     def make(self, job: LiveJob) -> bool:
@@ -441,6 +457,7 @@ class EtcdDeleted(Fault):
         enters="one deletion of all keys below the job's prefix",
         promised="members write their keys again, and the leader the generation, which it knows; nothing changes",
         page="guides/etcd.md",
+        ends=Ends.NOTHING,
     )
 
     def make(self, job: LiveJob) -> bool:
@@ -458,6 +475,7 @@ class Revoke(OfNode):
         enters="the revocation of the lease of its member key",
         promised="its heartbeats veto, and it registers again; no generation changes",
         row="a lease runs out though its node lives",
+        ends=Ends.NOTHING,
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:

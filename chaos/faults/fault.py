@@ -67,6 +67,17 @@ class Replay(StrEnum):
     """After the same event, and for real seconds: how much of the job they cover depends on its speed."""
 
 
+class Ends(StrEnum):
+    """The most that may end by a fault."""
+
+    NOTHING = "no generation"
+    """Training goes on in the same generation."""
+    GENERATION = "a generation"
+    """All its nodes are in the next one, with whoever joins."""
+    NODE = "a node"
+    """The one that it happens to; any, where it happens to none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """What the catalogue says of a kind of fault.
@@ -74,7 +85,9 @@ class About:
     enters: by which public seam. promised: what holds when it happens. row: the failure of docs/reference/failures.md
     that promises it, by its first cell, or "" where `page`, of docs/, is another one. detector: the event that names
     it, "" where nothing may be said. bar: seconds until it is said, 0 for none. needs: beside a machine and a job.
-    spreads: others than the node that it happens to may be named for it.
+    spreads: others than the node that it happens to may be named for it, or lost. ends: the most that may end by it.
+    again: only steps since the newest snapshot are made again. sure: its detector comes across it in any job, also in
+    one whose nodes share the processors, or write nothing while it lasts.
     """
 
     place: Place
@@ -87,6 +100,9 @@ class About:
     needs: frozenset[Need] = frozenset()
     replay: Replay = Replay.NEAR
     spreads: bool = False
+    ends: Ends = Ends.NODE
+    again: bool = False
+    sure: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
-from chaos.faults.fault import LONGEST, About, Need, OfNode, Place, Replay
+from chaos.faults.fault import LONGEST, About, Ends, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.script import InScript, about
 from chaos.machine.flips import flip
@@ -79,6 +79,7 @@ class Squeeze(OfNode):
         detector="memory.short",
         needs=frozenset({Need.GROUP}),
         replay=Replay.TIMED,
+        sure=False,
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:
@@ -114,6 +115,7 @@ class SnapshotFlip(OfNode):
         row="a byte of a snapshot flips in a node's memory",
         detector="copy.damaged",
         bar=10.0,
+        ends=Ends.GENERATION,
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:

@@ -66,6 +66,7 @@ class Cut(OfConnection):
         bar=10.0,
         needs=_HOSTS,
         replay=Replay.TIMED,
+        again=True,
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:

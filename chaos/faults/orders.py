@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Self
 
-from chaos.faults.fault import About, Fault, OfNode, Place, check_seconds, node_name
+from chaos.faults.fault import About, Ends, Fault, OfNode, Place, check_seconds, node_name
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.servers.metadata import Provider
@@ -27,6 +27,7 @@ class Join(Fault):
         promised="its trainers are built beside the running ones, then all switch at a step boundary; no step again",
         row="a node joins",
         detector="member.joined",
+        ends=Ends.GENERATION,
     )
 
     def make(self, job: LiveJob) -> bool:

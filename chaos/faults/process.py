@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 from chaos.faults.code import STUCK
 from chaos.faults.data import SLOW
-from chaos.faults.fault import About, Fault, Need, OfNode, Place, Replay, check_seconds
+from chaos.faults.fault import About, Ends, Fault, Need, OfNode, Place, Replay, check_seconds
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.machine.hogs import hogs
@@ -38,6 +38,7 @@ class Kill(OfNode):
         row="a node dies, or one of its keepers",
         detector="peer.lost",
         bar=5.0,
+        again=True,
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:
@@ -96,6 +97,8 @@ class KillTrainer(_KillPart):
         row="a trainer or its template dies",
         detector="trainer.exited",
         bar=5.0,
+        ends=Ends.GENERATION,
+        again=True,
     )
 
 
@@ -112,6 +115,8 @@ class KillTemplate(_KillPart):
         row="a trainer or its template dies",
         detector="trainer.exited",
         bar=5.0,
+        ends=Ends.GENERATION,
+        again=True,
     )
 
 
@@ -128,6 +133,7 @@ class KillKeeper(OfNode):
         row="a node dies, or one of its keepers",
         detector="peer.lost",
         bar=5.0,
+        again=True,
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:
@@ -152,6 +158,7 @@ class KillCompanion(_KillPart):
         detector="slot.failed",
         bar=5.0,
         needs=frozenset({Need.SLOTS}),
+        again=True,
     )
 
 
@@ -168,6 +175,7 @@ class Stop(OfNode):
         row="a node falls silent: all its processes stop, or its network is cut",
         detector="generation.sealed",
         bar=10.0,
+        again=True,
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:
@@ -210,6 +218,8 @@ class Freeze(OfSlot):
         row=STUCK,
         detector="rank.stuck",
         bar=5.0,
+        ends=Ends.GENERATION,
+        again=True,
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:
@@ -276,6 +286,7 @@ class Flap(OfNode):
         row="a machine is lost again and again",
         detector="peer.lost",
         bar=5.0,
+        again=True,
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:
@@ -300,6 +311,7 @@ class Slow(OfNode):
         row=SLOW,
         detector="node.slow",
         bar=40.0,
+        sure=False,
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Self
 
-from chaos.faults.fault import LONGEST, About, Fault, Need, Place, Replay, values
+from chaos.faults.fault import LONGEST, About, Ends, Fault, Need, Place, Replay, values
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from elastic3d.errors import UsageError
@@ -24,6 +24,8 @@ def about(
     needs: frozenset[Need] = frozenset(),
     *,
     spreads: bool = False,
+    ends: Ends = Ends.GENERATION,
+    sure: bool = True,
 ) -> About:
     """Return what the catalogue says of a fault within the script: it happens again at the same place."""
     return About(
@@ -36,6 +38,8 @@ def about(
         needs=IN_SCRIPT | needs,
         replay=Replay.EXACT,
         spreads=spreads,
+        ends=ends,
+        sure=sure,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar, Self
 
-from chaos.faults.fault import About, Fault, Need, Place, Replay, check_seconds
+from chaos.faults.fault import About, Ends, Fault, Need, Place, Replay, check_seconds
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.servers.s3_proxy import Do, Harm
@@ -32,6 +32,8 @@ class StoreGone(Fault):
         row="the store cannot be written: full, gone, no permission",
         detector="checkpoint.failed",
         replay=Replay.TIMED,
+        ends=Ends.NOTHING,
+        sure=False,
     )
 
     def make(self, job: LiveJob) -> bool:
@@ -98,6 +100,7 @@ def _about(what: str, promised: str, row: str) -> About:
         promised=promised,
         row=row,
         needs=frozenset({Need.S3}),
+        ends=Ends.NOTHING,
     )
 
 

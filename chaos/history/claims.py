@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ ACCUSING = (
     "update.wrong",
 )
 """Events that name the nodes at fault. Where they name several, one of them is."""
+ENDING = 2.0
+"""Seconds before a node says that its job has ended in which others may already miss it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,17 @@ class Accusation:
     event: str
     at: float
     nodes: tuple[str, ...]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A node that another one took for dead. event: what says so. by: the node that wrote it. detail: why."""
+
+    node: str
+    event: str
+    at: float
+    by: str
     detail: str
 
 
@@ -60,6 +74,31 @@ def accusations(events: Sequence[Event]) -> tuple[Accusation, ...]:
         for event in events
         if event.name in ACCUSING and event.fields.get("nodes")
     )
+
+
+def losses(events: Sequence[Event]) -> tuple[Loss, ...]:
+    """Return which nodes were taken for dead in `events`, which are in order.
+
+    By `peer.lost`, or by a generation without them that was sealed for a death. A node whose job ends is not lost.
+    """
+    lost: list[Loss] = []
+    ended: dict[str, float] = {}
+    members: dict[int, set[str]] = {}
+    for event in events:
+        if event.name == "job.ended":
+            ended.setdefault(event.node, event.at - ENDING)
+        elif event.name == "peer.lost":
+            peer, evidence = str(event.fields["peer"]), str(event.fields["evidence"])
+            lost.append(Loss(node=peer, event=event.name, at=event.at, by=event.node, detail=evidence))
+        elif event.name == "generation.sealed" and int(event.fields["number"]) not in members:
+            number, detail = int(event.fields["number"]), str(event.fields.get("detail") or "")
+            members[number] = {*event.fields["nodes"], *(event.fields.get("spares") or ())}
+            if event.fields["cause"] == "death":
+                gone = members.get(number - 1, set()) - members[number]
+                lost += [
+                    Loss(node=n, event=event.name, at=event.at, by=event.node, detail=detail) for n in sorted(gone)
+                ]
+    return tuple(one for one in lost if one.at < ended.get(one.node, math.inf))
 
 
 def commits(events: Sequence[Event]) -> tuple[Commit, ...]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chaos.history.claims import Accusation, Commit, accusations, commits
+from chaos.history.claims import Accusation, Commit, Loss, accusations, commits, losses
 
 # How a trainer or a job can end: by an error of the script, or by anything that ends the generation too.
 _ERROR = "error"
@@ -120,8 +120,9 @@ class Picture:
     steps: the history that counts, in order; a step done again replaces its earlier self and all that came after.
     conflicts: steps done more than once with another loss or other samples, though nothing of them was left out in
     between, and nobody was convicted of having made them: broken promises. news: the last lines worth a person's eye,
-    oldest first. commits: who committed which checkpoint. accused: who was named as being at fault. seen: how many
-    lines there are of each event, by its name and its generation; sealing belongs to the sealed one.
+    oldest first. commits: who committed which checkpoint. accused: who was named as being at fault. lost: who was
+    taken for dead. seen: how many lines there are of each event, by its name and its generation; sealing belongs to the
+    sealed one.
     """
 
     generations: tuple[GenerationView, ...] = ()
@@ -133,6 +134,7 @@ class Picture:
     checkpoints: tuple[int, ...] = ()
     commits: tuple[Commit, ...] = ()
     accused: tuple[Accusation, ...] = ()
+    lost: tuple[Loss, ...] = ()
     seen: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
     @property
@@ -234,6 +236,7 @@ def picture(events: Iterable[Event], injections: Sequence[Injection] = (), start
         ),
         commits=commits(ordered),
         accused=accusations(ordered),
+        lost=losses(ordered),
         seen=Counter((event.name, int(event.fields.get("number") or event.generation)) for event in ordered),
     )
 

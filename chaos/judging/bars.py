@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from chaos.judging.notices import Notice
-from chaos.judging.oracle import Promise
+from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
 from elastic3d.errors import UsageError
 

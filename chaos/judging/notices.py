@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from chaos.faults.fault import Fault, Replay
+from chaos.faults.fault import Ends, Fault, Place, Replay
 from chaos.history.follow import Event
+from chaos.judging.explained import UNKNOWN, Made, made
+from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
 
 _NOTED_LATE = 1.0
 """Seconds by which a fault within the script may be noted after it has happened, and after somebody has noticed it."""
+LONG, TIMES = 15.0, 2.0
+"""Seconds, and times the bar, after which a step is made only where whoever has to notice a fault has done so."""
+LASTS = 5.0
+"""Seconds that a fault has to last, if it has an end, so that somebody must notice it."""
+SHARED = ("etcd.lost", "etcd.impaired", "etcd.rolled_back", "checkpoint.failed")
+"""Events of what all nodes have in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +33,65 @@ class Notice:
 
 def notices(outcome: Outcome, events: Sequence[Event]) -> Iterator[Notice]:
     """Yield who noticed what was done, for each fault that was made and that somebody has to notice."""
-    for fault, at in outcome.made:
-        detector = fault.ABOUT.detector
+    for one in made(outcome, math.inf):
+        detector = one.fault.ABOUT.detector
         if detector:
-            begin = at - _NOTED_LATE if fault.ABOUT.replay is Replay.EXACT else at
-            after = [max(0.0, event.at - at) for event in events if event.name == detector and event.at >= begin]
-            yield Notice(fault=fault, detector=detector, after=min(after, default=None))
+            begin = one.at - _NOTED_LATE if one.fault.ABOUT.replay is Replay.EXACT else one.at
+            after = [max(0.0, event.at - one.at) for event in events if event.at >= begin and _tells(event, one)]
+            yield Notice(fault=one.fault, detector=detector, after=min(after, default=None))
+
+
+def _tells(event: Event, one: Made) -> bool:
+    """Return whether it is the detector's, and of the node that it happened to."""
+    about, node = one.fault.ABOUT, one.node
+    if event.name != about.detector:
+        return False
+    if not node or about.spreads or event.name in SHARED:
+        return True
+    if event.name == "generation.sealed":
+        return node not in event.fields["nodes"]
+    if "peer" in event.fields:
+        return bool(event.fields["peer"] == node)
+    return node in event.fields.get("nodes", (event.node,))
+
+
+def promise(outcome: Outcome, *, all_known: bool) -> Promise:
+    """Return whether all was noticed at last for which there was time, and which nothing else may have covered up.
+
+    On a machine that stands still for seconds the job does so too: time is over only once a step is made after it.
+    """
+    judged, wrong = 0, []
+    ended = max((event.at for event in outcome.events if event.name == "step.committed"), default=-math.inf)
+    detected = [one for one in made(outcome, math.inf) if one.fault.ABOUT.detector]
+    for one, notice in zip(detected, notices(outcome, outcome.events), strict=True):
+        due = one.at + max(LONG, TIMES * one.fault.ABOUT.bar)
+        if not all_known or due > ended or not _must_be_noticed(one, outcome, due):
+            continue
+        judged += 1
+        if notice.after is None and not _left_out(one, outcome):
+            wrong.append(f"{one.fault}: no {notice.detector} of it in {ended - one.at:.0f} s")
+    return Promise(
+        says="every fault is noticed by what the catalogue names",
+        page="reference/faults.md",
+        seen=(f"{judged} faults" if judged else "none had the time, and nothing beside it") if all_known else UNKNOWN,
+        broken=tuple(wrong),
+        judged=bool(judged),
+    )
+
+
+def _must_be_noticed(one: Made, outcome: Outcome, due: float) -> bool:
+    lasts = getattr(one.fault, "seconds", math.inf)
+    others = [other for other in made(outcome, due) if other.fault is not one.fault]
+    return one.fault.ABOUT.sure and lasts >= LASTS and not any(_covers(other, one) for other in others)
+
+
+def _covers(other: Made, one: Made) -> bool:
+    """Return whether one fault may be why another is not noticed: it ends what would be, or who tells cannot."""
+    about = other.fault.ABOUT
+    return about.ends is not Ends.NOTHING or about.place is Place.ETCD or other.node == one.node != ""
+
+
+def _left_out(one: Made, outcome: Outcome) -> bool:
+    """Return whether the others went on without the node, which is a notice too."""
+    after = [view for view in outcome.picture.generations if view.sealed_at > one.at]
+    return -1 in one.fault.CHANGES and any(one.node not in {*view.nodes, *view.spares} for view in after)

@@ -9,37 +9,13 @@ from typing import Any
 from chaos.faults.clock import ClockJump
 from chaos.history.claims import deposed
 from chaos.history.follow import Ledger, ledger
+from chaos.judging import explained, notices
+from chaos.judging.explained import BEFORE, UNKNOWN
+from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
 
-BEFORE = 5.0
-"""Seconds by which what the script does to itself may be noted after somebody has noticed it."""
 HARMLESS = (ClockJump.WORD,)
 """What nobody to whom it is done may be named for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
-    """Something that is promised of every run.
-
-    says: what, as a sentence. page: of docs/, that promises it. seen: what speaks for it; where it was not judged, why.
-    broken: what speaks against it. judged: False where this run cannot tell.
-    """
-
-    says: str
-    page: str
-    seen: str
-    broken: tuple[str, ...] = ()
-    judged: bool = True
-
-    @property
-    def held(self) -> bool | None:
-        """Whether it held, None where nobody can tell."""
-        return False if self.broken else True if self.judged else None
-
-    @property
-    def told(self) -> tuple[str, ...]:
-        """What speaks against it, each with what was promised, and by which page."""
-        return tuple(f"{self.says} ({self.page}): {text}" for text in self.broken)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +119,8 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
         ),
     )
     yield _alarms(outcome, quiet, all_known)
+    yield from explained.promises(outcome, quiet, all_known=all_known)
+    yield notices.promise(outcome, all_known=all_known)
     yield Promise(
         says="nothing is left behind",
         page="guides/chaos.md",
@@ -206,7 +184,7 @@ def _alarms(outcome: Outcome, quiet: Outcome | None, all_known: bool) -> Promise
     vague = sorted({fault.WORD for fault, _ in outcome.made if fault.ABOUT.spreads})
     why = ""
     if not all_known:
-        why = "the script may have failed by itself, which nobody knows of here"
+        why = UNKNOWN
     elif vague:
         why = f"of {', '.join(vague)} nothing says whose fault it is"
     wrong: dict[tuple[str, tuple[str, ...]], str] = {}

@@ -10,7 +10,8 @@ from itertools import zip_longest
 from chaos.faults.fault import Fault
 from chaos.history.follow import Event, GenerationView
 from chaos.judging.notices import Notice
-from chaos.judging.oracle import Promise, Verdict
+from chaos.judging.oracle import Verdict
+from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
 from chaos.report.moments import Moment, moments
 from chaos.report.view import layout

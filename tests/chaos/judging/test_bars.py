@@ -11,7 +11,8 @@ from chaos.faults.fault import Fault
 from chaos.history.follow import picture
 from chaos.judging.bars import Bars, promises
 from chaos.judging.notices import notices
-from chaos.judging.oracle import Promise, judge
+from chaos.judging.oracle import judge
+from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome, Setting
 from chaos.schedules.scenario import parse_kill
 from elastic3d.errors import UsageError

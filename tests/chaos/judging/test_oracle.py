@@ -32,12 +32,15 @@ def outcome(events: list[Event], digest: str | None = "abc") -> Outcome:
         killed=("node1",),
         undone=(),
         leftovers=(),
+        made=((parse_kill("1@3"), 11.9),),
+        hit=("node1",),
+        events=tuple(events),
     )
 
 
 def quiet() -> Outcome:
     events = [sealed(1, 0.0, "start", ["node0", "node1"]), *(step(n, float(n), 1) for n in range(1, 7))]
-    return replace(outcome(events), faults=(), killed=(), exit_codes={"node0": 0, "node1": 0})
+    return replace(outcome(events), faults=(), killed=(), made=(), hit=(), exit_codes={"node0": 0, "node1": 0})
 
 
 def test_the_same_bits_are_recognised() -> None:
@@ -118,6 +121,10 @@ def test_every_promise_says_where_it_stands() -> None:
         "the last step is saved": None,
         "every checkpoint that was committed can be restored": None,
         "nobody is named as being at fault to whom nothing was done": None,
+        "a node is taken for dead only where something was done that may end it": None,
+        "a generation ends only where something was done that may end it": None,
+        "only steps since the newest snapshot are made again": None,
+        "every fault is noticed by what the catalogue names": None,
         "whatever happens, the bits are those of a run that nothing happens to": None,
     }
     broken = judge(outcome(a_death_and_a_join(), digest="abd"), quiet())
@@ -144,7 +151,9 @@ def naming(*nodes: str, at: float = 12.5, fault: Fault | None = None) -> Outcome
     said = event("rank.stuck", at, nodes=list(nodes), ranks=[0], fault="stopped", act=True, detail="it stands")
     events = sorted([*a_death_and_a_join(), said], key=lambda one: one.at)
     hit = (Injection(kind="kill", node="node1", at=12.0),)
-    return replace(outcome(events), injections=hit, made=((fault, 12.0),) if fault is not None else ())
+    made = outcome(events)
+    more = ((fault, 12.0),) if fault is not None else ()
+    return replace(made, injections=hit, made=(*made.made, *more))
 
 
 def test_naming_a_node_to_which_nothing_was_done_is_a_broken_promise() -> None:

@@ -8,10 +8,11 @@ that is another one from the beginning.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ import torch
 
 import elastic3d
 from chaos.scripts.train_gpt import GPT, SourceFiles, arguments, cross_entropy, report, start
+from checkpointing.format.tiles import TensorSpec
 from elastic3d.data.batches import Batches
 from elastic3d.data.positions import Order
 from elastic3d.log import Level
 from elastic3d.membership.records import SavedStep
-from elastic3d.training import Run
+from elastic3d.training import Run, restoring
+from elastic3d.training.restoring import Known, PeerInventory
 from elastic3d.worker.checkpoints.node_checkpoints import Checkpoints
 from elastic3d.worker.checkpoints.uploader import TilesUploaded, WriteFailed
 from elastic3d.worker.journal import Journal
@@ -33,6 +36,8 @@ LONG = 1_000.0
 """Seconds that are longer than anybody waits."""
 DAWDLING = 20.0
 """Seconds that are longer than a recovery was asked to take."""
+LATER = 7
+"""A step after which there is a checkpoint of an earlier one."""
 LATE = 2.0
 """Seconds by which a commit is too late that somebody else makes at once."""
 
@@ -58,7 +63,7 @@ def main(run: elastic3d.Run) -> None:
     report(run, options.out)
 
 
-def replace(owner: type, name: str, by: Callable[..., Any]) -> None:
+def replace(owner: object, name: str, by: Callable[..., Any]) -> None:
     """Have the runtime call another function."""
     setattr(owner, name, by)
 
@@ -125,6 +130,20 @@ def alarm(journal: Journal, name: str, fields: Fields) -> None:
         emit_at(journal, None, "rank.stuck", **about, confidence=1.0, detail="planted", waits=[])
 
 
+def buries(journal: Journal, name: str, fields: Fields) -> None:
+    """Take somebody for dead when etcd was away."""
+    if name == "etcd.back":
+        emit_at(journal, None, "peer.lost", peer="another", evidence="planted")
+
+
+def crashes(journal: Journal, name: str, fields: Fields) -> None:
+    """End the trainer when etcd was away."""
+    if name == "trainer.started":
+        _trainers.append(fields["pid"])
+    if name == "etcd.back" and _trainers:
+        os.kill(_trainers.pop(), signal.SIGKILL)
+
+
 def left(journal: Journal, name: str, fields: Fields) -> None:
     """Leave a file behind when etcd was away."""
     if name == "etcd.back":
@@ -167,13 +186,23 @@ def repeats() -> None:
 
 
 def unheard() -> None:
-    """Keep it from everybody who reads events that a peer was lost."""
+    """Keep it from everybody who reads events that a peer was lost, or has to leave."""
 
     def emit(journal: Journal, level: Level | None, name: str, **fields: Any) -> None:
-        if name != "peer.lost":
+        if name not in ("peer.lost", "node.draining"):
             emit_at(journal, level, name, **fields)
 
     replace(Journal, "emit_at", emit)
+
+
+def forgets() -> None:
+    """Go on from a checkpoint, of which there is one by then, whatever is in memory."""
+    choose = restoring.choose
+
+    def chosen(inventories: Sequence[PeerInventory], specs: Iterable[TensorSpec], known: Known) -> object:
+        return None if known.newest > LATER else choose(inventories, specs, known)
+
+    replace(restoring, "choose", chosen)
 
 
 def usurps() -> None:
@@ -200,10 +229,11 @@ AGAIN: Mapping[str, Callable[[Batches, torch.optim.Optimizer, int], int]] = {
     one.__name__: one for one in (noise, early, ends, raises, skips, unsaved, dawdles)
 }
 HEARD: Mapping[str, Callable[[Journal, str, Fields], None]] = {
-    one.__name__: one for one in (alarm, left, damage, stands, exits)
+    one.__name__: one for one in (alarm, buries, crashes, left, damage, stands, exits)
 }
-OTHERWISE: Mapping[str, Callable[[], None]] = {one.__name__: one for one in (repeats, unheard, usurps)}
+OTHERWISE: Mapping[str, Callable[[], None]] = {one.__name__: one for one in (repeats, unheard, forgets, usurps)}
 _changed: list[int] = []
+_trainers: list[int] = []
 _folders: list[Path] = []
 begin = Journal.__init__
 
