@@ -22,7 +22,7 @@ ACCUSING = (
     "update.wrong",
 )
 """Events that name the nodes at fault. Where they name several, one of them is."""
-ENDING = 2.0
+ENDING = 5.0
 """Seconds before a node says that its job has ended in which others may already miss it."""
 
 

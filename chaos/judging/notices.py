@@ -82,7 +82,11 @@ def promise(outcome: Outcome, *, all_known: bool) -> Promise:
 def _must_be_noticed(one: Made, outcome: Outcome, due: float) -> bool:
     lasts = getattr(one.fault, "seconds", math.inf)
     others = [other for other in made(outcome, due) if other.fault is not one.fault]
-    return one.fault.ABOUT.sure and lasts >= LASTS and not any(_covers(other, one) for other in others)
+    return (
+        one.fault.ABOUT.sure
+        and lasts >= max(LASTS, one.fault.ABOUT.bar)
+        and not any(_covers(other, one) for other in others)
+    )
 
 
 def _covers(other: Made, one: Made) -> bool:

@@ -123,7 +123,7 @@ def test_a_node_that_ends_is_not_lost() -> None:
     four = ["node0", "node1", "node2", "node3"]
     begin = [sealed(1, 10.0, "start", four), step(1, 11.0, 1)]
     lost = event("peer.lost", 20.0, node="node0", peer="node1", evidence="refused")
-    for ended, held in ((19.0, True), (21.0, True), (30.0, False)):
+    for ended, held in ((19.0, True), (24.0, True), (30.0, False)):
         assert judged(outcome([*begin, lost, event("job.ended", ended, node="node1")]))[NODES].held is held
 
 

@@ -19,7 +19,8 @@ from tests.chaos.made_up_events import BATCH, event, sealed, step
 WHEN = When(step=1)
 FOUR = ["node0", "node1", "node2", "node3"]
 AT = 12.0
-KILL, CUT, HALF, FREEZE = (kind(node="node1", when=WHEN) for kind in (Kill, Cut, HalfOpen, Freeze))
+KILL, HALF, FREEZE = (kind(node="node1", when=WHEN) for kind in (Kill, HalfOpen, Freeze))
+CUT = Cut(node="node1", when=WHEN, seconds=20.0)
 
 
 def outcome(*events: Event, made: tuple[tuple[Fault, str], ...], last: float = 100.0) -> Outcome:
@@ -93,7 +94,7 @@ def test_a_death_is_noticed_by_those_who_go_on_without_the_node() -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [EtcdPause(when=WHEN, seconds=0.5), Slow(node="node1", when=WHEN), Cut(node="node1", when=WHEN, seconds=1.0)],
+    [EtcdPause(when=WHEN, seconds=0.5), Slow(node="node1", when=WHEN), Cut(node="node1", when=WHEN, seconds=8.0)],
     ids=str,
 )
 def test_what_need_not_be_noticed_everywhere_is_not_judged(fault: Fault) -> None:
