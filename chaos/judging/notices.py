@@ -42,17 +42,18 @@ def notices(outcome: Outcome, events: Sequence[Event]) -> Iterator[Notice]:
 
 
 def _tells(event: Event, one: Made) -> bool:
-    """Return whether it is the detector's, and of the node that it happened to."""
+    """Return whether it is the detector's, and of the node that it happened to, or of nobody in particular."""
     about, node = one.fault.ABOUT, one.node
     if event.name != about.detector:
         return False
     if not node or about.spreads or event.name in SHARED:
         return True
     if event.name == "generation.sealed":
-        return node not in event.fields["nodes"]
+        return node not in (*event.fields["nodes"], *(event.fields.get("spares") or ()))
     if "peer" in event.fields:
         return bool(event.fields["peer"] == node)
-    return node in event.fields.get("nodes", (event.node,))
+    # Where nobody could be singled out it is noticed all the same.
+    return node in (event.fields.get("nodes", (event.node,)) or (node,))
 
 
 def promise(outcome: Outcome, *, all_known: bool) -> Promise:

@@ -82,7 +82,7 @@ PLANTS = (
         promise="a generation ends only where something was done that may end it",
         faults="etcd-pause,store-gone",
         options=("--each=2", "--seed=5"),
-        given=("--pause=0.3",),
+        given=("--pause=1",),
     ),
     Plant(
         name="forgets",
