@@ -97,6 +97,7 @@ def _covers(other: Made, one: Made) -> bool:
 
 
 def _left_out(one: Made, outcome: Outcome) -> bool:
-    """Return whether the others went on without the node, which is a notice too."""
+    """Return whether the others went on without a node that died, which they may have found by its silence."""
     after = [view for view in outcome.picture.generations if view.sealed_at > one.at]
-    return -1 in one.fault.CHANGES and any(one.node not in {*view.nodes, *view.spares} for view in after)
+    dies = one.fault.ABOUT.place is Place.PROCESS and -1 in one.fault.CHANGES
+    return dies and any(one.node not in {*view.nodes, *view.spares} for view in after)

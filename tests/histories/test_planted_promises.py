@@ -90,7 +90,6 @@ PLANTS = (
         faults="kill-trainer",
         options=("--each=1",),
         given=("--pause=0.2",),
-        every=7,
     ),
     Plant(
         name="unheard",

@@ -92,6 +92,10 @@ def test_a_death_is_noticed_by_those_who_go_on_without_the_node() -> None:
     """Where it is found by its silence, nobody says that it was lost."""
     without = sealed(2, 13.0, "death", ["node0", "node2", "node3"])
     assert promise(outcome(without, made=((KILL, "node1"),)), all_known=True).held
+    drain = Drain(node="node1", when=WHEN)
+    assert promise(outcome(without, made=((drain, "node1"),)), all_known=True).held is False, (
+        "it has to say that it leaves"
+    )
 
 
 @pytest.mark.parametrize(

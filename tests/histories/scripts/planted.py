@@ -30,6 +30,7 @@ from elastic3d.training.restoring import Known, PeerInventory
 from elastic3d.worker.checkpoints.node_checkpoints import Checkpoints
 from elastic3d.worker.checkpoints.uploader import TilesUploaded, WriteFailed
 from elastic3d.worker.journal import Journal
+from elastic3d.worker.processes import events as w
 
 PLANTED = os.environ.get("PLANTED", "")
 LONG = 1_000.0
@@ -42,6 +43,7 @@ LATE = 2.0
 """Seconds by which a commit is too late that somebody else makes at once."""
 
 Fields = Mapping[str, Any]
+Told = w.Started | w.Restored | w.StepFinished | w.AuditHeard | w.TrainerExited
 emit_at = Journal.emit_at
 
 
@@ -138,10 +140,15 @@ def buries(journal: Journal, name: str, fields: Fields) -> None:
 
 def crashes(journal: Journal, name: str, fields: Fields) -> None:
     """End the trainer when etcd was away."""
-    if name == "trainer.started":
-        _trainers.append(fields["pid"])
     if name == "etcd.back" and _trainers:
         os.kill(_trainers.pop(), signal.SIGKILL)
+
+
+def started(journal: Journal, event: Told, generation: int, rank: int) -> None:
+    """Write what a trainer did, and remember it."""
+    trainer(journal, event, generation, rank)
+    if isinstance(event, w.Started):
+        _trainers.append(event.pid)
 
 
 def left(journal: Journal, name: str, fields: Fields) -> None:
@@ -235,7 +242,7 @@ OTHERWISE: Mapping[str, Callable[[], None]] = {one.__name__: one for one in (rep
 _changed: list[int] = []
 _trainers: list[int] = []
 _folders: list[Path] = []
-begin = Journal.__init__
+begin, trainer = Journal.__init__, Journal.trainer
 
 
 def opened(journal: Journal, folder: str | None, *rest: Any, **more: Any) -> None:
@@ -256,6 +263,7 @@ def hear(journal: Journal, level: Level | None, name: str, **fields: Any) -> Non
 if PLANTED in (*HEARD, *OTHERWISE):
     replace(Journal, "__init__", opened)
     replace(Journal, "emit_at", hear)
+    replace(Journal, "trainer", started)
 if PLANTED in OTHERWISE:
     OTHERWISE[PLANTED]()
 
