@@ -16,7 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chaos.commands.storm import INCOMPLETE, Arguments, AsJson, JUnit, NoticedBars, Out, Recovery, Script
+from chaos.commands.storm import INCOMPLETE, Arguments, AsJson, InMode, JUnit, Mode, NoticedBars, Out, Recovery, Script
 from chaos.report import junit
 from chaos.report.early import in_a_line, say
 from chaos.report.random_documents import SCHEMA, DrawnRun, RandomDocument, RunVerdict, SkippedFault
@@ -41,6 +41,7 @@ _STYLES = {
 def play_random(
     script: Script,
     arguments: Arguments = None,
+    mode: InMode = Mode.RESIDENT,
     seed: Annotated[int, typer.Option(help="Seed of the first run, and of the job; each later run has the next.")] = 7,
     runs: Annotated[
         int | None, typer.Option(min=1, help="Runs to play. Default: 10, or as many as --minutes has room for.")
@@ -90,13 +91,14 @@ def play_random(
             nodes=nodes,
             slots=slots,
             seed=seed,
+            conf=mode.conf,
             patience=patience,
             bars=bars,
             recovery=recovery,
         )
         job.setting()
         bounds = numbers(each)
-        words, left_out = words_of(faults, slots)
+        words, left_out = words_of(faults, slots, resident=job.resident)
         if least > nodes:
             raise UsageError(f"--least {least}: it is more than --nodes {nodes}")
         writable_folder(out)
@@ -109,6 +111,8 @@ def play_random(
             with tempfile.TemporaryDirectory(prefix="elastic3d-chaos-") as folder:
                 setting, quiet = undisturbed(job, workdir=Path(folder), kept=out, console=console)
             steps = setting.steps
+            if not steps:
+                raise UsageError(f"{script.name}: it tells no step to draw from; have it print lines such as `step 12`")
             chances = Chances(
                 words=words,
                 each=bounds,

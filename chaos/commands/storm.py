@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chaos.playing.play import RESIDENT, RESTART
 from chaos.report import junit
 from chaos.report.early import say
 from chaos.report.folder import REPORT
@@ -30,7 +32,27 @@ INCOMPLETE = 4
 
 Out = Annotated[Path, typer.Option("-o", "--out", help="Folder for what is kept: a folder per run, and quiet runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-Script = Annotated[Path, typer.Option(help="A script that calls `elastic3d.run`.")]
+Script = Annotated[Path, typer.Option(help="A script that calls `elastic3d.run`; with `--mode restart` any.")]
+
+
+class Mode(StrEnum):
+    """How a script is run, as `--rdzv-conf=mode=` has it."""
+
+    RESIDENT = RESIDENT
+    RESTART = RESTART
+
+    @property
+    def conf(self) -> dict[str, str]:
+        """What a job keeps of it: nothing of the default."""
+        return {} if self is Mode.RESIDENT else {"mode": self.value}
+
+
+InMode = Annotated[
+    Mode,
+    typer.Option(
+        help="`restart`: any torchrun script, which is restarted at each change of nodes and loads its own checkpoints."
+    ),
+]
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
@@ -67,6 +89,7 @@ def run_schedule(
     schedule: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="The faults: a file of TOML or JSON.")],
     script: Script,
     arguments: Arguments = None,
+    mode: InMode = Mode.RESIDENT,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes to start with, each a torchrun agent.")] = 4,
     slots: Annotated[int, typer.Option(min=1, help="Trainers per node.")] = 1,
     seed: Annotated[
@@ -84,9 +107,9 @@ def run_schedule(
     """Break a job of your own script on this machine as a schedule says, and judge what becomes of it.
 
     Its nodes are torchrun agents with an etcd and a store of their own: the store that the script names is not touched.
-    The same job undisturbed says what is right: the same bits, every sample once, the last step saved. Nothing is left
-    behind, after Ctrl-C neither. A folder named passed-SEED or failed-SEED is kept, with a report as a page of HTML;
-    `elastic3d chaos replay` plays it again.
+    The same job undisturbed says what is right: the same bits, every sample once, the last step saved. Less is asked of
+    a script under `--mode restart`. Nothing is left behind, after Ctrl-C neither. A folder named passed-SEED or
+    failed-SEED is kept, with a report as a page of HTML; `elastic3d chaos replay` plays it again.
 
     Exit codes: 0 every promise held; 1 one was broken; 2 the schedule or the script cannot be played, or what is kept
     cannot be written; 4 every promise held, but faults were skipped for what this machine or the job lacks.
@@ -96,6 +119,8 @@ def run_schedule(
         elastic3d chaos run storm.toml --script train.py --nodes 4 --seed 7
 
         elastic3d chaos run storm.json --script train.py -o out --json -- --seed {seed} --steps 60
+
+        elastic3d chaos run storm.toml --script ddp.py --mode restart -- --out {out}
     """
 
     def given() -> tuple[Schedule, Job]:
@@ -107,6 +132,7 @@ def run_schedule(
             nodes=nodes,
             slots=slots,
             seed=chosen,
+            conf=mode.conf,
             patience=patience,
             bars=bars,
             recovery=recovery,

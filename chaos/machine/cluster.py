@@ -83,6 +83,7 @@ class AgentNode:
     """One node: its agent's process, its log, the gate it waits at, if any, its group, and what was done to it.
 
     dismissed: it was sent SIGTERM, after which torchrun exits with 1 whatever its workers did. life: counts its starts.
+    resident: its workers are keepers, and trainers are theirs; otherwise its workers are what trains.
     """
 
     name: str
@@ -92,6 +93,7 @@ class AgentNode:
     temp: Path
     group: NodeGroup
     life: int = 1
+    resident: bool = True
     killed: bool = False
     dismissed: bool = False
     stopped: bool = False
@@ -112,6 +114,10 @@ class AgentNode:
 
     def processes(self, part: Part | None = None) -> list[int]:
         """Return the pids of one kind of the node's processes, or of all, parents first."""
+        if not self.resident and part in (Part.KEEPERS, Part.TEMPLATES):
+            return []
+        if not self.resident and part is Part.TRAINERS:
+            return [child for child in children(self.pid) if _is_worker(child)]
         keepers = self.keepers()
         # A keeper's other children are probes, which live for milliseconds.
         templates = [child for keeper in keepers for child in children(keeper) if _leads_session(child)]
@@ -263,6 +269,7 @@ class Cluster:
             environment = {DEVICE.name: "cpu", **os.environ, **self.launch.environment, **own}
             process = self._start(name, conf, folder / "torchrun", environment, output, group.entries)
         node = AgentNode(name=name, process=process, log=log, gate=gate, temp=temp, group=group, life=life)
+        node.resident = self.launch.conf.get("mode") != "restart"
         self._nodes[name] = node
         return node
 
@@ -395,6 +402,14 @@ def stands_by(pid: int) -> bool:
     """Return whether a process is a slot's standby, which trains nothing."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() == STANDBY
+    except OSError:
+        return False
+
+
+def _is_worker(pid: int) -> bool:
+    """Return whether torchrun has given a process a rank of its node; the guard beside its agent has none."""
+    try:
+        return b"\0LOCAL_RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
 

@@ -19,6 +19,8 @@ from typing import Self
 from chaos.machine.impairments import Connection, End, ImpairedCable, Impairment
 from chaos.machine.makers import has_ended, maker
 
+DEVICE = "eth0"
+"""What a host calls its end of its cable."""
 TRIES = 20
 _BRIDGE = "br"
 _LINKS = Path("/sys/class/net")
@@ -84,10 +86,10 @@ class Network:
         self._hosts[host] = f"{self._subnet}.{at}"
         space, cable = self._space(host), self._cable(host)
         _ip("netns", "add", space)
-        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
+        _ip("link", "add", cable, "type", "veth", "peer", "name", DEVICE, "netns", space)
         _ip("link", "set", cable, "master", self._bridge, "up")
-        _ip("-n", space, "address", "add", f"{self._hosts[host]}/24", "dev", "eth0")
-        _ip("-n", space, "link", "set", "eth0", "up")
+        _ip("-n", space, "address", "add", f"{self._hosts[host]}/24", "dev", DEVICE)
+        _ip("-n", space, "link", "set", DEVICE, "up")
         _ip("-n", space, "link", "set", "lo", "up")
 
     def cut(self, host: str) -> None:
@@ -158,7 +160,7 @@ class Network:
 
     def _neighbour(self, sender: str, receiver: str, verb: str, *more: str) -> None:
         address = self._hosts[receiver] if receiver else self.address
-        _ip("-n", self._space(sender), "neigh", verb, address, *more, "dev", "eth0")
+        _ip("-n", self._space(sender), "neigh", verb, address, *more, "dev", DEVICE)
 
     def close(self) -> None:
         """Remove everything. Processes that run on a host keep its namespace, unnamed, until they end."""

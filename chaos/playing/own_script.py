@@ -1,7 +1,8 @@
 """A job of anybody's script, and the run of it that nothing happens to.
 
-The script is any that calls `elastic3d.run`. How many steps it makes and of how many samples is known from the
-undisturbed run, which is kept in a folder: another schedule of the same script is compared with the same run.
+The script is any that calls `elastic3d.run`, or any at all, which torchrun restarts (`RESTART`). How many steps it
+makes and of how many samples is known from the undisturbed run, which is kept in a folder: another schedule of the same
+script is compared with the same run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from blake3 import blake3
 
 from chaos.history.claims import Accusation
 from chaos.history.follow import Picture, Step
-from chaos.playing.play import Outcome, Setting
+from chaos.playing.play import RESTART, Outcome, Setting
 from elastic3d.errors import UsageError
 from elastic3d.values import from_json, to_json
 
@@ -43,9 +44,10 @@ class ScriptSetting(Setting):
     script: Path = ANY_SCRIPT
 
     def arguments(self, *, store: str, events: Path, out: Path) -> tuple[str, ...]:
-        """Return the arguments of what runs the script, and the script's own after them."""
+        """Return the arguments of what runs the script, and the script's own after them; these alone if it is any."""
         places = {"seed": str(self.seed), "out": str(out), "events": str(events), "store": store}
-        return (store, str(events), str(out), str(self.target), *(filled(one, places) for one in self.given))
+        given = tuple(filled(one, places) for one in self.given)
+        return (store, str(events), str(out), str(self.target), *given) if self.resident else given
 
 
 def filled(argument: str, places: Mapping[str, str]) -> str:
@@ -56,8 +58,13 @@ def filled(argument: str, places: Mapping[str, str]) -> str:
 
 
 def known_steps(setting: ScriptSetting, quiet: Outcome) -> ScriptSetting:
-    """Return the setting with what its undisturbed run has shown; UsageError where it has made no step."""
+    """Return the setting with what its undisturbed run has shown; UsageError where it has made no step.
+
+    A script that torchrun restarts need not tell its steps.
+    """
     steps = quiet.picture.steps
+    if not steps and not setting.resident:
+        return setting
     if not steps:
         raise UsageError(
             f"{setting.target.name}: it made no step, so nothing can happen to it"
@@ -78,6 +85,7 @@ def quiet_key(setting: ScriptSetting) -> str:
         "script": blake3(setting.target.read_bytes()).hexdigest(),
         "given": setting.given,
         "seed": setting.seed,
+        **({} if setting.resident else {"mode": RESTART}),
         "sources": _sources(),
         "torch": torch.__version__,
         "python": sys.version,
@@ -110,12 +118,19 @@ def quiet_run(setting: ScriptSetting, folder: Path, play: Callable[[], Outcome])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         pass
     outcome = play()
-    if outcome.digest is not None and not outcome.failure:
+    if sound(outcome):
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = kept.with_suffix(".part")
         unfinished.write_text(json.dumps(_written(outcome)))
         os.replace(unfinished, kept)
     return outcome
+
+
+def sound(outcome: Outcome) -> bool:
+    """Return whether an undisturbed run has come to its end; `elastic3d.run` leaves a digest then."""
+    if outcome.failure or outcome.setting.resident:
+        return outcome.digest is not None and not outcome.failure
+    return not any(outcome.exit_codes.values())
 
 
 def _written(outcome: Outcome) -> dict[str, Any]:
@@ -147,7 +162,7 @@ def _read(setting: ScriptSetting, kept: dict[str, Any]) -> Outcome:
             checkpoints=tuple(kept["checkpoints"]),
             accused=tuple(from_json(Accusation, one) for one in kept.get("accused", ())),
         ),
-        digest=str(kept["digest"]),
+        digest=None if kept["digest"] is None else str(kept["digest"]),
         exit_codes={},
         killed=(),
         undone=(),

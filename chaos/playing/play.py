@@ -21,7 +21,8 @@ from chaos.history.follow import Event, Follower, Injection, Picture, picture
 from chaos.machine.clocks import Clocks
 from chaos.machine.cluster import Cluster, Launch
 from chaos.machine.leftovers import leases_left, shared_memory, shared_memory_left
-from chaos.machine.network import Network
+from chaos.machine.network import DEVICE, Network
+from chaos.playing.observer import Observer
 from chaos.playing.standing import Standing
 from chaos.schedules.schedule import bounds
 from chaos.scripts import mark_of
@@ -38,6 +39,10 @@ from elastic3d.etcd import EtcdClient
 from elastic3d.membership.orders import order_drain
 from elastic3d.values import Layout
 
+RESIDENT, RESTART = "resident", "restart"
+"""The modes in which a job is played, as `--rdzv-conf=mode=` has them."""
+TRIES = 3
+"""Times that torchrun may start a script's workers anew for each fault: those whose peer died end by themselves."""
 TRAIN_GPT = Path(__file__).parents[1] / "scripts" / "train_gpt.py"
 
 
@@ -83,6 +88,11 @@ class Setting:
     proxy: S3Proxy | None = field(default=None, compare=False, repr=False)
     network: Network | None = field(default=None, compare=False, repr=False)
     clocks: Clocks | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def resident(self) -> bool:
+        """Whether its script calls `elastic3d.run`; otherwise torchrun restarts it at each change of nodes."""
+        return self.conf.get("mode", RESIDENT) == RESIDENT
 
     def arguments(self, *, store: str, events: Path, out: Path) -> tuple[str, ...]:
         """Return the training script's arguments."""
@@ -207,12 +217,16 @@ class Player:
                 max_nodes=high,
                 slots=setting.slots,
                 # The first generation waits for all nodes, however far apart their agents start on a busy machine.
-                conf={"mode": "resident", "last_call": "60" if high == setting.nodes else "8", **setting.conf},
+                conf={"mode": RESIDENT, "last_call": "60" if high == setting.nodes else "8", **setting.conf},
+                max_restarts=0 if setting.resident else TRIES * len(faults),
+                # elastic3d.run sees to that itself.
+                environment={} if setting.resident or setting.network is None else {"GLOO_SOCKET_IFNAME": DEVICE},
             ),
             workdir / "nodes",
             setting.network,
             setting.clocks,
         )
+        self._observer = None if setting.resident else Observer(self.cluster, etcd.client, self.root, events, clock)
 
     def _endpoint(self) -> str:
         """Return where nodes reach etcd."""
@@ -225,12 +239,15 @@ class Player:
         started_at = self.clock.wall()
         for number in range(self.setting.nodes):
             self.start(node_name(number))
-        for name in self._joiners:
+        # Under mode=restart there is no gate: a node is started when it shall come.
+        for name in self._joiners if self.setting.resident else ():
             self.cluster.start_node(name, held=True)
         standing = Standing.since(self.clock.monotonic(), self.setting.patience)
         while True:
             self._kill_who_sleeps()
             running = set(self.cluster.running())
+            if self._observer is not None and self._observer.look():
+                standing.heard = self.clock.monotonic()
             new = self.follower.poll()
             standing.hear(new, self.clock.monotonic())
             if new:
@@ -295,7 +312,9 @@ class Player:
             self._later.pop(0)[1]()
 
     def close(self) -> None:
-        """End the metadata servers."""
+        """End the metadata servers, and look at the job no more."""
+        if self._observer is not None:
+            self._observer.close()
         for _, cloud in self._clouds.values():
             cloud.stop()
 
@@ -342,7 +361,10 @@ class Player:
     def release(self) -> None:
         name = self._joiners.pop(0)
         self.note("join", name)
-        self.cluster.release_node(name)
+        if self.setting.resident:
+            self.cluster.release_node(name)
+        else:
+            self.start(name)
 
     def preempt(self, name: str) -> None:
         self._clouds[name][1].preempt()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -54,6 +55,8 @@ def layout(view: GenerationView) -> str:
     """Return a generation's layout as text."""
     if not view.layout:
         return "no layout"
+    if "pp" not in view.layout:
+        return f"{view.world} ranks"
     return f"pp {view.layout.get('pp')} x dp {view.layout.get('dp')}, ZeRO-{view.layout.get('zero')}"
 
 
@@ -84,7 +87,9 @@ def summary(outcome: Outcome, verdict: Verdict) -> RenderableType:
         ("Samples  ", "bold"),
         f"{samples.consumed} consumed once, {samples.repeated} repeated, {samples.missing} missing",
     )
-    lines: list[RenderableType] = [generations(outcome.picture), Text(), account]
+    lines: list[RenderableType] = [generations(outcome.picture), Text()]
+    if outcome.setting.resident:
+        lines.append(account)
     if outcome.picture.steps:
         last = outcome.picture.steps[-1]
         lines.append(Text.assemble(("Loss     ", "bold"), f"{_loss(outcome.picture)} after step {last.number}"))
@@ -113,8 +118,14 @@ def _numbers(picture: Picture, setting: Setting) -> Text:
     return Text(f"step {last.number}{of}   loss {_loss(picture)}   {last.seconds:.2f} s a step")
 
 
+def loss_text(loss: str) -> str:
+    """Return a loss, given as hex text, for people; a script that torchrun restarts may tell its steps alone."""
+    value = float.fromhex(loss)
+    return "unknown" if isnan(value) else f"{value:.4f}"
+
+
 def _loss(picture: Picture) -> str:
-    return f"{float.fromhex(picture.steps[-1].loss):.4f}"
+    return loss_text(picture.steps[-1].loss)
 
 
 def _news(picture: Picture) -> RenderableType:

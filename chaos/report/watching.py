@@ -15,7 +15,7 @@ from rich.live import Live
 from chaos.faults.fault import Fault
 from chaos.history.follow import Picture
 from chaos.playing.play import Etcd, Outcome, Setting, play
-from chaos.report.view import progress
+from chaos.report.view import loss_text, progress
 
 
 def play_watched(
@@ -51,8 +51,8 @@ class _Lines:
         if picture.step >= self._step + 10 or (picture.step == self._setting.steps and picture.step != self._step):
             self._step = picture.step
             last = picture.steps[-1]
-            loss = float.fromhex(last.loss)
-            self._console.print(f"  step {last.number}: loss {loss:.4f}, {last.seconds:.2f} s", highlight=False)
+            text = f"  step {last.number}: loss {loss_text(last.loss)}, {last.seconds:.2f} s"
+            self._console.print(text, highlight=False)
 
 
 @contextlib.contextmanager

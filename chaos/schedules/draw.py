@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chaos.faults.catalogue import KINDS, kind_of
@@ -77,12 +77,14 @@ def draw_schedule(
     slots: int = 1,
     least: int = 1,
     saved: int = 0,
+    also: Callable[[Sequence[Fault]], object] = lambda faults: None,
 ) -> Schedule:
     """Return a schedule of `faults` faults that surely happen to a job of so many nodes and steps.
 
     words: of the catalogue, by default the ORDINARY ones that nodes of so many slots can meet. least: nodes that are
-    left. saved: the step of the job's first checkpoint, 0 for none. Some faults come together, or in the recovery from
-    another. UsageError where so many faults of these kinds cannot happen to this job.
+    left. saved: the step of the job's first checkpoint, 0 for none. also: raises UsageError for what else is not to be
+    drawn. Some faults come together, or in the recovery from another. UsageError where so many faults of these kinds
+    cannot happen to this job.
     """
     if not words:
         words = [word for word in ORDINARY if slots > 1 or Need.SLOTS not in KINDS[word].ABOUT.needs]
@@ -103,6 +105,7 @@ def draw_schedule(
         try:
             check(some, nodes=nodes, steps=steps, slots=slots)
             check_sure(some, nodes=nodes, slots=slots, least=least, saved=0 < saved <= last // 2)
+            also(some)
         except UsageError:
             continue
         drawn = some

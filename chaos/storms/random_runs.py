@@ -15,6 +15,8 @@ from chaos.faults.catalogue import KINDS, feasible, kind_of, lacking
 from chaos.faults.fault import Need
 from chaos.report.random_documents import DrawnRun, RunVerdict, SkippedFault
 from chaos.schedules.draw import LASTING, ORDINARY, draw_schedule, last_step
+from chaos.schedules.restart import WHY, check_restart
+from chaos.schedules.restart import WORDS as RESTART_WORDS
 from chaos.schedules.schedule import Schedule
 from chaos.score.playing import TRAIN_FAULTY
 from chaos.storms.storm import Job, Storm, keep, play_storm
@@ -61,6 +63,7 @@ def draw_run(seed: int, chances: Chances, job: Job) -> tuple[Schedule, Job]:
                 slots=slots,
                 least=chances.least,
                 saved=chances.saved,
+                also=(lambda faults: None) if job.resident else check_restart,
             )
         except UsageError:
             # Where that is too much for so few nodes, there are more of them.
@@ -71,19 +74,25 @@ def draw_run(seed: int, chances: Chances, job: Job) -> tuple[Schedule, Job]:
             return schedule, replace(job, nodes=nodes, slots=slots)
 
 
-def words_of(given: str, slots: int) -> tuple[tuple[str, ...], tuple[SkippedFault, ...]]:
+def words_of(given: str, slots: int, *, resident: bool = True) -> tuple[tuple[str, ...], tuple[SkippedFault, ...]]:
     """Return the words to draw from, and those that are left out: of all, what this machine or any script lacks.
 
     given: words with commas between, all of which are drawn, also what cannot be made here; "" for all ordinary ones.
+    resident: whether the script calls `elastic3d.run`; UsageError for words that are given and cannot happen otherwise.
     """
     if given:
         words = tuple(word.strip() for word in given.split(","))
         for word in words:
             kind_of(word)
+            if not resident and word not in RESTART_WORDS:
+                raise UsageError(f"--faults {word}: {WHY}")
         return words, ()
     out: list[SkippedFault] = []
     for word, kind in KINDS.items():
         needs = kind.ABOUT.needs
+        if not resident and word not in RESTART_WORDS:
+            out.append(SkippedFault(fault=word, why=WHY))
+            continue
         missing = [lacking(need) for need in sorted(needs)]
         if Need.SCRIPT in needs:
             missing.append("the script would have to fail by itself; --faults names it all the same")

@@ -24,16 +24,18 @@ from chaos.judging.bars import Bars
 from chaos.judging.notices import Notice, notices
 from chaos.judging.oracle import Verdict, judge
 from chaos.judging.oracle import document as history_document
+from chaos.judging.restart import judge_restart
 from chaos.machine.clocks import Clocks
 from chaos.machine.hung_files import HungFiles
 from chaos.machine.network import Network
-from chaos.playing.own_script import ScriptSetting, known_steps, quiet_run
-from chaos.playing.play import Outcome
-from chaos.report.facts import Points, RunFacts, facts
+from chaos.playing.own_script import ANY_SCRIPT, ScriptSetting, known_steps, quiet_run, sound
+from chaos.playing.play import RESIDENT, Outcome
+from chaos.report.facts import FaultFact, Points, RunFacts, facts
 from chaos.report.folder import PICTURE, write_report
 from chaos.report.plot import loss_plot
 from chaos.report.watching import play_watched
 from chaos.schedules.files import load, to_toml
+from chaos.schedules.restart import EVENTS, check_restart
 from chaos.schedules.schedule import Schedule, check
 from chaos.score.playing import TRAIN_FAULTY
 from chaos.servers.etcd import EtcdCluster, EtcdServer
@@ -68,6 +70,13 @@ class Job:
 
     def __post_init__(self) -> None:
         self.asked()
+        if self.bars is not None and not self.resident:
+            raise UsageError(f"--bars {self.bars:g}: a script under --mode restart writes no events to be noticed by")
+
+    @property
+    def resident(self) -> bool:
+        """Whether the script calls `elastic3d.run`, and is not restarted by torchrun: `mode` of `conf`."""
+        return self.conf.get("mode", RESIDENT) == RESIDENT
 
     def asked(self) -> Bars:
         """Return what is asked of times; UsageError where that makes no sense."""
@@ -80,6 +89,7 @@ class Job:
             raise UsageError(f"--script {self.script}: there is no such file")
         return ScriptSetting(
             target=target,
+            script=ANY_SCRIPT if self.resident else target,
             given=self.arguments,
             nodes=self.nodes,
             slots=self.slots,
@@ -135,6 +145,8 @@ def play_storm(
     """
     setting = job.setting()
     check(schedule.faults, nodes=job.nodes, slots=job.slots)
+    if not job.resident:
+        check_restart(schedule.faults)
     makes, skipped = feasible(
         schedule.faults, slots=job.slots, faulty=setting.target.resolve() == TRAIN_FAULTY.resolve()
     )
@@ -147,7 +159,9 @@ def play_storm(
     quiet = None
     if compare:
         setting, quiet = undisturbed(job, workdir=workdir, kept=kept, console=console)
-        check(schedule.faults, nodes=job.nodes, steps=setting.steps, slots=job.slots)
+        check(schedule.faults, nodes=job.nodes, steps=setting.steps or None, slots=job.slots)
+        if not job.resident:
+            check_restart(schedule.faults, steps=setting.steps)
     with ExitStack() as stack:
         needs = {need for fault in makes for need in fault.ABOUT.needs}
         network = stack.enter_context(Network()) if Need.HOSTS in needs else None
@@ -181,8 +195,11 @@ def play_storm(
     if quiet is None:
         setting = known_steps(setting, outcome)
         outcome = replace(outcome, setting=setting)
-    noticed = tuple(notices(outcome, outcome.events))
-    verdict = judge(outcome, quiet, all_known=not any(one.startswith("--fault") for one in job.arguments))
+    noticed = tuple(one for one in notices(outcome, outcome.events) if job.resident or one.detector in EVENTS)
+    if job.resident:
+        verdict = judge(outcome, quiet, all_known=not any(one.startswith("--fault") for one in job.arguments))
+    else:
+        verdict = judge_restart(outcome, quiet)
     return Storm(
         schedule=schedule,
         outcome=outcome,
@@ -206,12 +223,14 @@ def undisturbed(job: Job, *, workdir: Path, kept: Path, console: Console) -> tup
             return play_watched(setting, (), etcd, workdir / "quiet", "The job undisturbed", console, name="quiet")
 
     quiet = quiet_run(setting, kept, played)
-    if quiet.digest is None:
+    if not sound(quiet):
         for name, log in list(quiet.logs.items())[:1]:
             console.print(f"The end of {name}'s log", log, sep="\n", markup=False, highlight=False)
     setting = known_steps(setting, quiet)
-    if quiet.digest is None:
-        raise UsageError(f"{setting.target.name}: it fails undisturbed: {quiet.failure or 'it left no digest'}")
+    if not sound(quiet):
+        codes = ", ".join(f"{name} ended with {code}" for name, code in quiet.exit_codes.items() if code)
+        why = quiet.failure or ("it left no digest" if job.resident else codes)
+        raise UsageError(f"{setting.target.name}: it fails undisturbed: {why}")
     return setting, quiet
 
 
@@ -249,7 +268,7 @@ def copy_logs(workdir: Path, folder: Path) -> None:
 
 def _facts(storm: Storm, job: Job) -> RunFacts:
     quiet = () if storm.quiet is None else storm.quiet.steps
-    return facts(
+    shown = facts(
         storm.outcome,
         storm.verdict,
         storm.events,
@@ -259,6 +278,19 @@ def _facts(storm: Storm, job: Job) -> RunFacts:
         skipped=storm.skipped,
         noticed=storm.notices,
         quiet=Points(steps=tuple(step.number for step in quiet), losses=tuple(step.loss for step in quiet)),
+    )
+    return shown if job.resident else replace(shown, faults=tuple(map(as_restarted, shown.faults)))
+
+
+def as_restarted(fact: FaultFact) -> FaultFact:
+    """Return what is told of a fault where torchrun restarts the script: the catalogue speaks of `elastic3d.run`."""
+    return replace(
+        fact,
+        promised="torchrun starts the script again where nodes or workers are lost, and the job ends well",
+        page="guides/chaos.md",
+        row="",
+        detector=fact.detector if fact.detector in EVENTS else "",
+        bar=0.0,
     )
 
 
