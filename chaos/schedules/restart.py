@@ -26,7 +26,7 @@ WORDS: tuple[str, ...] = tuple(
     )
 )
 """The faults that such a job can meet."""
-WHY = "it needs a script that calls elastic3d.run (--mode resident)"
+WHY = "it is not for --mode restart; --mode resident plays it, with a script that calls elastic3d.run"
 EVENTS = ("generation.sealed", "member.joined", "peer.lost", "step.committed", "job.ended")
 """The events that such a job is seen to make."""
 PARTS = (Part.AGENT, Part.TRAINERS)

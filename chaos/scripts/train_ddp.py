@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 BATCH, EVERY = 12, 5
-"""Samples of a step, which 1, 2, 3, 4 or 6 ranks share evenly; steps between checkpoints."""
+"""Samples of a step; steps between checkpoints."""
 
 
 def main(out: Path, steps: int, pause: float) -> None:
@@ -36,7 +36,8 @@ def main(out: Path, steps: int, pause: float) -> None:
         time.sleep(pause)
         chance = torch.Generator().manual_seed(step)
         samples = torch.randn(BATCH, 8, generator=chance, dtype=torch.float64)[rank::world]
-        loss = (model(samples) - samples.sum(1, keepdim=True)).square().mean()
+        # DDP averages over ranks, whose shares need not be equal: so it is the mean over all samples.
+        loss = (model(samples) - samples.sum(1, keepdim=True)).square().sum() * world / BATCH
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

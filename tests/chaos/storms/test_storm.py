@@ -20,7 +20,7 @@ from chaos.faults.process import Kill, KillCompanion
 from chaos.history.follow import picture
 from chaos.judging.notices import notices
 from chaos.judging.oracle import judge
-from chaos.playing.own_script import ScriptSetting, known_steps, quiet_key, quiet_run
+from chaos.playing.own_script import ScriptSetting, known_steps, quiet_key, quiet_run, sound
 from chaos.playing.play import Outcome
 from chaos.schedules.schedule import Schedule
 from chaos.storms import storm as playing
@@ -243,6 +243,45 @@ def test_a_password_is_written_into_a_folder_of_its_own(
     with pytest.raises(UsageError, match="as far as here"):
         play_storm(schedule, Job(script=str(script)), workdir=workdir, kept=tmp_path, console=Console(), compare=False)
     assert (workdir / "etcd-password").read_text() == PASSWORD
+
+
+@pytest.mark.parametrize(
+    ("fault", "more", "message"),
+    [
+        (
+            "do = 'flip-snapshot'\nnode = 'node1'\nat = {step = 3}",
+            [],
+            "flip-snapshot node1@3: it is not for --mode restart",
+        ),
+        ("do = 'kill'\nnode = 'node1'\nat = {step = 3}", ["--bars", "2"], "--bars 2: a script under --mode restart"),
+    ],
+)
+def test_what_a_plain_script_cannot_meet_is_refused_before_anything_starts(
+    fault: str, more: list[str], message: str, script: Path, tmp_path: Path
+) -> None:
+    """With exit code 2, as what no script can meet is."""
+    storm = tmp_path / "storm.toml"
+    storm.write_text(f"[[fault]]\n{fault}")
+    given = ["run", str(storm), "--script", str(script), "--mode", "restart", "--out", str(tmp_path / "out"), *more]
+    result = CliRunner().invoke(app, given)
+    assert (result.exit_code, (tmp_path / "out").exists()) == (2, False)
+    assert message in result.stderr
+
+
+def test_a_plain_script_is_run_as_it_is(script: Path, tmp_path: Path) -> None:
+    """With its own arguments alone, and kept apart from the same script in the other mode, which may tell no step."""
+    job = Job(script=str(script), arguments=("--out={out}",), seed=7, conf={"mode": "restart"})
+    plain, ours = job.setting(), replace(job, conf={}).setting()
+    assert plain.script == plain.target == script
+    assert plain.arguments(store="file:///s", events=Path("/e"), out=Path("/o")) == ("--out=/o",)
+    assert quiet_key(plain) != quiet_key(ours)
+    silent = replace(quiet(plain), picture=picture([]), digest=None)
+    assert known_steps(plain, silent).steps == 0
+    assert quiet_run(plain, tmp_path, lambda: silent) == silent
+    again = quiet_run(plain, tmp_path, lambda: pytest.fail("it was kept"))
+    assert (again.digest, again.picture.steps) == (None, ())
+    failed = replace(silent, exit_codes={"node0": 1})
+    assert (sound(silent), sound(failed), sound(replace(silent, failure="it stands"))) == (True, False, False)
 
 
 def test_the_catalogue_is_listed() -> None:
