@@ -14,19 +14,38 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from chaos.faults import clock, code, data, device, disk, etcd, memory, network, orders, process, store
+from chaos.faults import (
+    clock,
+    code,
+    data,
+    device,
+    disk,
+    etcd,
+    events,
+    frozen,
+    memory,
+    network,
+    orders,
+    process,
+    store,
+    store_disk,
+)
 from chaos.faults.fault import Fault, Need
 from chaos.machine.clocks import Clocks
 from chaos.machine.groups import NodeGroup, parents
 from chaos.machine.hung_files import HungFiles
 from chaos.machine.network import Network
+from chaos.machine.small_disk import SmallDisk
 from elastic3d.errors import UsageError
 from elastic3d.nearest import nearest
 
 KINDS: Mapping[str, type[Fault]] = MappingProxyType(
     {
         kind.WORD: kind
-        for place in (process, orders, network, etcd, store, disk, memory, device, clock, data, code)
+        for place in (
+            *(process, frozen, events, orders, network, etcd, store, store_disk),
+            *(disk, memory, device, clock, data, code),
+        )
         for kind in place.KINDS
     }
 )
@@ -77,6 +96,8 @@ def lacking(need: Need) -> str:
             return _no_clocks()
         case Need.GROUP:
             return _no_group()
+        case Need.MOUNTS:
+            return _no_mounts()
         case Need.CERTIFICATES if shutil.which("openssl") is None:
             return "the openssl program is not on PATH, and makes etcd's certificates: install your system's package"
         case _:
@@ -113,6 +134,15 @@ def _no_group() -> str:
     group = NodeGroup.made(parents())
     group.remove()
     return "" if group.memory is not None else "no control group can bound memory here"
+
+
+def _no_mounts() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with SmallDisk(Path(folder, "disk")):
+                return ""
+        except OSError as error:
+            return f"no file system in memory can be mounted here: {error}"
 
 
 def _installed(package: str) -> bool:

@@ -1,4 +1,4 @@
-"""Faults of the user's code: it waits, computes without end, or leaves the program that all ranks follow."""
+"""Faults of the user's code: it waits, computes without end, raises, or leaves the program that all ranks follow."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ STUCK = (
     "a lock or its data, computing without end"
 )
 NAMED = "it is named, and the same nodes go on with fresh trainers"
+RAISING = "your code raises on every try, also after a step, as in an evaluation"
 _ASTRAY = (
     "the script itself stops the job: one rank skips, reorders or misshapes a collective, or ranks wait for each other"
 )
@@ -91,4 +92,20 @@ class Deadlock(InScript):
     ABOUT = _astray("collectives of two groups of its own")
 
 
-KINDS = (Held, Locked, Spin, Skip, Order, Shape, Dtype, Deadlock)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised(InScript):
+    """A rank's code raises, once."""
+
+    WORD = "raise"
+    RAISES = True
+    ABOUT = about(
+        Place.CODE,
+        "an error of its own in the forward pass",
+        "the step that raised is made again, not skipped, with fresh trainers",
+        RAISING,
+        "script.raised",
+        5.0,
+    )
+
+
+KINDS = (Held, Locked, Spin, Raised, Skip, Order, Shape, Dtype, Deadlock)

@@ -74,8 +74,10 @@ class Liars(InScript):
     ABOUT = _always("a hook on a weight's gradient", spreads=True)
 
 
-def _between(enters: str, detector: str, row: str = _SENT, promised: str = "the step is computed again") -> About:
-    return about(Place.DEVICE, enters, promised, row, detector, 5.0)
+def _between(
+    enters: str, detector: str, row: str = _SENT, promised: str = "the step is computed again", bar: float = 5.0
+) -> About:
+    return about(Place.DEVICE, enters, promised, row, detector, bar)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,20 @@ class Update(InScript):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Updates(InScript):
+    """A bit of every number of every update of a rank is wrong, from then on."""
+
+    WORD = "updates"
+    ABOUT = _between(
+        "the optimizer's step",
+        "update.wrong",
+        _OUTCOME,
+        "its node is set aside where it errs again, and the state it made is not gone on from",
+        bar=10.0,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NanDevice(InScript):
     """Every gradient of a block's weight is not a number, from then on."""
 
@@ -147,4 +163,4 @@ class SlowBlocks(Lasting):
     )
 
 
-KINDS = (Flip, Forward, Backward, Sticky, Liars, NanDevice, Wire, Gather, Fold, Vote, Update, SlowBlocks)
+KINDS = (Flip, Forward, Backward, Sticky, Liars, NanDevice, Wire, Gather, Fold, Vote, Update, Updates, SlowBlocks)

@@ -54,6 +54,7 @@ class Need(StrEnum):
     HOSTS = "root and iproute2"
     COMPILER = "gcc"
     GROUP = "root and control groups"
+    MOUNTS = "root and tmpfs"
 
 
 class Replay(StrEnum):
@@ -109,13 +110,16 @@ class About:
 class Fault(ABC):
     """Something that happens to a job. WORD names its kind; CHANGES: nodes that are lost, -1, and come, 1, by it.
 
-    LEAST_NODES: with fewer in the job it never happens.
+    LEAST_NODES: with fewer in the job it never happens. LEAVES_OUT: whether samples are left out for good, so that the
+    bits are those of a run that knew of them. RAISES: whether the script raises by it.
     """
 
     WORD: ClassVar[str]
     ABOUT: ClassVar[About]
     CHANGES: ClassVar[tuple[int, ...]] = ()
     LEAST_NODES: ClassVar[int] = 1
+    LEAVES_OUT: ClassVar[bool] = False
+    RAISES: ClassVar[bool] = False
 
     when: When
 

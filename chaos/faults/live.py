@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from chaos.machine.clocks import Clocks
     from chaos.machine.cluster import Cluster
     from chaos.machine.network import Network
+    from chaos.machine.small_disk import SmallDisk
     from chaos.servers.etcd import EtcdCluster, EtcdServer
     from chaos.servers.s3_proxy import S3Proxy
 
@@ -57,6 +58,15 @@ class LiveJob(Protocol):
     @property
     def store_folder(self) -> str:
         """The folder of a store on disk."""
+        ...
+
+    @property
+    def store_disk(self) -> SmallDisk:
+        """The file system that this folder is on, where it has one of its own."""
+        ...
+
+    def events_disk(self, name: str) -> SmallDisk:
+        """Return the file system that a node's events are written to, where each node has one of its own."""
         ...
 
     def marked(self, step: int) -> str | None:

@@ -105,6 +105,44 @@ class CutFromEtcd(OfConnection):
         return True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutFromPeers(OfConnection):
+    """A node and all others lose what they send each other for `seconds`; etcd hears all of them."""
+
+    WORD = "cut-from-peers"
+    CHANGES = (-1, 1)
+    seconds: float = 20.0
+    ABOUT = About(
+        place=Place.NETWORK,
+        enters="entries of all neighbour tables: an Ethernet address that nobody has",
+        promised="the others go on without it, and it stands aside until they reach each other",
+        row=_APART,
+        detector="generation.sealed",
+        bar=30.0,
+        needs=_HOSTS,
+        replay=Replay.TIMED,
+        spreads=True,
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Lose it, both ways; not where nobody else is there."""
+        network = job.network
+        others = [other for other in network.hosts if other != name]
+        if not others:
+            return False
+        job.note(self.WORD, name)
+        lost = [pair for other in others for pair in ((name, other), (other, name))]
+        for sender, receiver in lost:
+            network.unlink(sender, receiver)
+
+        def link() -> None:
+            for sender, receiver in lost:
+                network.link(sender, receiver)
+
+        job.later(self.seconds, link)
+        return True
+
+
 def next_node(job: LiveJob, name: str) -> str | None:
     """Return the node after this one in rank order, None while no generation says."""
     nodes = () if job.picture.generation is None else job.picture.generation.nodes
@@ -313,4 +351,4 @@ class Reset(OfNode):
         return True
 
 
-KINDS = (Cut, CutFromEtcd, OneWay, Refuse, Reset, HalfOpen, Delay, Loss, Narrow, Blackhole)
+KINDS = (Cut, CutFromEtcd, CutFromPeers, OneWay, Refuse, Reset, HalfOpen, Delay, Loss, Narrow, Blackhole)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Self
 
-from chaos.faults.code import STUCK
+from chaos.faults.code import RAISING, STUCK
 from chaos.faults.data import SLOW
 from chaos.faults.fault import About, Ends, Fault, Need, OfNode, Place, Replay, check_seconds
 from chaos.faults.live import LiveJob
@@ -159,6 +159,23 @@ class KillCompanion(_KillPart):
         bar=5.0,
         needs=frozenset({Need.SLOTS}),
         again=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillLoader(_KillPart):
+    """SIGKILL to a process in which a trainer loads its data; `slot` counts those of the node."""
+
+    WORD = "kill-loader"
+    PART = Part.LOADERS
+    RAISES = True
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="SIGKILL to a worker of the data loader, in a script with `workers=`",
+        promised="torch's loader raises in the script, whose step is made again with fresh trainers",
+        row=RAISING,
+        detector="script.raised",
+        bar=10.0,
     )
 
 
@@ -371,6 +388,7 @@ KINDS = (
     KillTemplate,
     KillKeeper,
     KillCompanion,
+    KillLoader,
     Stop,
     Continue,
     Freeze,

@@ -11,11 +11,14 @@ from typing import ClassVar, Self
 from chaos.faults.fault import About, Ends, Fault, Need, Place, Replay, check_seconds
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
-from chaos.servers.s3_proxy import Do, Harm
+from chaos.servers.s3_proxy import LISTS, Do, Harm
 from elastic3d.errors import UsageError
 
 _AGAIN = "each operation is tried again, part by part, for as long as `patience=` says; training goes on"
+_FAILED = "checkpoint.failed"
 _BUSY = "the object store is busy (503) or away for a while"
+UNWRITABLE = "the store cannot be written: full, gone, no permission"
+WITHOUT = "training goes on without checkpoints, and an event says so; they go on when the store works again"
 _DAMAGED = "a checkpoint is damaged, a tile of it or its record"
 
 
@@ -28,8 +31,8 @@ class StoreGone(Fault):
     ABOUT = About(
         place=Place.STORE,
         enters="the folder is renamed, a file gets its name, then the way back",
-        promised="training goes on without checkpoints, and an event says so; they go on when the store works again",
-        row="the store cannot be written: full, gone, no permission",
+        promised=WITHOUT,
+        row=UNWRITABLE,
         detector="checkpoint.failed",
         replay=Replay.TIMED,
         ends=Ends.NOTHING,
@@ -68,13 +71,16 @@ class _Harmed(Fault):
     """From then on `times` requests of an object store fare so. method: "" for any, else such as GET."""
 
     DO: ClassVar[Do]
+    PATH: ClassVar[str] = ""
+    """What the address of a request has that it happens to."""
+
     times: int = 5
     method: str = ""
 
     def make(self, job: LiveJob) -> bool:
         """Let the proxy before the store do it."""
         job.note(self.WORD)
-        job.proxy.harms.append(Harm(do=self.DO, method=self.method, times=self.times))
+        job.proxy.harms.append(Harm(do=self.DO, method=self.method, path=self.PATH, times=self.times))
         return True
 
     def check(self) -> None:
@@ -93,12 +99,14 @@ class _Harmed(Fault):
         return f"{self.WORD} {self.method} x{self.times} {self.when}".replace("  ", " ")
 
 
-def _about(what: str, promised: str, row: str) -> About:
+def _about(what: str, promised: str, row: str, detector: str = "", page: str = "reference/failures.md") -> About:
     return About(
         place=Place.STORE,
         enters=f"a proxy before the store: {what}",
         promised=promised,
         row=row,
+        page=page,
+        detector=detector,
         needs=frozenset({Need.S3}),
         ends=Ends.NOTHING,
     )
@@ -180,6 +188,91 @@ class StoreFlips(_Harmed):
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFlipsWrites(_Harmed):
+    """A bit of what the store is given to keep is another one."""
+
+    WORD = "store-flips-writes"
+    DO = Do.FLIP_REQUEST
+    method: str = "PUT"
+    ABOUT = _about(
+        "one bit of the request's body is flipped",
+        "it is written again where the store's checksum shows it, and is never part of a checkpoint otherwise",
+        "",
+        page="guides/checkpoints.md",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreErrorAfter(_Harmed):
+    """The store does what it is asked to, and answers that it has an error (500)."""
+
+    WORD = "store-error-after"
+    DO = Do.ERROR_AFTER
+    ABOUT = _about("the server executes it, and the client gets a 500", _AGAIN, _BUSY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFull(_Harmed):
+    """The store refuses writes as full (507)."""
+
+    WORD = "store-full"
+    DO = Do.FULL
+    method: str = "PUT"
+    ABOUT = _about("507 InsufficientStorage, and the server never hears of it", WITHOUT, UNWRITABLE, _FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreDenies(_Harmed):
+    """The store allows no writes (403)."""
+
+    WORD = "store-denies"
+    DO = Do.DENY
+    method: str = "PUT"
+    ABOUT = _about("403 AccessDenied, and the server never hears of it", WITHOUT, UNWRITABLE, _FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSkewed(_Harmed):
+    """The store finds the writers' clocks too far off (403)."""
+
+    WORD = "store-skewed"
+    DO = Do.SKEWED
+    method: str = "PUT"
+    ABOUT = _about("403 RequestTimeTooSkewed, and the server never hears of it", WITHOUT, UNWRITABLE, _FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStrips(_Harmed):
+    """The store ignores the conditions of writes from then on, though it kept them when it was tried."""
+
+    WORD = "store-strips"
+    DO = Do.STRIP
+    method: str = "PUT"
+    ABOUT = _about(
+        "the server gets it without If-Match and If-None-Match",
+        "as long as one leader writes, nothing happens; a store that never keeps conditions is refused at the start",
+        "",
+        page="guides/checkpoints.md",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStale(_Harmed):
+    """The store's lists are those of before."""
+
+    WORD = "store-stale-lists"
+    DO = Do.STALE
+    PATH = LISTS
+    method: str = "GET"
+    ABOUT = _about(
+        "a list is answered as it was the last time before",
+        "what is in use is never collected, and the newest checkpoint is found without a list",
+        "",
+        page="guides/checkpoints.md",
+    )
+
+
 KINDS = (
     StoreGone,
     StoreBusy,
@@ -190,4 +283,11 @@ KINDS = (
     StoreSlow,
     StoreTruncates,
     StoreFlips,
+    StoreFlipsWrites,
+    StoreErrorAfter,
+    StoreFull,
+    StoreDenies,
+    StoreSkewed,
+    StoreStrips,
+    StoreStale,
 )

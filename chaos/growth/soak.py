@@ -23,7 +23,8 @@ from chaos.faults.moment import When
 from chaos.growth.account import Account, Known
 from chaos.growth.draws import DEFAULT, Draws
 from chaos.growth.sampling import Sample, etcd_sample, folder, processes, servers
-from chaos.judging.oracle import Promise, judge
+from chaos.judging.oracle import judge
+from chaos.judging.promise import Promise
 from chaos.machine.cluster import started_by
 from chaos.machine.preloaded import PreloadedServer
 from chaos.playing.own_script import ScriptSetting, known_steps

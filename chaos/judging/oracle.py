@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chaos.faults.clock import ClockJump
+from chaos.faults.data import Nan, Spike
 from chaos.history.claims import deposed
 from chaos.history.follow import Ledger, ledger
 from chaos.judging import explained, notices
@@ -14,7 +15,7 @@ from chaos.judging.explained import BEFORE, UNKNOWN
 from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
 
-HARMLESS = (ClockJump.WORD,)
+HARMLESS = (ClockJump.WORD, Nan.WORD, Spike.WORD)
 """What nobody to whom it is done may be named for."""
 
 
@@ -70,13 +71,17 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
         broken=(outcome.failure,) if outcome.failure else (),
     )
     yield _exits(outcome)
+    raising = sorted({fault.WORD for fault, _ in outcome.made if fault.RAISES})
     yield Promise(
         says="nothing that happens makes the script raise",
         page="reference/failures.md",
-        seen="nothing was raised",
+        seen=f"{', '.join(raising)} makes it raise" if raising else "nothing was raised",
         broken=tuple(
-            f"user code raised: {error.strip().splitlines()[-1]}" for error in picture.errors if error.strip()
+            f"user code raised: {error.strip().splitlines()[-1]}"
+            for error in picture.errors
+            if error.strip() and not raising
         ),
+        judged=not raising,
     )
     yield from _ending(outcome)
     # A job that ends early leaves faults out, and is what went wrong then.

@@ -11,7 +11,9 @@ import math
 from collections.abc import Iterator
 
 from chaos.history.follow import Ledger
-from chaos.judging.oracle import BEFORE, HARMLESS, Promise, Verdict, judge
+from chaos.judging.explained import BEFORE
+from chaos.judging.oracle import HARMLESS, Verdict, judge
+from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
 
 AS_OF_EVERY_JOB = (

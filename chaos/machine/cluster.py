@@ -84,6 +84,7 @@ class AgentNode:
 
     dismissed: it was sent SIGTERM, after which torchrun exits with 1 whatever its workers did. life: counts its starts.
     resident: its workers are keepers, and trainers are theirs; otherwise its workers are what trains.
+    reader: what copies its output into the log, where it does not write there itself.
     """
 
     name: str
@@ -97,6 +98,7 @@ class AgentNode:
     killed: bool = False
     dismissed: bool = False
     stopped: bool = False
+    reader: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
@@ -132,6 +134,8 @@ class AgentNode:
                 return [template for template in templates if children(template)] or templates
             case Part.TRAINERS:
                 return [pid for pid in forked if not stands_by(pid)]
+            case Part.LOADERS:
+                return [child for pid in forked if not stands_by(pid) for child in children(pid)]
             case None:
                 return [self.pid, *descendants(self.pid)]
 
@@ -216,16 +220,24 @@ class Cluster:
     """Agents of one job. Start nodes on the thread that will outlive them: they die with it.
 
     network: where each node is a host of its own; by default all of them share this machine's loopback.
-    clocks: where each node has a wall clock of its own, which may be set.
+    clocks: where each node has a wall clock of its own, which may be set. readers: whether a process reads what each
+    node prints, through a pipe, as schedulers do it.
     """
 
     def __init__(
-        self, launch: Launch, workdir: Path, network: Network | None = None, clocks: Clocks | None = None
+        self,
+        launch: Launch,
+        workdir: Path,
+        network: Network | None = None,
+        clocks: Clocks | None = None,
+        *,
+        readers: bool = False,
     ) -> None:
         self.launch = launch
         self.workdir = workdir
         self.network = network
         self.clocks = clocks
+        self.readers = readers
         self.mark = f"{launch.run_id}-{uuid.uuid4().hex}"
         self._temp = Path()
         self._nodes: dict[str, AgentNode] = {}
@@ -262,13 +274,20 @@ class Cluster:
         log = folder / "agent.log"
         group = NodeGroup.made(parents())
         self._groups.append(group)
-        with log.open("wb") as output:
+        reader = None
+        with contextlib.ExitStack() as stack:
+            output = stack.enter_context(log.open("wb"))
+            if self.readers:
+                reader, output = _read(output)
+                stack.enter_context(output)
             # All nodes share this machine's devices, if it has any: they train on its CPU, unless told.
             clock = {} if self.clocks is None else self.clocks.environment(name)
             own = {MARK: self.mark, "TMPDIR": str(temp), **clock}
             environment = {DEVICE.name: "cpu", **os.environ, **self.launch.environment, **own}
             process = self._start(name, conf, folder / "torchrun", environment, output, group.entries)
-        node = AgentNode(name=name, process=process, log=log, gate=gate, temp=temp, group=group, life=life)
+        node = AgentNode(
+            name=name, process=process, log=log, gate=gate, temp=temp, group=group, life=life, reader=reader
+        )
         node.resident = self.launch.conf.get("mode") != "restart"
         self._nodes[name] = node
         return node
@@ -376,6 +395,10 @@ class Cluster:
                 node.process.send_signal(signal.SIGKILL)
         for node in self.nodes:
             node.process.wait()
+        for node in self.nodes:
+            if node.reader is not None:
+                node.reader.kill()
+                node.reader.wait()
         end_all(self.mark)
         for group in self._groups:
             send(group.pids(), signal.SIGKILL)
@@ -396,6 +419,14 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _read(log: io.BufferedWriter) -> tuple[subprocess.Popen[bytes], io.BufferedWriter]:
+    """Start a process that copies what is written to a pipe into `log`; return it, and the pipe's other end."""
+    end, given = os.pipe()
+    reader = subprocess.Popen(leashed(["cat"]), stdin=end, stdout=log, start_new_session=True)
+    os.close(end)
+    return reader, os.fdopen(given, "wb")
 
 
 def stands_by(pid: int) -> bool:

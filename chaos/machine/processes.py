@@ -36,6 +36,7 @@ class Part(StrEnum):
     KEEPERS = "keepers"
     TEMPLATES = "templates"
     TRAINERS = "trainers"
+    LOADERS = "loaders"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

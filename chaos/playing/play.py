@@ -10,10 +10,12 @@ import json
 import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from chaos.faults.events import EventsFull, OfReader
 from chaos.faults.fault import Fault, node_name
 from chaos.faults.orders import Announce, Join
 from chaos.faults.process import Continue
@@ -22,6 +24,7 @@ from chaos.machine.clocks import Clocks
 from chaos.machine.cluster import Cluster, Launch
 from chaos.machine.leftovers import leases_left, shared_memory, shared_memory_left
 from chaos.machine.network import DEVICE, Network
+from chaos.machine.small_disk import SmallDisk
 from chaos.playing.observer import Observer
 from chaos.playing.standing import Standing
 from chaos.schedules.schedule import bounds
@@ -65,7 +68,7 @@ class Setting:
 
     labels: where the first nodes stand, in order, "" for nowhere in particular. proxy: what stands before the store.
     network: where each node is a host of its own; etcd has to serve at its address, too. clocks: where each node has a
-    wall clock of its own.
+    wall clock of its own. disk: what `store` is on, where it is a file system of its own.
     """
 
     nodes: int = 4
@@ -88,6 +91,7 @@ class Setting:
     proxy: S3Proxy | None = field(default=None, compare=False, repr=False)
     network: Network | None = field(default=None, compare=False, repr=False)
     clocks: Clocks | None = field(default=None, compare=False, repr=False)
+    disk: SmallDisk | None = field(default=None, compare=False, repr=False)
 
     @property
     def resident(self) -> bool:
@@ -188,6 +192,8 @@ class Player:
         self.out, events = workdir / "out", workdir / "events"
         self.out.mkdir(parents=True)
         events.mkdir()
+        self._disks = ExitStack()
+        self._events_disks: dict[str, SmallDisk] = {}
         self.follower = Follower(events, None if setting.clocks is None else setting.clocks.righted)
         self._events: list[Event] = []
         self.injections: list[Injection] = []
@@ -225,8 +231,20 @@ class Player:
             workdir / "nodes",
             setting.network,
             setting.clocks,
+            readers=any(isinstance(fault, OfReader) for fault in faults),
         )
         self._observer = None if setting.resident else Observer(self.cluster, etcd.client, self.root, events, clock)
+        if any(isinstance(fault, EventsFull) for fault in faults):
+            for number in range(setting.nodes):
+                self._lay_events(events, node_name(number), workdir / "disks")
+
+    def _lay_events(self, events: Path, name: str, below: Path) -> None:
+        """Have a node's events written to a disk of its own, by a link where their file would be."""
+        disk = self._disks.enter_context(SmallDisk(below / name))
+        file = disk.folder / f"{name}-0.jsonl"
+        file.touch()
+        (events / file.name).symlink_to(file)
+        self._events_disks[name] = disk
 
     def _endpoint(self) -> str:
         """Return where nodes reach etcd."""
@@ -312,11 +330,17 @@ class Player:
             self._later.pop(0)[1]()
 
     def close(self) -> None:
-        """End the metadata servers, and look at the job no more."""
+        """End the metadata servers, look at the job no more, and keep the events of disks that are taken away."""
         if self._observer is not None:
             self._observer.close()
         for _, cloud in self._clouds.values():
             cloud.stop()
+        for path in self.follower.folder.glob("*.jsonl"):
+            if path.is_symlink():
+                whole = path.read_bytes()
+                path.unlink()
+                path.write_bytes(whole)
+        self._disks.close()
 
     def digest(self) -> str | None:
         try:
@@ -432,6 +456,14 @@ class Player:
     @property
     def store_folder(self) -> str:
         return self.store.removeprefix("file://")
+
+    @property
+    def store_disk(self) -> SmallDisk:
+        assert self.setting.disk is not None, "the store is on no disk of its own"
+        return self.setting.disk
+
+    def events_disk(self, name: str) -> SmallDisk:
+        return self._events_disks[name]
 
     @property
     def root(self) -> str:

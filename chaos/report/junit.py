@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from chaos.judging.oracle import Promise
+from chaos.judging.promise import Promise
 from chaos.report.random_documents import DrawnRun, RandomDocument, RunVerdict
 from chaos.storms.folders import in_words
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from chaos.faults.catalogue import KINDS, kind_of
+from chaos.faults.events import EventsFull
 from chaos.faults.fault import Fault, Need, OfNode, node_name
+from chaos.faults.frozen import FreezeAgent, FreezeCompanion, FreezeKeeper, FreezeTemplate
 from chaos.faults.memory import Squeeze
 from chaos.faults.moment import When
-from chaos.faults.network import CutFromEtcd, OneWay, Refuse
+from chaos.faults.network import CutFromEtcd, CutFromPeers, OneWay, Refuse
 from chaos.faults.orders import Join
-from chaos.faults.process import Continue, Kill
+from chaos.faults.process import Continue, Kill, KillLoader
 from chaos.faults.script import InScript
+from chaos.faults.store import StoreStale
+from chaos.faults.store_disk import StoreDiskFull, StoreReadOnly
 from chaos.schedules.schedule import Schedule, check
 from chaos.schedules.sure import begins_generation, check_sure, of_trainers, saved_before, sure_ranks
 from elastic3d.errors import UsageError
@@ -53,13 +58,28 @@ def draw(seed: int, steps: int) -> History:
     return History(nodes=nodes, slots=slots, faults=tuple(faults))
 
 
-LASTING = (CutFromEtcd, OneWay, Refuse, Squeeze)
+NAMED: Mapping[type[Fault], str] = MappingProxyType(
+    {
+        KillLoader: "only a script with `workers=` has such processes",
+        FreezeKeeper: "what it leaves to the node is judged where it is alone",
+        FreezeCompanion: "what it leaves to the node is judged where it is alone",
+        FreezeTemplate: "what it leaves to the node is judged where it is alone",
+        FreezeAgent: "its node cannot end by itself",
+        EventsFull: "a node has to be there that neither leads nor has rank 0",
+        StoreDiskFull: "a store has one place, a folder or a server",
+        StoreReadOnly: "a store has one place, a folder or a server",
+        StoreStale: "a small job lists nothing",
+    }
+)
+"""Faults that are made only where they are named, and why."""
+
+LASTING = (CutFromEtcd, CutFromPeers, OneWay, Refuse, Squeeze)
 """Faults that last as long as a small job, since what is promised needs that, or longer."""
 
 ORDINARY: tuple[str, ...] = tuple(
     word
     for word, kind in KINDS.items()
-    if Need.SCRIPT not in kind.ABOUT.needs and kind is not Continue and kind not in LASTING
+    if Need.SCRIPT not in kind.ABOUT.needs and kind is not Continue and kind not in (*LASTING, *NAMED)
 )
 """The words of what can happen to any script, and of which the same bits are promised.
 

@@ -14,6 +14,7 @@ from chaos.faults.orders import Join
 from chaos.faults.process import Continue, OfSlot, Stop
 from chaos.faults.script import InScript
 from chaos.faults.store import StoreGone
+from chaos.faults.store_disk import OfStoreDisk
 from elastic3d.errors import UsageError
 
 AT_MOST = 3
@@ -76,9 +77,11 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
             raise UsageError(f"{first}: it is there twice")
         if isinstance(first, InScript) and isinstance(second, InScript) and first.when.step == second.when.step:
             raise UsageError(f"{first} and {second}: the script fails once in a step; give them different steps")
-        folder = isinstance(first, StoreGone) or isinstance(second, StoreGone)
+        folder = isinstance(first, _OF_FOLDER) or isinstance(second, _OF_FOLDER)
         if folder and Need.S3 in first.ABOUT.needs | second.ABOUT.needs:
             raise UsageError(f"{first} and {second}: one is of a store in a folder, one of an object store")
+        if isinstance(first, _OF_FOLDER) and isinstance(second, _OF_FOLDER) and type(first) is not type(second):
+            raise UsageError(f"{first} and {second}: a folder that is gone can be nothing else; give one of the two")
         if same and isinstance(first, OUTAGES) and isinstance(second, OUTAGES):
             raise UsageError(f"{first} and {second}: etcd is away already; give them different moments")
     leaving = [fault for fault in faults if fault.CHANGES == (-1,)]
@@ -112,6 +115,7 @@ def _counts(faults: Sequence[Fault], nodes: int, *, late: Callable[[Fault], bool
 
 
 _OF_ONE = (EtcdEmpty, EtcdRestored)
+_OF_FOLDER = (StoreGone, OfStoreDisk)
 
 
 def _check_place(fault: OfNode, nodes: int, slots: int) -> None:

@@ -13,6 +13,7 @@ KIND, in the forward pass of micro-batch MB (0 by default) of the step after STE
     spin        a loop without end
     loader      the data set does not return
     stall       the data set returns after 20 s
+    raise       an error of the script
     skip        it leaves out the exchanges of the step's gradients
     order       it calls another collective before the vote
     shape       it votes with a vector of another size

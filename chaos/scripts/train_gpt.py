@@ -104,7 +104,13 @@ def main(run: elastic3d.Run) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.steps)
     data = SourceFiles(options.context)
-    batches = run.batches(data, global_batch=options.global_batch, micro_batch=options.micro_batch, seed=options.seed)
+    batches = run.batches(
+        data,
+        global_batch=options.global_batch,
+        micro_batch=options.micro_batch,
+        seed=options.seed,
+        workers=options.workers,
+    )
     run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
     for batch in batches.until(step=options.steps):
         time.sleep(options.pause)
@@ -134,6 +140,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--keep", type=int, default=None, help="how many checkpoints to keep; default: all")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step, as if a device computed")
+    parser.add_argument("--workers", type=int, default=0, help="processes of each rank that load its samples")
     parser.add_argument("--layout", type=elastic3d.Layout.parse, default=None, help="such as pp=2; the rest is planned")
     parser.add_argument("--calibration", default=None, help="file of elastic3d calibrate, to plan layouts by")
     parser.add_argument("--store", default=None, help="where checkpoints go: any fsspec URL")

@@ -35,6 +35,7 @@ class Do(StrEnum):
     REPEAT = "repeat"  # the server gets it twice, the client the second answer
     ERROR = "error"  # 500, and the server never hears of it
     BUSY = "busy"  # 503 SlowDown, and the server never hears of it
+    FULL = "full"  # 507 InsufficientStorage, and the server never hears of it
     DENY = "deny"  # 403 AccessDenied, and the server never hears of it
     SKEWED = "skewed"  # 403 RequestTimeTooSkewed, as where the client's clock is far off
     STRIP = "strip"  # it passes without the conditions of its headers
@@ -42,15 +43,24 @@ class Do(StrEnum):
     TRUNCATE = "truncate"  # the answer ends in the middle of its body
     FLIP_ANSWER = "flip-answer"  # one bit of the answer's body is flipped
     FLIP_REQUEST = "flip-request"  # one bit of the request's body is flipped
+    STALE = "stale"  # a list is answered as it was when it was asked for the last time before
     DELAY = "delay"  # it passes late
 
 
 _REFUSALS = {
     Do.ERROR: (500, "InternalError"),
     Do.BUSY: (503, "SlowDown"),
+    Do.FULL: (507, "InsufficientStorage"),
     Do.DENY: (403, "AccessDenied"),
     Do.SKEWED: (403, "RequestTimeTooSkewed"),
 }
+
+
+Answer = tuple[int, list[tuple[str, str]], bytes]
+"""A status, headers and a body."""
+
+LISTS = "list-type="
+"""What the address of a list has, and no other."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +97,7 @@ class S3Proxy:
         self.done: list[Done] = []
         self.sleep = sleep
         self.random = Random(seed)
+        self.lists: dict[str, Answer] = {}
         self._lock = threading.Lock()
 
     def choose(self, method: str, path: str) -> Harm | None:
@@ -168,7 +179,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if do is Do.FLIP_REQUEST:
             body = self.of.flipped(body)
-        status, headers, answer = self._pass_on(body, strip=do is Do.STRIP)
+        earlier = self.of.lists.get(self.path) if do is Do.STALE else None
+        status, headers, answer = earlier or self._pass_on(body, strip=do is Do.STRIP)
+        if LISTS in self.path and do is not Do.STALE:
+            self.of.lists[self.path] = status, headers, answer
         if do is Do.REPEAT:
             status, headers, answer = self._pass_on(body)
         match do:
@@ -196,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
             pass  # trailers
         return bytes(whole)
 
-    def _pass_on(self, body: bytes, *, strip: bool = False) -> tuple[int, list[tuple[str, str]], bytes]:
+    def _pass_on(self, body: bytes, *, strip: bool = False) -> Answer:
         connection = http.client.HTTPConnection(LOOPBACK, self.upstream, timeout=60)
         try:
             out = (*_HOP, *_CONDITIONS) if strip else _HOP

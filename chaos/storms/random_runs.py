@@ -14,7 +14,7 @@ from rich.console import Console
 from chaos.faults.catalogue import KINDS, feasible, kind_of, lacking
 from chaos.faults.fault import Need
 from chaos.report.random_documents import DrawnRun, RunVerdict, SkippedFault
-from chaos.schedules.draw import LASTING, ORDINARY, draw_schedule, last_step
+from chaos.schedules.draw import LASTING, NAMED, ORDINARY, draw_schedule, last_step
 from chaos.schedules.restart import WHY, check_restart
 from chaos.schedules.restart import WORDS as RESTART_WORDS
 from chaos.schedules.schedule import Schedule
@@ -98,6 +98,8 @@ def words_of(given: str, slots: int, *, resident: bool = True) -> tuple[tuple[st
             missing.append("the script would have to fail by itself; --faults names it all the same")
         elif kind in LASTING:
             missing.append("it lasts as long as a small job; --faults names it all the same")
+        elif kind in NAMED:
+            missing.append(f"{NAMED[kind]}; --faults names it all the same")
         elif word not in ORDINARY:
             missing.append("it wakes what another one stops; --faults stop,cont draws both")
         if Need.SLOTS in needs and slots < 2:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from chaos.judging.restart import judge_restart
 from chaos.machine.clocks import Clocks
 from chaos.machine.hung_files import HungFiles
 from chaos.machine.network import Network
+from chaos.machine.small_disk import SmallDisk
 from chaos.playing.own_script import ANY_SCRIPT, ScriptSetting, known_steps, quiet_run, sound
 from chaos.playing.play import RESIDENT, Outcome
 from chaos.report.facts import FaultFact, Points, RunFacts, facts
@@ -187,11 +189,17 @@ def play_storm(
         if Need.FUSE in needs:
             hung = stack.enter_context(HungFiles(workdir / "hung"))
             setting = replace(setting, given=(*setting.given, f"--hung={hung.folder}"))
+        if Need.MOUNTS in needs:
+            disk = stack.enter_context(SmallDisk(workdir / "disk"))
+            setting = replace(setting, store=disk.folder.as_uri(), disk=disk)
         if Need.S3 in needs:
             url, proxy = stack.enter_context(proxied_store(host=also or LOOPBACK))
             setting = replace(setting, store=url, proxy=proxy)
         title = f"The job: {', '.join(map(str, makes))}"
         outcome = play_watched(setting, makes, etcd, workdir / "job", title, console, name="chaos")
+    if quiet is not None and any(fault.LEAVES_OUT for fault in makes):
+        knowing = replace(job, arguments=(*job.arguments, *left_out(outcome.events)))
+        _, quiet = undisturbed(knowing, workdir=workdir / "without", kept=kept, console=console)
     if quiet is None:
         setting = known_steps(setting, outcome)
         outcome = replace(outcome, setting=setting)
@@ -209,6 +217,13 @@ def play_storm(
         events=outcome.events,
         quiet=None if quiet is None else quiet.picture,
     )
+
+
+def left_out(events: Sequence[Event]) -> list[str]:
+    """Return the options of `train_faulty.py` that leave out from the beginning what a job has left out."""
+    said = [event for event in events if event.name in ("batch.excluded", "run.rolled_back")]
+    excluded = {(int(first), int(stop)) for event in said for first, stop in event.fields["samples"]}
+    return [f"--exclude={first}:{stop}" for first, stop in sorted(excluded)]
 
 
 def undisturbed(job: Job, *, workdir: Path, kept: Path, console: Console) -> tuple[ScriptSetting, Outcome]:

@@ -21,6 +21,10 @@ Begin = Callable[[Mesh, Tensor], Waiting]
 _BOTH = 99
 
 
+def fail(fault: Fault) -> None:
+    raise RuntimeError(f"rank {fault.rank} was asked to raise")
+
+
 def skip(fault: Fault) -> None:
     whole = Lane.exchange
 

@@ -26,7 +26,7 @@ from chaos.growth.plot import growth_plot, nice
 from chaos.growth.report import append, begin, cases, document, keep, shown
 from chaos.growth.sampling import Sample
 from chaos.growth.soak import TRAIN_SOAK, Plan, Soak
-from chaos.judging.oracle import Promise
+from chaos.judging.promise import Promise
 from chaos.report.junit import junit
 from chaos.schedules.schedule import check
 from elastic3d.values import from_json

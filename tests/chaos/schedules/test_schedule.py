@@ -7,14 +7,18 @@ import math
 import pytest
 
 from chaos.faults.clock import ClockJump
+from chaos.faults.data import Spike
 from chaos.faults.etcd import EtcdCertificate, EtcdEmpty, EtcdMemberPause, EtcdPassword, EtcdPause, EtcdRestart, Revoke
+from chaos.faults.events import EventsFull
 from chaos.faults.fault import Fault, OfNode
+from chaos.faults.frozen import FreezeKeeper
 from chaos.faults.memory import Squeeze
 from chaos.faults.moment import Phase, When
 from chaos.faults.network import Cut, Narrow, OneWay, Refuse, Reset
 from chaos.faults.orders import Announce, Drain, Join
 from chaos.faults.process import Continue, Crowd, Freeze, Kill, KillCompanion, KillTrainer, Pause, Slow, Stop
-from chaos.faults.store import StoreBusy
+from chaos.faults.store import StoreBusy, StoreGone
+from chaos.faults.store_disk import StoreDiskFull, StoreReadOnly
 from chaos.schedules.draw import ORDINARY, draw_schedule
 from chaos.schedules.schedule import bounds, check
 from elastic3d.errors import UsageError
@@ -66,6 +70,12 @@ A, B = When(step=5), When(step=9)
         ([ClockJump(when=A, node="node0"), EtcdCertificate(when=B)], "a new certificate is not valid yet, or over"),
         ([EtcdMemberPause(members=3, when=A)], "members must be 1"),
         ([OneWay(node="node1", when=A, seconds=0)], "more than 0 s"),
+        ([StoreGone(when=A), StoreDiskFull(when=B)], "a folder that is gone can be nothing else"),
+        ([StoreReadOnly(when=A), StoreBusy(when=B)], "one is of a store in a folder"),
+        ([Spike(when=A)], "give a step from 40"),
+        ([FreezeKeeper(node="node1", slot=1, when=A)], "there is no slot 1"),
+        ([FreezeKeeper(node="node1", when=A), Kill(node="node1", when=B)], "only once"),
+        ([EventsFull(when=A, seconds=0.0)], "more than 0 s"),
         ([Pause(node="node1", seconds=0.0, when=A)], "more than 0 s"),
         ([Slow(node="node1", share=1.5, when=A)], "between 0 and 1"),
         ([Kill(node=f"node{n}", when=A) for n in range(4)], "leave at least one"),

@@ -24,7 +24,7 @@ from chaos.playing.own_script import ScriptSetting, known_steps, quiet_key, quie
 from chaos.playing.play import Outcome
 from chaos.schedules.schedule import Schedule
 from chaos.storms import storm as playing
-from chaos.storms.storm import PASSWORD, Job, Storm, keep, kept_storm, play_storm
+from chaos.storms.storm import PASSWORD, Job, Storm, keep, kept_storm, left_out, play_storm
 from elastic3d.errors import UsageError
 from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, sealed, step
 
@@ -292,3 +292,14 @@ def test_the_catalogue_is_listed() -> None:
     assert {one["place"] for one in some["faults"]} == {"etcd", "store"}
     assert [one for one in everything["faults"] if one["place"] in ("etcd", "store")] == some["faults"]
     assert "etcd-restart" in CliRunner().invoke(app, ["list", "--place", "etcd"]).stdout
+
+
+def test_what_a_run_has_left_out_is_what_the_one_that_knew_of_it_leaves_out() -> None:
+    """Each hole once, whoever said it, and in the order of positions."""
+    said = [
+        event("run.rolled_back", 3.0, samples=[[320, 400]]),
+        event("batch.excluded", 1.0, samples=[[66, 68]]),
+        event("batch.excluded", 2.0, samples=[[66, 68], [70, 72]]),
+        event("step.committed", 2.0, samples=[0, 8]),
+    ]
+    assert left_out(said) == ["--exclude=66:68", "--exclude=70:72", "--exclude=320:400"]
