@@ -18,7 +18,7 @@ from chaos.faults.network import CutFromEtcd, CutFromPeers, OneWay, Refuse
 from chaos.faults.orders import Join
 from chaos.faults.process import Continue, Kill, KillLoader
 from chaos.faults.script import InScript
-from chaos.faults.store import StoreStale
+from chaos.faults.store import StoreStale, StoreStrips
 from chaos.faults.store_disk import StoreDiskFull, StoreReadOnly
 from chaos.schedules.schedule import Schedule, check
 from chaos.schedules.sure import begins_generation, check_sure, of_trainers, saved_before, sure_ranks
@@ -69,6 +69,7 @@ NAMED: Mapping[type[Fault], str] = MappingProxyType(
         StoreDiskFull: "a store has one place, a folder or a server",
         StoreReadOnly: "a store has one place, a folder or a server",
         StoreStale: "a small job lists nothing",
+        StoreStrips: "nothing is promised of two leaders that write to such a store at once",
     }
 )
 """Faults that are made only where they are named, and why."""
