@@ -74,10 +74,8 @@ class Liars(InScript):
     ABOUT = _always("a hook on a weight's gradient", spreads=True)
 
 
-def _between(
-    enters: str, detector: str, row: str = _SENT, promised: str = "the step is computed again", bar: float = 5.0
-) -> About:
-    return about(Place.DEVICE, enters, promised, row, detector, bar)
+def _between(enters: str, detector: str, row: str = _SENT, promised: str = "the step is computed again") -> About:
+    return about(Place.DEVICE, enters, promised, row, detector, 5.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +126,14 @@ class Updates(InScript):
     """A bit of every number of every update of a rank is wrong, from then on."""
 
     WORD = "updates"
-    ABOUT = _between(
+    ABOUT = about(
+        Place.DEVICE,
         "the optimizer's step",
-        "update.wrong",
+        "it errs again when the piece is computed again, and its node is set aside; the state it made is not gone on "
+        "from",
         _OUTCOME,
-        "its node is set aside where it errs again, and the state it made is not gone on from",
-        bar=10.0,
+        "node.lying",
+        10.0,
     )
 
 
