@@ -11,7 +11,7 @@ from chaos.faults.data import Spike
 from chaos.faults.etcd import EtcdCertificate, EtcdEmpty, EtcdMemberPause, EtcdPassword, EtcdPause, EtcdRestart, Revoke
 from chaos.faults.events import EventsFull
 from chaos.faults.fault import Fault, OfNode
-from chaos.faults.frozen import FreezeKeeper
+from chaos.faults.frozen import FreezeKeeper, FreezeTemplate
 from chaos.faults.memory import Squeeze
 from chaos.faults.moment import Phase, When
 from chaos.faults.network import Cut, Narrow, OneWay, Refuse, Reset
@@ -73,7 +73,7 @@ A, B = When(step=5), When(step=9)
         ([StoreGone(when=A), StoreDiskFull(when=B)], "a folder that is gone can be nothing else"),
         ([StoreReadOnly(when=A), StoreBusy(when=B)], "one is of a store in a folder"),
         ([Spike(when=A)], "give a step from 40"),
-        ([FreezeKeeper(node="node1", slot=1, when=A)], "there is no slot 1"),
+        ([FreezeTemplate(node="node1", slot=1, when=A)], "there is no slot 1"),
         ([FreezeKeeper(node="node1", when=A), Kill(node="node1", when=B)], "only once"),
         ([EventsFull(when=A, seconds=0.0)], "more than 0 s"),
         ([Pause(node="node1", seconds=0.0, when=A)], "more than 0 s"),
