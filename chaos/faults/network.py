@@ -115,10 +115,10 @@ class CutFromPeers(OfConnection):
     ABOUT = About(
         place=Place.NETWORK,
         enters="entries of all neighbour tables: an Ethernet address that nobody has",
-        promised="the others go on without it, and it stands aside until they reach each other",
-        row=_APART,
+        promised="its neighbours miss it and agree, then as for a death, though it still reaches etcd",
+        row="a node falls silent: all its processes stop, or its network is cut",
         detector="generation.sealed",
-        bar=30.0,
+        bar=10.0,
         needs=_HOSTS,
         replay=Replay.TIMED,
         spreads=True,
