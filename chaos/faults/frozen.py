@@ -75,8 +75,8 @@ class FreezeCompanion(_FreezePart):
         enters="SIGSTOP to the keeper of another slot than 0",
         promised="its node's first keeper kills it after ten seconds without an answer; as for a death",
         row=_ALONE,
-        detector="slot.failed",
-        bar=15.0,
+        detector="generation.sealed",
+        bar=20.0,
         needs=frozenset({Need.SLOTS}),
     )
 

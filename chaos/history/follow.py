@@ -20,7 +20,7 @@ from chaos.history.claims import Accusation, Commit, Loss, accusations, commits,
 # How a trainer or a job can end: by an error of the script, or by anything that ends the generation too.
 _ERROR = "error"
 _FAILURES = (_ERROR, "crash", "template", "peer_lost")
-_BEREFT = "keepers killed"  # what is done to a node that loses a keeper
+_BEREFT = ("keepers killed", "freeze-companion")  # what is done to a node that loses a keeper
 
 # Changes of membership that everybody leaves for at a step boundary, what brings them about, and for how many seconds
 # before them something else that was done to the job may be what took their steps.
@@ -218,7 +218,7 @@ def picture(events: Iterable[Event], injections: Sequence[Injection] = (), start
     ]
     steps, conflicts = lineage(committed, distrusted)
     # A node that lost a keeper ends, and says why: that is no mistake of the script's.
-    bereft = {done.node for done in injections if done.kind == _BEREFT}
+    bereft = {done.node for done in injections if done.kind in _BEREFT}
     return Picture(
         generations=_generations(ordered, committed, injections, started_at),
         steps=steps,
