@@ -82,11 +82,14 @@ def test_a_storm_of_several_faults_and_its_replay(quiet_runs: Path, tmp_path: Pa
 @pytest.mark.long
 @pytest.mark.netns
 def test_a_node_whose_cable_is_pulled(quiet_runs: Path, tmp_path: Path) -> None:
-    """Each node is a host of its own. The others go on without it, and it comes back: the same bits."""
+    """Each node is a host of its own. The others go on without it, and it comes back: the same bits.
+
+    The store, which is busy now and then, is an object store that hosts reach.
+    """
     if why := lacking(Need.HOSTS):
         pytest.skip(why)
     job = Job(script=str(TRAIN_GPT), arguments=QUICK, nodes=3, seed=7)
-    schedule = Schedule(faults=(Cut(node="node1", when=EIGHT, seconds=6.0),))
+    schedule = Schedule(faults=(StoreBusy(when=When(step=3), times=3), Cut(node="node1", when=EIGHT, seconds=6.0)))
     storm = played(job, schedule, quiet_runs, tmp_path)
     first, second = storm.outcome.picture.generations[:2]
     assert (first.cause, second.cause) == ("start", "death")
@@ -98,14 +101,12 @@ def test_a_node_whose_cable_is_pulled(quiet_runs: Path, tmp_path: Path) -> None:
 def test_bad_cables_cost_time_and_no_step(quiet_runs: Path, tmp_path: Path) -> None:
     """One is late, one loses packets, one is slow: no generation is formed for that.
 
-    One is where connections are reset, and where they carry nothing any more; of the same nodes. The store, which is
-    busy now and then, is an object store that hosts reach.
+    One is where connections are reset, and where they carry nothing any more; of the same nodes.
     """
     if why := lacking(Need.HOSTS):
         pytest.skip(why)
     job = Job(script=str(TRAIN_GPT), arguments=QUICK, nodes=3, seed=7)
     faults = (
-        StoreBusy(when=EIGHT, times=3),
         Delay(node="node1", when=EIGHT, seconds=2.0, late=0.02),
         Loss(node="node2", when=When(step=12), seconds=2.0),
         Narrow(node="node0", when=When(step=16), seconds=2.0),

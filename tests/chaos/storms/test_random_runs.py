@@ -444,7 +444,7 @@ def test_a_search_that_is_ended_early_leaves_the_smallest_until_then(
 
 def test_what_is_left_is_a_test(tmp_path: Path) -> None:
     """It has the job and the schedule, whatever is in the arguments, and asks of times what the run was asked."""
-    job = Job(script="/x/train.py", arguments=('--a="b"', "--steps=40"), nodes=3, conf={"mode": "x"}, patience=90.0)
+    job = Job(script="/x/train.py", arguments=('--a="b"', "--steps=40"), nodes=3, conf={"lease": "5"}, patience=90.0)
     job = replace(job, bars=2.0, recovery=30.0)
     schedule = Schedule(faults=FAULTS, seed=7)
     text = as_test(schedule, job, name="7", promise="the same bits")
@@ -465,5 +465,5 @@ def test_a_test_of_which_something_cannot_be_made_is_skipped(tmp_path: Path) -> 
     names: dict[str, object] = {}
     exec(as_test(partly.schedule, Job(script=str(script)), name="7", promise="the same bits"), names)
     names["play_storm"] = lambda *_, **__: partly
-    with pytest.raises(pytest.skip.Exception, match="kill-companion node0@3: one slot"):
+    with pytest.raises(pytest.skip.Exception, match="kill-companion node0 slot=1 @3: one slot"):
         names["test_found_7"](tmp_path)  # type: ignore[operator]

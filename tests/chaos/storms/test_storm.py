@@ -131,7 +131,7 @@ def test_what_is_kept_of_a_run_is_played_again(script: Path, tmp_path: Path) -> 
     assert (broken.name, (broken / "node0.log").read_text()) == ("failed-7", "said\n")
     verdict = json.loads((broken / "verdict.json").read_text())
     assert verdict["kept"] is False
-    assert verdict["skipped"] == [{"fault": "kill-companion node0@3", "why": "one slot"}]
+    assert verdict["skipped"] == [{"fault": "kill-companion node0 slot=1 @3", "why": "one slot"}]
     assert verdict["inexact"] == ["pause etcd for 2 s @4"]
     assert verdict["noticed"] == [
         {"fault": "kill node1@3", "by": "peer.lost", "after": 0.75},
@@ -153,7 +153,6 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     [
         ("[[fault]]\ndo = 'kill'\nnode = 'node9'\nat = {step = 3}", [], "no such node"),
         ("[[fault]]\ndo = 'kil'\nnode = 'node1'\nat = {step = 3}", [], "did you mean 'kill'"),
-        ("[[fault]]\ndo = 'kill'\nnode = 'any'\nat = {step = 3}", [], "give a seed to draw it from"),
         ("[[fault]]\ndo = 'join'\nat = {step = 3}", ["--script", "none.py"], "none.py: there is no such file"),
         ("[[fault]]\ndo = 'kill-companion'\nnode = 'node1'\nat = {step = 3}", [], "nothing is left of the schedule"),
     ],
