@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Self
 
-from chaos.faults.fault import About, Fault, Need, OfNode, Place, Replay
+from chaos.faults.fault import About, Ends, Fault, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.machine.processes import send
@@ -30,6 +30,7 @@ class EventsFull(Fault):
         row=_ROW,
         needs=frozenset({Need.MOUNTS}),
         replay=Replay.TIMED,
+        ends=Ends.NOTHING,
     )
 
     def make(self, job: LiveJob) -> bool:
@@ -78,7 +79,7 @@ class OfReader(OfNode):
 
 
 def _of_reader(enters: str) -> About:
-    return About(place=Place.PROCESS, enters=enters, promised=_GOES_ON, row=_ROW)
+    return About(place=Place.PROCESS, enters=enters, promised=_GOES_ON, row=_ROW, ends=Ends.NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,6 +109,7 @@ def _about(what: str, promised: str, row: str, detector: str = "", page: str = "
         detector=detector,
         needs=frozenset({Need.S3}),
         ends=Ends.NOTHING,
+        sure=not detector,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Self
 
-from chaos.faults.fault import About, Fault, Need, Place, Replay
+from chaos.faults.fault import About, Ends, Fault, Need, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.faults.store import UNWRITABLE, WITHOUT
@@ -24,6 +24,8 @@ def _about(enters: str) -> About:
         detector="checkpoint.failed",
         needs=frozenset({Need.MOUNTS}),
         replay=Replay.TIMED,
+        ends=Ends.NOTHING,
+        sure=False,
     )
 
 
