@@ -259,7 +259,7 @@ class Player:
             self.start(node_name(number))
         # Under mode=restart there is no gate: a node is started when it shall come.
         for name in self._joiners if self.setting.resident else ():
-            self.cluster.start_node(name, held=True)
+            self.start(name, held=True)
         standing = Standing.since(self.clock.monotonic(), self.setting.patience)
         while True:
             self._kill_who_sleeps()
@@ -374,13 +374,13 @@ class Player:
     def at_end(self, action: Callable[[], object]) -> None:
         self._later.append((math.inf, action))
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, *, held: bool = False) -> None:
         labels = self._labels.get(name, "")
         conf = {}
         if name in self._clouds:
             provider, cloud = self._clouds[name]
             conf = {"notices": str(provider), "notices_url": cloud.url}
-        self.cluster.start_node(name, conf=conf | ({"labels": labels} if labels else {}))
+        self.cluster.start_node(name, held=held, conf=conf | ({"labels": labels} if labels else {}))
 
     def release(self) -> None:
         name = self._joiners.pop(0)
