@@ -38,6 +38,6 @@ def job_of(soak: Soak) -> Job:
 
 
 def _arguments(plan: Plan, setting: SoakSetting, steps: int) -> tuple[str, ...]:
-
+    """Return the arguments of a job of ours that ends after `steps`."""
     known = dataclasses.replace(setting, steps=steps, options=(f"--pace={plan.pace}", *plan.given))
     return known.arguments(store="{store}", events=Path("{events}"), out=Path("{out}"))
