@@ -328,6 +328,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # The store is busy or away: an operation was tried `tries` times in `seconds`, and is tried on for the time
         # that `patience=` gives. At most one each half minute.
         "store.waiting": _warning("error", "tries", "seconds"),
+        # The store's record of what is committed was damaged. It has been written anew from what the store holds, of
+        # which `checkpoint` is the newest, "" for none; saves go on.
+        "store.repaired": _warning("checkpoint"),
         # At the end: saving has not worked again since it failed; `step` is the newest checkpoint this node knows of.
         "checkpoint.behind": _warning("step", "error"),
         # Saving, which failed before, works again.

@@ -1,7 +1,8 @@
 """How the leader writes to the store: it fences off older leaders, and commits what all ranks have written.
 
 A request stands until it is done or has become pointless: a store that does not answer is tried again at growing
-intervals, ranks that are still writing are waited for, and a later save replaces an earlier one.
+intervals, ranks that are still writing are waited for, and a later save replaces an earlier one. A `latest` that is
+damaged is written anew: nothing could be committed any more, and nobody may be there to do it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import queue
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from checkpointing import Committed, Distrust, Ref, Store, commit, fence, mark_distrusted, read_latest
-from checkpointing.errors import CheckpointError, CommitRefused, Fenced, Incomplete, Superseded
+from checkpointing import Committed, Distrust, Ref, Store, commit, fence, mark_distrusted, read_latest, repair_latest
+from checkpointing.errors import CheckpointError, CommitRefused, Corrupt, Fenced, Incomplete, Superseded
 from checkpointing.format import names
 from checkpointing.retention.store_clock import modified_at, store_time
 from elastic3d import threads
@@ -68,7 +69,14 @@ class FencedStore:
     vetted_age: float | None = None
 
 
-CommitterEvent = CommitDone | CommitFailed | CommitNeedless | FencedStore
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefRepaired:
+    """`latest` was damaged, and has been written anew. checkpoint: the newest one of those that the store holds."""
+
+    checkpoint: str
+
+
+CommitterEvent = CommitDone | CommitFailed | CommitNeedless | FencedStore | RefRepaired
 
 
 @dataclass(slots=True, kw_only=True)
@@ -175,6 +183,7 @@ class Committer:
             self._say(task, None, f"fence: {error}", again=False, deposed=True)
         except (CheckpointError, OSError) as error:
             self._say(task, None, f"fence: {error}", again=True)
+            self._repair(task, error)
             return
         else:
             self._report(fenced)
@@ -207,6 +216,7 @@ class Committer:
             del self._saves[saved]
         except (CheckpointError, OSError) as error:
             self._say(task, saved, str(error), again=True)
+            self._repair(task, error)
         else:
             # What is older is superseded by this one; a later one may wait for its next try, or for its ranks.
             over = [other for other in self._saves if _order(other) <= _order(saved)]
@@ -215,6 +225,21 @@ class Committer:
                 del self._saves[other]
             seconds = self._clock.monotonic() - task.since
             self._report(CommitDone(saved=saved, committed=committed, seconds=seconds))
+
+    def _repair(self, task: _Task, error: Exception) -> None:
+        """Write `latest` anew if it is damaged and not only one reading of it; the next try goes on from there."""
+        if not isinstance(error, Corrupt) or task.tries < 2:
+            return
+        try:
+            read_latest(self._store)
+        except Corrupt:
+            try:
+                ref = repair_latest(self._store, generation=task.number)
+            except (CheckpointError, OSError):
+                return  # what fails here makes the next try fail as well
+            self._report(RefRepaired(checkpoint=ref.checkpoint or ""))
+        except (CheckpointError, OSError):
+            return
 
     def _superseded(self, saved: SavedStep, task: _Task, error: Superseded) -> None:
         """Drop a save that `latest` has passed; say so where it was not this job that moved it."""

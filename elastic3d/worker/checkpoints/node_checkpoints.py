@@ -10,7 +10,15 @@ from elastic3d.distrust import Distrust
 from elastic3d.membership.records import SavedStep
 from elastic3d.port import StepRecord
 from elastic3d.values import Generation
-from elastic3d.worker.checkpoints.committer import CommitDone, CommitFailed, CommitNeedless, Committer, FencedStore
+from elastic3d.worker.checkpoints.committer import (
+    CommitDone,
+    CommitFailed,
+    CommitNeedless,
+    Committer,
+    CommitterEvent,
+    FencedStore,
+    RefRepaired,
+)
 from elastic3d.worker.checkpoints.housekeeping import (
     Bounded,
     Housekeeper,
@@ -168,7 +176,7 @@ class Checkpoints:
     def _patience(self) -> float:
         return COMMIT_PATIENCE if self._leads else 0.0
 
-    def _committed(self, event: CommitDone | CommitFailed | CommitNeedless | FencedStore) -> None:
+    def _committed(self, event: CommitterEvent) -> None:
         """Take note of a commit. Runs on the committer's thread, since the main one may be waiting for it to end."""
         now = self._clock.monotonic()
         match event:
@@ -179,6 +187,8 @@ class Checkpoints:
                     self._figures.verified(event.verified_step, now - event.verified_age)
                 if event.vetted_age is not None:
                     self._figures.vetted(event.vetted_step, now - event.vetted_age)
+            case RefRepaired():
+                self._journal.emit("store.repaired", checkpoint=event.checkpoint)
             case CommitNeedless():
                 self._settled(event.saved, "")
             case CommitFailed():

@@ -13,11 +13,19 @@ import torch
 
 from checkpointing import Store, fence, mark_verified, open_store, read_latest, save_rank
 from checkpointing.errors import StoreError
+from checkpointing.format import names
 from checkpointing.format.tiles import Box, Piece, TensorSpec
 from checkpointing.interchange.transfer import import_checkpoint
 from elastic3d.membership.records import SavedStep
 from elastic3d.worker.checkpoints import committer as c
-from elastic3d.worker.checkpoints.committer import CommitDone, CommitFailed, CommitNeedless, Committer, FencedStore
+from elastic3d.worker.checkpoints.committer import (
+    CommitDone,
+    CommitFailed,
+    CommitNeedless,
+    Committer,
+    FencedStore,
+    RefRepaired,
+)
 
 Told = queue.SimpleQueue[c.CommitterEvent]
 
@@ -147,6 +155,25 @@ def test_a_missing_store_is_retried_until_it_is_back(tmp_path: Path, store: Stor
     ref = read_latest(store)
     assert ref is not None
     assert (ref.generation, ref.step) == (3, 5)
+
+
+def test_a_damaged_latest_is_written_anew(committer: Committer, store: Store, inbox: Told) -> None:
+    """Else no save would be committed any more, and a job that waits for its last one would never end."""
+    first, second = write(store, 4), write(store, 5)
+    committer.commit(first, 1)
+    assert step_of(inbox) == 4
+    latest = store.read(names.LATEST)
+    assert latest is not None
+    assert store.compare_and_swap(names.LATEST, latest.token, latest.data[:-1] + b"?")
+    committer.commit(second, 1)
+    failed, repaired = inbox.get(timeout=10), inbox.get(timeout=10)
+    assert isinstance(failed, CommitFailed)
+    assert (failed.again, "refs/latest: its bytes do not match" in failed.error) == (True, True)
+    assert isinstance(repaired, RefRepaired)
+    assert step_of(inbox) == 5
+    ref = read_latest(store)
+    assert ref is not None
+    assert (ref.step, len(ref.committed)) == (5, 2)
 
 
 def test_the_newest_save_is_committed_first(store: Store, inbox: Told) -> None:
