@@ -136,4 +136,14 @@ FOUND: tuple[RealBug, ...] = (
         wrong="the node ended at once, though it waits for an etcd that is away",
         test="trust/test_secret.py::test_a_node_that_starts_waits_for_an_etcd_that_takes_no_writes",
     ),
+    RealBug(
+        met="the record of what is committed was changed on its way to the store",
+        wrong="nothing could be committed after it, and the job waited for its last checkpoint for ever",
+        test="worker/checkpoints/test_committer.py::test_a_damaged_latest_is_written_anew",
+    ),
+    RealBug(
+        met="a snapshot was damaged in one node's memory while the link to its copy lost packets",
+        wrong="one reading of the copy timed out, and the script was said to have raised",
+        test="training/test_state_loading.py::test_copies_that_cannot_be_reached_are_asked_for_again",
+    ),
 )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from checkpointing.errors import MissingTile
+from checkpointing.reading.sources import TileSource
 from elastic3d.data import Batches
 from elastic3d.data.ledger import Ledger
 from elastic3d.data.noise import NoiseScale
@@ -27,6 +29,9 @@ from elastic3d.training import identity, initial_weights, loading, restoring, st
 from elastic3d.training.extras import Extras
 from elastic3d.training.state_facts import AskedState, HealthFacts, StateFacts
 from elastic3d.training.tiers import announced_read
+
+READS = 3
+"""How often a state is read before a copy that cannot be reached is given up; its holder is put out by then if dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,27 +121,13 @@ class StateLoader:
                     begun = state_facts.parse(decision.facts, decision.step).weights
                     renamed = initial_weights.check_resumed(begun, self.weights, decision.step, self.accept)
                 self._give_copies_values(decision)
-                sources = self.tiers.sources(decision, store, rank, go.near)
                 try:
                     with announced_read(decision, store):
-                        ledger = loading.load(
-                            self.assembly.model,
-                            self.optimizer,
-                            self.schedule,
-                            self.batches,
-                            decision,
-                            sources,
-                            self.assembly.mesh.computes_on,
-                            extras=self.extras,
-                            accept=self.accept,
-                            arrived=self.assembly.mesh.progress.tick,
-                        )
+                        ledger = self._read(decision, partial(self.tiers.sources, decision, store, rank, go.near))
                 except MissingTile as error:
                     if not error.damaged:
                         raise
                     missing = error
-                finally:
-                    restoring.close_sources(sources)
                 if not starting.is_foreign(decision):
                     scale = scale.restored(state_facts.parse(decision.facts, decision.step).loss_scale)
             with self.peers():
@@ -182,6 +173,31 @@ class StateLoader:
                 "checkpoint.damaged", checkpoint=decision.checkpoint, error=str(missing or "another rank's tile")
             )
             damaged = (*damaged, decision.checkpoint)
+
+    def _read(self, decision: restoring.Decision, open_sources: Callable[[], Mapping[str, TileSource]]) -> Ledger:
+        """Read the state. Copies that cannot be reached are asked for again: a link that loses packets is no loss."""
+        left = READS
+        while True:
+            sources = open_sources()
+            left -= 1
+            try:
+                return loading.load(
+                    self.assembly.model,
+                    self.optimizer,
+                    self.schedule,
+                    self.batches,
+                    decision,
+                    sources,
+                    self.assembly.mesh.computes_on,
+                    extras=self.extras,
+                    accept=self.accept,
+                    arrived=self.assembly.mesh.progress.tick,
+                )
+            except MissingTile as error:
+                if error.damaged or not left:
+                    raise
+            finally:
+                restoring.close_sources(sources)
 
     def _give_copies_values(self, decision: restoring.Decision) -> None:
         """Have initial values made where the script has copies of the model that the decided state does not bring."""
