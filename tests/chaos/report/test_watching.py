@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import pty
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
 from chaos.report.watching import clean_end
+
+
+@pytest.fixture(autouse=True)
+def _heard() -> Iterator[None]:
+    """Have SIGHUP end a process, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_a_terminal_that_is_closed_lets_the_cleanup_happen(tmp_path: Path) -> None:
