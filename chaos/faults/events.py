@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from random import Random
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from chaos.faults.fault import About, Ends, Fault, Need, OfNode, Place, Replay
+from chaos.faults.fault import About, Ends, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
-from chaos.faults.moment import When
+from chaos.faults.spoilt_disk import OfDisk
 from chaos.machine.processes import send
-from elastic3d.errors import UsageError
 
 _ROW = "the reader of the output stops or dies, or the events' disk is full or hangs"
 _GOES_ON = "training does not wait; what cannot be written is lost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventsFull(Fault):
+class EventsFull(OfDisk):
     """The disk of a node's events has no room for `seconds`; it is a node that neither leads nor has rank 0."""
 
     WORD = "events-full"
-    seconds: float = 5.0
     ABOUT = About(
         place=Place.DISK,
         enters="a file system of its own, mounted anew without room",
@@ -48,19 +45,6 @@ class EventsFull(Fault):
         disk.fill()
         job.later(self.seconds, disk.restore)
         return True
-
-    def check(self) -> None:
-        """Refuse a time that is none."""
-        if not self.seconds > 0:
-            raise UsageError(f"{self}: it must last more than 0 s")
-
-    @classmethod
-    def drawn(cls, chance: Random, *, nodes: int, steps: int) -> Self:
-        """Return one of some seconds."""
-        return cls(when=When(step=chance.randrange(1, steps)), seconds=chance.choice((0.5, 2.0, 5.0)))
-
-    def __str__(self) -> str:
-        return f"{self.WORD} for {self.seconds:g} s {self.when}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,21 +8,12 @@ from typing import ClassVar
 
 from chaos.faults.fault import About, Need, OfNode, Place
 from chaos.faults.live import LiveJob
-from chaos.faults.process import OfSlot
+from chaos.faults.process import OfSlot, signal_one
 from chaos.machine.processes import Part, send
 
 _ALONE = "one of a node's keepers is stopped"
 _SILENT = "a node falls silent: all its processes stop, or its network is cut"
 _TRAINER = "a trainer or its template dies"
-
-
-def _freeze(fault: OfNode, part: Part, slot: int, job: LiveJob, name: str) -> bool:
-    """Stop a process of a node; return False where there is none yet."""
-    pids = job.cluster.node(name).processes(part)[slot : slot + 1]
-    if pids:
-        job.note(fault.WORD, name)
-        send(pids, signal.SIGSTOP)
-    return bool(pids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +24,7 @@ class _FreezePart(OfSlot):
 
     def make_to(self, job: LiveJob, name: str) -> bool:
         """Stop it; not yet where there is none."""
-        return _freeze(self, self.PART, self.slot, job, name)
+        return signal_one(self.WORD, signal.SIGSTOP, self.PART, self.slot, job, name)
 
     def __str__(self) -> str:
         return f"{self.WORD} of slot {self.slot} of {self.node} {self.when}"
@@ -56,7 +47,7 @@ class FreezeKeeper(OfNode):
 
     def make_to(self, job: LiveJob, name: str) -> bool:
         """Stop it; its agent waits for a keeper that never ends. Not yet where there is none."""
-        stopped = _freeze(self, Part.KEEPERS, 0, job, name)
+        stopped = signal_one(self.WORD, signal.SIGSTOP, Part.KEEPERS, 0, job, name)
         job.cluster.node(name).stopped |= stopped
         return stopped
 
@@ -82,7 +73,7 @@ class FreezeCompanion(_FreezePart):
 
     def make_to(self, job: LiveJob, name: str) -> bool:
         """Stop it, by which its agent ends with an error; not yet where there is none."""
-        stopped = _freeze(self, self.PART, self.slot, job, name)
+        stopped = signal_one(self.WORD, signal.SIGSTOP, self.PART, self.slot, job, name)
         job.cluster.node(name).killed |= stopped
         return stopped
 

@@ -62,15 +62,22 @@ class OfSlot(OfNode):
             raise UsageError(f"{self}: slot={self.slot} is none that it happens to; give {self.LEAST_SLOT} or more")
 
 
-def _kill(fault: OfNode, part: Part, slot: int, job: LiveJob, name: str) -> bool:
-    """Kill a process of a node; return False where there is none yet."""
+def signal_one(what: str, number: signal.Signals, part: Part, slot: int, job: LiveJob, name: str) -> bool:
+    """Send a signal to a process of a node, and note what that does; return False where there is none yet."""
     pids = job.cluster.node(name).processes(part)[slot : slot + 1]
     if pids:
-        job.note(f"{part} killed", name)
+        job.note(what, name)
+        send(pids, number)
+    return bool(pids)
+
+
+def _kill(fault: OfNode, part: Part, slot: int, job: LiveJob, name: str) -> bool:
+    """Kill a process of a node; return False where there is none yet."""
+    killed = signal_one(f"{part} killed", signal.SIGKILL, part, slot, job, name)
+    if killed:
         # The agent of a node that goes with it ends with an error.
         job.cluster.node(name).killed = bool(fault.CHANGES)
-        send(pids, signal.SIGKILL)
-    return bool(pids)
+    return killed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

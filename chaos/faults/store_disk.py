@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from random import Random
-from typing import Self
 
-from chaos.faults.fault import About, Ends, Fault, Need, Place, Replay
+from chaos.faults.fault import About, Ends, Need, Place, Replay
 from chaos.faults.live import LiveJob
-from chaos.faults.moment import When
+from chaos.faults.spoilt_disk import OfDisk
 from chaos.faults.store import UNWRITABLE, WITHOUT
 from chaos.machine.small_disk import SmallDisk
-from elastic3d.errors import UsageError
 
 
 def _about(enters: str) -> About:
@@ -30,10 +27,8 @@ def _about(enters: str) -> About:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfStoreDisk(Fault):
+class OfStoreDisk(OfDisk):
     """Something that lasts for `seconds` on the disk of a store in a folder."""
-
-    seconds: float = 5.0
 
     @abstractmethod
     def spoil(self, disk: SmallDisk) -> bool:
@@ -47,19 +42,6 @@ class OfStoreDisk(Fault):
         job.note(self.WORD)
         job.later(self.seconds, disk.restore)
         return True
-
-    def check(self) -> None:
-        """Refuse a time that is none."""
-        if not self.seconds > 0:
-            raise UsageError(f"{self}: it must last more than 0 s")
-
-    @classmethod
-    def drawn(cls, chance: Random, *, nodes: int, steps: int) -> Self:
-        """Return one of some seconds."""
-        return cls(when=When(step=chance.randrange(1, steps)), seconds=chance.choice((0.5, 2.0, 5.0)))
-
-    def __str__(self) -> str:
-        return f"{self.WORD} for {self.seconds:g} s {self.when}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
