@@ -15,7 +15,7 @@ from chaos.faults.memory import SnapshotFlip
 from chaos.faults.network import Cut, CutFromEtcd, OfCable, Reset
 from chaos.faults.orders import Announce, Drain, Terminate
 from chaos.faults.process import Flap, Freeze, Kill, KillCompanion, KillKeeper, KillTrainer, Pause, Slow, Stop
-from chaos.faults.store import StoreFlips, StoreGone
+from chaos.faults.store import StoreFlips, StoreFlipsWrites, StoreGone
 from chaos.schedules.schedule import later
 from elastic3d.errors import UsageError
 
@@ -40,12 +40,15 @@ def begins_generation(fault: Fault) -> bool:
 def saved_before(faults: Sequence[Fault], saved: int, last: int) -> list[Fault]:
     """Return the faults, all losses of memory but the first only once a checkpoint is committed.
 
-    Two nodes may be all that hold a part of the state. saved: the step of the job's first checkpoint, 0 for none.
+    Two nodes may be all that hold a part of the state. saved: the step of the job's first checkpoint, 0 for none. A
+    snapshot that is damaged may be the one of which the first checkpoint is made, so that it is none: of several losses
+    such a one waits as well.
     """
+    several = sum(map(takes_memory, faults)) > 1
     lost, made = False, []
     for fault in faults:
         if takes_memory(fault):
-            if lost and saved:
+            if saved and (lost or (several and isinstance(fault, SnapshotFlip))):
                 fault = dataclasses.replace(fault, when=dataclasses.replace(fault.when, event=SAVED))
             lost = True
         made.append(fault)
@@ -105,7 +108,7 @@ def _check_memory(faults: Sequence[Fault], saved: bool) -> None:
     if not saved:
         raise UsageError(f"{lost[0]} and {lost[1]}: they may be all that hold the state, before a checkpoint has it")
     for fault in faults:
-        if isinstance(fault, StoreGone | StoreFlips):
+        if isinstance(fault, StoreFlips | StoreFlipsWrites) or fault.ABOUT.detector == "checkpoint.failed":
             raise UsageError(f"{fault}: after {lost[0]} and {lost[1]} the state may have to come from the store")
 
 

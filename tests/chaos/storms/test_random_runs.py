@@ -27,7 +27,7 @@ from chaos.faults.memory import SnapshotFlip
 from chaos.faults.moment import When
 from chaos.faults.orders import Drain, Join
 from chaos.faults.process import Flap, Kill, KillTrainer, Pause
-from chaos.faults.store import StoreBusy, StoreGone
+from chaos.faults.store import StoreBusy, StoreDenies, StoreGone
 from chaos.history.follow import Picture
 from chaos.playing.own_script import ScriptSetting
 from chaos.playing.play import Outcome
@@ -38,7 +38,7 @@ from chaos.schedules.draw import ORDINARY, draw_schedule, last_step
 from chaos.schedules.files import parse
 from chaos.schedules.schedule import Schedule, check
 from chaos.schedules.smaller import smaller, smallest
-from chaos.schedules.sure import SAVED, check_sure, takes_memory
+from chaos.schedules.sure import SAVED, check_sure, saved_before, takes_memory
 from chaos.storms import random_runs
 from chaos.storms.random_runs import Chances, draw_run, play_run, saved_step, words_of
 from chaos.storms.storm import Job, Storm, keep, kept_storm
@@ -123,13 +123,21 @@ def test_what_may_not_happen_is_not_drawn(faults: list[Fault], message: str) -> 
 @pytest.mark.parametrize("second", [Flap(node="node1", when=B), SnapshotFlip(node="node1", when=B)], ids=str)
 @pytest.mark.parametrize("first", [Kill(node="node0", when=A), SnapshotFlip(node="node0", when=A)], ids=str)
 def test_both_copies_of_the_state_are_lost_only_after_a_checkpoint(first: Fault, second: Fault) -> None:
-    """And not while the store may be gone. On a busy machine both are made at one step, whatever steps they name."""
+    """And not while the store may be gone, or refuse one. On a busy machine both are made at one step.
+
+    A damaged snapshot may be what the first checkpoint is made of, so that it waits for this as well.
+    """
     lost = [first, second]
     check_sure(lost, nodes=4, saved=True)
     with pytest.raises(UsageError, match="they may be all that hold the state"):
         check_sure(lost, nodes=4)
     with pytest.raises(UsageError, match="the state may have to come from the store"):
         check_sure([*lost, StoreGone(when=A)], nodes=4, saved=True)
+    with pytest.raises(UsageError, match="the state may have to come from the store"):
+        check_sure([*lost, StoreDenies(when=B)], nodes=4, saved=True)
+    waits = [fault.when.event == SAVED for fault in saved_before(lost, 10, 40)]
+    assert waits == [isinstance(first, SnapshotFlip), True]
+    assert saved_before([first], 10, 40) == [first]
     assert (saved_step((10, 20, 40), 40), saved_step((40,), 40), saved_step((), 40)) == (10, 0, 0)
 
 
