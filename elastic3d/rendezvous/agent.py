@@ -7,13 +7,21 @@ and the time at which it was started, since pids are reused.
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import select
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 from elastic3d import environment, threads
 from elastic3d.clock import SYSTEM
 from elastic3d.health.processes import stat_fields
+
+_TORCHRUN = ("torchrun", "run.py")
+"""Names of torchrun's program: the command, and torch/distributed/run.py as a module."""
 
 
 def identity(pid: int) -> str:
@@ -22,13 +30,29 @@ def identity(pid: int) -> str:
     return "" if not fields or fields[0] in "ZX" else f"{pid}:{fields[19]}"
 
 
-def begun() -> float:
-    """Return when this node was started for the job, on the machine's monotonic clock: now, or `elastic3d agent`'s.
+_starts = itertools.count()
+"""Jobs that this process has begun: it was started for the first of them alone."""
 
-    To be called once, before anybody is waited for. The time at which the process was started is older where a shell
-    has become it, and of no use to a second job of one process.
+
+def begun() -> float:
+    """Return when this node was started for the job, on the machine's monotonic clock. To be called once for each job.
+
+    `elastic3d agent` says so; torchrun was started for its one job; anybody else begins it now.
     """
-    return float(environment.AGENT_BEGUN.take() or SYSTEM.monotonic())
+    given, first = environment.AGENT_BEGUN.take(), next(_starts) == 0
+    if given is not None:
+        return float(given)
+    return SYSTEM.monotonic() - (_age() if first and Path(sys.argv[0]).name in _TORCHRUN else 0.0)
+
+
+def _age() -> float:
+    """Return the seconds since this interpreter began to import, by its `logging`, with which torch begins.
+
+    A process is older where a shell has become it. But it is an upper limit: a wall clock may have been set meanwhile.
+    """
+    fields = stat_fields("self")
+    process = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+    return min(max(0.0, logging.makeLogRecord({}).relativeCreated / 1000), process)
 
 
 def pid_of(agent: str) -> int:
