@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from chaos.faults.etcd import EtcdPause, EtcdRestart, EtcdRestored
+from chaos.faults.etcd import EtcdDeleted, EtcdEmpty, EtcdPause, EtcdRestart, EtcdRestored, Revoke
 from chaos.faults.fault import Fault, OfNode, Place
 from chaos.faults.memory import SnapshotFlip
 from chaos.faults.network import Cut, CutFromEtcd, OfCable, Reset
@@ -119,6 +119,10 @@ def _check_outages(faults: Sequence[Fault]) -> None:
     for several in (outages, gone):
         if len(several) > 1:
             raise UsageError(f"{several[0]} and {several[1]}: the one may last until the job ends before the other")
+    for empty in (fault for fault in faults if isinstance(fault, EtcdDeleted | EtcdEmpty)):
+        for fault in faults:
+            if isinstance(fault, Revoke) and not later(empty, fault):
+                raise UsageError(f"{fault}: the node may have no lease again before the job ends, after {empty}")
     for outage in outages:
         if isinstance(outage, EtcdRestored):
             continue

@@ -21,7 +21,7 @@ from chaos.commands.app import app
 from chaos.commands.random_storms import exit_code, line, numbers, seeds, summary
 from chaos.commands.shrink import failed
 from chaos.faults.catalogue import KINDS
-from chaos.faults.etcd import EtcdEmpty, EtcdPause, EtcdRestart, Revoke
+from chaos.faults.etcd import EtcdDeleted, EtcdEmpty, EtcdPause, EtcdRestart, Revoke
 from chaos.faults.fault import Fault, Need, OfNode
 from chaos.faults.memory import SnapshotFlip
 from chaos.faults.moment import When
@@ -109,6 +109,7 @@ def test_nodes_that_the_script_needs_are_left() -> None:
         ([Kill(node="node0", when=A), KillTrainer(node="rank1", when=B)], "there may be no such rank"),
         ([EtcdPause(when=A), Drain(node="node0", when=B)], "etcd may be away then, after pause etcd"),
         ([EtcdPause(when=A), EtcdRestart(when=B)], "the one may last until the job ends"),
+        ([EtcdDeleted(when=A), Revoke(node="node0", when=B)], "the node may have no lease again"),
         ([StoreGone(when=A), StoreGone(when=B)], "the one may last until the job ends"),
     ],
     ids=lambda value: None if isinstance(value, str) else "-".join(str(fault) for fault in value),
