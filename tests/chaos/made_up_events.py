@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from chaos.history.follow import Event
+from chaos.faults.fault import Fault
+from chaos.history.follow import Event, picture
+from chaos.playing.play import Outcome, Setting
 
 BATCH = 16
 
@@ -13,6 +16,23 @@ def event(
     name: str, at: float, *, generation: int = 0, node: str = "node0", rank: int | None = None, **fields: Any
 ) -> Event:
     return Event(name=name, at=at, generation=generation, node=node, slot=0, rank=rank, fields=fields)
+
+
+def outcome_of(events: Sequence[Event], made: Sequence[tuple[Fault, str]], at: float, *, steps: int) -> Outcome:
+    """Return a job of these events to which faults were made at one time, each to a node or to "" for none."""
+    return Outcome(
+        setting=Setting(steps=steps, global_batch=BATCH),
+        faults=tuple(fault for fault, _ in made),
+        picture=picture(events),
+        digest="abc",
+        exit_codes={},
+        killed=(),
+        undone=(),
+        leftovers=(),
+        made=tuple((fault, at) for fault, _ in made),
+        hit=tuple(node for _, node in made),
+        events=tuple(events),
+    )
 
 
 def sealed(number: int, at: float, cause: str, nodes: list[str], spares: tuple[str, ...] = ()) -> Event:

@@ -13,11 +13,11 @@ from chaos.faults.fault import Ends, Fault
 from chaos.faults.moment import When
 from chaos.faults.network import Delay
 from chaos.faults.process import Crowd, Kill, KillTrainer, Pause
-from chaos.history.follow import Event, picture
+from chaos.history.follow import Event
 from chaos.judging.explained import promises
 from chaos.judging.promise import Promise
-from chaos.playing.play import Outcome, Setting
-from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, restored, sealed, step
+from chaos.playing.play import Outcome
+from tests.chaos.made_up_events import a_death_and_a_join, event, outcome_of, restored, sealed, step
 
 WHEN = When(step=1)
 AT = 11.9
@@ -31,19 +31,7 @@ def kill(node: str) -> Fault:
 def outcome(events: list[Event], *made: tuple[Fault, str]) -> Outcome:
     """Return a job to which faults were made at 11.9 s, each to a node or to "" for none."""
     ordered = sorted(events, key=lambda one: one.at)
-    return Outcome(
-        setting=Setting(steps=6, global_batch=BATCH),
-        faults=tuple(fault for fault, _ in made),
-        picture=picture(ordered),
-        digest="abc",
-        exit_codes={},
-        killed=(),
-        undone=(),
-        leftovers=(),
-        made=tuple((fault, AT) for fault, _ in made),
-        hit=tuple(node for _, node in made),
-        events=tuple(ordered),
-    )
+    return outcome_of(ordered, made, AT, steps=6)
 
 
 def quiet(generations: int = 1) -> Outcome:

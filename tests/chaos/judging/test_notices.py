@@ -11,10 +11,10 @@ from chaos.faults.moment import When
 from chaos.faults.network import Cut, HalfOpen
 from chaos.faults.orders import Drain, Join
 from chaos.faults.process import Freeze, Kill, Slow
-from chaos.history.follow import Event, picture
+from chaos.history.follow import Event
 from chaos.judging.notices import LONG, notices, promise
-from chaos.playing.play import Outcome, Setting
-from tests.chaos.made_up_events import BATCH, event, sealed, step
+from chaos.playing.play import Outcome
+from tests.chaos.made_up_events import event, outcome_of, sealed, step
 
 WHEN = When(step=1)
 FOUR = ["node0", "node1", "node2", "node3"]
@@ -26,19 +26,7 @@ CUT = Cut(node="node1", when=WHEN, seconds=20.0)
 def outcome(*events: Event, made: tuple[tuple[Fault, str], ...], last: float = 100.0) -> Outcome:
     """Return a job to which faults were made at 12 s, with a step at the end."""
     ordered = (sealed(1, 10.0, "start", FOUR), step(1, 11.0, 1), *events, step(2, last, 1))
-    return Outcome(
-        setting=Setting(steps=2, global_batch=BATCH),
-        faults=tuple(fault for fault, _ in made),
-        picture=picture(ordered),
-        digest="abc",
-        exit_codes={},
-        killed=(),
-        undone=(),
-        leftovers=(),
-        made=tuple((fault, AT) for fault, _ in made),
-        hit=tuple(node for _, node in made),
-        events=ordered,
-    )
+    return outcome_of(ordered, made, AT, steps=2)
 
 
 def lost(peer: str) -> Event:
