@@ -14,14 +14,13 @@ import select
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from elastic3d import environment, threads
 from elastic3d.clock import SYSTEM
 from elastic3d.health.processes import stat_fields
 
-_TORCHRUN = ("torchrun", "run.py")
-"""Names of torchrun's program: the command, and torch/distributed/run.py as a module."""
+_TORCHRUN = ("bin/torchrun", "torch/distributed/run.py")
+"""How the path of torchrun's program ends: of the command, and of the module."""
 
 
 def identity(pid: int) -> str:
@@ -42,7 +41,7 @@ def begun() -> float:
     given, first = environment.AGENT_BEGUN.take(), next(_starts) == 0
     if given is not None:
         return float(given)
-    return SYSTEM.monotonic() - (_age() if first and Path(sys.argv[0]).name in _TORCHRUN else 0.0)
+    return SYSTEM.monotonic() - (_age() if first and sys.argv[0].endswith(_TORCHRUN) else 0.0)
 
 
 def _age() -> float:

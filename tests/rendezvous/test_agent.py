@@ -18,7 +18,9 @@ for _ in range(2):
 """
 
 
-@pytest.mark.parametrize(("program", "old"), [("/usr/bin/torchrun", True), ("train.py", False)])
+@pytest.mark.parametrize(
+    ("program", "old"), [("/usr/bin/torchrun", True), ("/lib/torch/distributed/run.py", True), ("/job/run.py", False)]
+)
 def test_torchrun_was_started_for_its_one_job(program: str, old: bool) -> None:
     """Its imports are part of that, and a shell that has become it is not; a second job of a process begins later."""
     began = time.monotonic()

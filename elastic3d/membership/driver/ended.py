@@ -43,16 +43,15 @@ def end_seen(client: EtcdClient, root: str, begun: float, clock: Clock) -> int:
 
 
 def last_end(client: EtcdClient, root: str) -> tuple[End, int] | None:
-    """Return how the newest job under `root` ended and the revision of that, None if none has for some minutes.
+    """Return how the newest job under `root` that is over ended, and the revision of that; None if none is there.
 
-    It is there even if a node that came late has begun another job since.
+    For `END_LASTS` it is there even if a node that came late has begun another job since.
     """
-    for entry in (client.get(root + keys.END), client.get(root + keys.LAST_END)):
-        if entry is not None:
-            last = entry.key.endswith(keys.LAST_END)
-            end = decode(LastEnd, entry.value, entry.key).end if last else decode(End, entry.value, entry.key)
-            return end, entry.mod_revision
-    return None
+    last = client.get(root + keys.LAST_END)
+    if last is not None:
+        return decode(LastEnd, last.value, last.key).end, last.mod_revision
+    end = client.get(root + keys.END)
+    return None if end is None else (decode(End, end.value, end.key), end.mod_revision)
 
 
 def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: int | None = None) -> End | None:
