@@ -145,7 +145,7 @@ def _to_a_trainer(fault: Fault, chance: random.Random, nodes: int, slots: int) -
     """Return what befalls trainers by a rank, which has one: a node that the layout does not use has none."""
     if not (of_trainers(fault) and isinstance(fault, OfNode)):
         return fault
-    return dataclasses.replace(fault, node=f"rank{slots * chance.randrange(sure_ranks(nodes))}")
+    return dataclasses.replace(fault, node=f"rank{slots * chance.randrange(sure_ranks(nodes, slots))}")
 
 
 def _at_another_moment(fault: Fault, drawn: Sequence[Fault], chance: random.Random) -> Fault:

@@ -70,6 +70,16 @@ def test_what_befalls_a_snapshot_is_drawn_for_a_rank() -> None:
     assert {fault.node for one in drawn for fault in one.faults if isinstance(fault, OfNode)} == {"rank0", "rank1"}
 
 
+def test_where_nodes_have_two_slots_what_befalls_trainers_is_drawn_for_the_first_half() -> None:
+    """Four nodes of two slots may have a spare: six ranks are as quick with four micro-batches as eight."""
+    chances = replace(CHANCES, words=("flip-snapshot", "kill-trainer", "clock"), slots=2)
+    for seed in range(40):
+        schedule, job = draw_run(seed, chances, JOB)
+        if job.slots == 2:
+            drawn = (fault.node for fault in schedule.faults if isinstance(fault, SnapshotFlip | KillTrainer))
+            assert {int(node.removeprefix("rank")) for node in drawn} <= set(range(0, job.nodes // 2 * 2, 2))
+
+
 def test_draws_cover_every_kind_layout_and_moment() -> None:
     """All words that any script can meet, every number of nodes, two slots, faults together and in recoveries."""
     runs = [draw_run(seed, Chances(**{**_values(CHANCES), "slots": 2}), JOB) for seed in range(300)]
