@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 import secrets
+from functools import partial
 
 from elastic3d import etcd_keys as keys
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import ConfigurationError
-from elastic3d.etcd import Compare, EtcdClient, Get, Impaired, Put
+from elastic3d.etcd import Compare, EtcdClient, Get, Put
+from elastic3d.etcd.mending import once_mended
 from elastic3d.trust.credentials import SECRET_BYTES
 
 BUDGET = 30.0
@@ -22,11 +24,16 @@ BUDGET = 30.0
 RESTORING = 15.0
 """Seconds within which the leader of a living job writes it again if something else is there."""
 
-MENDING = 30.0
-"""Seconds for which a node that starts waits for an etcd that takes no writes, as it does for one that is away."""
-
 _POLL = 0.2
 _FORM = re.compile(rb"[0-9a-f]{64}")
+
+
+def _written(client: EtcdClient, key: str) -> bytes:
+    """Write a secret unless something is there, and return what is."""
+    mine = secrets.token_hex(SECRET_BYTES).encode()
+    # If it is sent twice, the second try finds what the first wrote.
+    result = client.txn([Compare.absent(key)], [Put(key, mine)], [Get(key)], idempotent=True, budget=BUDGET)
+    return mine if result.succeeded else result.gets[0][0].value
 
 
 def readable(value: bytes) -> bool:
@@ -38,24 +45,12 @@ def obtain(client: EtcdClient, root: str, *, clock: Clock = SYSTEM) -> str:
     """Return the secret of the run under `root`, writing one if there is none.
 
     ConfigurationError if something else is there, and no job is running whose leader would put that right. EtcdError
-    where etcd is away, or takes no writes for longer than `MENDING`.
+    where etcd is away, or takes no writes for as long as `once_mended` waits.
     """
     key, began = root + keys.SECRET, clock.monotonic()
     while True:
-        # If it is sent twice, the second try finds what the first wrote.
-        mine = secrets.token_hex(SECRET_BYTES).encode()
         entry = client.get(key, budget=BUDGET)
-        value = entry.value if entry is not None else b""
-        if entry is None:
-            try:
-                result = client.txn([Compare.absent(key)], [Put(key, mine)], [Get(key)], idempotent=True, budget=BUDGET)
-            except Impaired:
-                # Members of the job train on meanwhile, and one that comes must not be lost for it.
-                if clock.monotonic() >= began + MENDING:
-                    raise
-                clock.sleep(_POLL)
-                continue
-            value = mine if result.succeeded else result.gets[0][0].value
+        value = once_mended(partial(_written, client, key), clock) if entry is None else entry.value
         if readable(value):
             return value.decode()
         if clock.monotonic() >= began + RESTORING or not client.exists(root + keys.LEADER):

@@ -9,9 +9,13 @@ import pytest
 
 from chaos.servers.etcd import EtcdServer
 from chaos.servers.etcd_attacks import fill, make_space
+from elastic3d import etcd_keys as keys
+from elastic3d.clock import SYSTEM
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd import EtcdClient, Impaired
+from elastic3d.membership.driver.ended import make_room
 from elastic3d.membership.inspection.keys import find
+from elastic3d.membership.records import End, encode
 from elastic3d.trust.credentials import SECRET_BYTES
 from elastic3d.trust.secret import obtain
 from tests.clocks import HandClock
@@ -52,14 +56,24 @@ def test_a_garbled_secret_of_a_live_job_is_waited_for(client: EtcdClient) -> Non
     mended.join()
 
 
-def test_a_node_that_starts_waits_for_an_etcd_that_takes_no_writes() -> None:
-    """There is space again a second later: it is not lost for that. For ever it does not wait, and says why."""
+def test_a_node_that_starts_waits_for_an_etcd_that_takes_no_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    """There is space again a second later: it is not lost for that, and says once what it waits for.
+
+    For ever it does not wait, and says why; the same where it makes room for a job that begins anew.
+    """
     with EtcdServer(quota=16 << 20) as server, server.client() as client:
+        client.put("/e/two/" + keys.END, encode(End(failed=True, detail="it raised")))
         fill(server)
         with pytest.raises(Impaired, match="etcdctl compact, defrag, alarm disarm"):
             obtain(client, "/e/one/", clock=Hasty())
+        with pytest.raises(Impaired, match="etcdctl compact, defrag, alarm disarm"):
+            make_room(client, "/e/two/", 1.0, Hasty())
+        capsys.readouterr()
         mended = threading.Timer(1.0, lambda: make_space(server))
         mended.start()
+        assert make_room(client, "/e/two/", 1.0, SYSTEM) is None
+        assert client.get("/e/two/" + keys.END) is None
+        assert capsys.readouterr().err.count("alarm disarm); trying for 30 s more") == 1
         assert len(obtain(client, "/e/one/")) == 2 * SECRET_BYTES
         mended.join()
 

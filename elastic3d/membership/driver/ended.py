@@ -11,6 +11,7 @@ from __future__ import annotations
 from elastic3d import etcd_keys as keys
 from elastic3d.clock import Clock
 from elastic3d.etcd import Compare, Delete, EtcdClient, Operation, Put
+from elastic3d.etcd.mending import once_mended
 from elastic3d.membership.reading import sealed
 from elastic3d.membership.records import END_LASTS, End, LastEnd, decode, encode
 from elastic3d.values import Generation
@@ -58,7 +59,8 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
     """Clear away the job that ended under `root`, if one did and none of its members is left.
 
     Waits for members that are about to go, at most `lease` seconds: those still there after that will stay, and a node
-    that joins learns from the records that the job is over.
+    that joins learns from the records that the job is over. `Impaired` where etcd takes no writes for so long that
+    nobody waits for it any more.
 
     seen: `end_seen` of this node, None if not known. A job that ended well after that is the one this
     node was started for, and a node that came late must not begin it anew: its end is returned, and nothing is cleared.
@@ -86,7 +88,7 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
     if last is not None:
         # Its nodes are gone and nobody waits for them.
         wipe.append(Put(root + keys.GENERATION, encode(emptied(last))))
-    client.txn([Compare.mod_revision(end.key, end.mod_revision)], wipe)
+    once_mended(lambda: client.txn([Compare.mod_revision(end.key, end.mod_revision)], wipe), clock)
     return None
 
 
