@@ -59,7 +59,7 @@ def test_promises_hold_under_three_drawn_schedules(chaos: Chaos) -> None:
 @pytest.mark.parametrize(
     ("seed", "runs"),
     [
-        pytest.param(100, 8, id="eight", marks=pytest.mark.long),
+        pytest.param(100, 20, id="twenty", marks=pytest.mark.long),
         pytest.param(200, 60, id="sixty", marks=[pytest.mark.slow, pytest.mark.timeout(5400)]),
     ],
 )
