@@ -30,7 +30,7 @@ from typing import Protocol, Self
 
 from chaos.machine.clocks import Clocks
 from chaos.machine.groups import NodeGroup, groups_left, parents
-from chaos.machine.network import Network
+from chaos.machine.network import Network, within
 from chaos.machine.processes import MARK, Found, Part, children, descendants, end_all, leashed, marked, send, wait_until
 from elastic3d.environment import DEVICE
 from elastic3d.shortfall import STANDBY
@@ -179,21 +179,27 @@ class Starter(Protocol):
         environment: Mapping[str, str],
         output: io.BufferedWriter,
         entries: Sequence[Path],
+        space: str,
         /,
     ) -> AgentProcess:
         """Start `command`, a torchrun's, in a session of its own, to die with the calling thread.
 
-        entries: of the control group that it is in before it starts anything.
+        entries: of the control group that it is in before it starts anything. space: the network namespace, "" for that
+        of this process.
         """
         ...
 
 
 def start_fresh(
-    command: Sequence[str], environment: Mapping[str, str], output: io.BufferedWriter, entries: Sequence[Path]
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: io.BufferedWriter,
+    entries: Sequence[Path],
+    space: str = "",
 ) -> subprocess.Popen[bytes]:
     """Start an agent as a person would: an interpreter that imports everything."""
     return subprocess.Popen(
-        leashed(command, entries),
+        leashed([*within(space), *command] if space else command, entries),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -301,15 +307,14 @@ class Cluster:
         output: io.BufferedWriter,
         entries: Sequence[Path],
     ) -> AgentProcess:
-        if self.network is None:
-            # Nothing is preloaded into a process that is there already.
-            start = _starter.get() if self.clocks is None else start_fresh
-            return start(self.launch.command(conf, logs), environment, output, entries)
-        if name not in self.network.hosts:
-            self.network.add(name)
-        command = self.launch.command(conf, logs, self.network.address_of(name))
-        # A process that is there already is on a host already.
-        return start_fresh([*self.network.within(name), *command], environment, output, entries)
+        address, space = "127.0.0.1", ""
+        if self.network is not None:
+            if name not in self.network.hosts:
+                self.network.add(name)
+            address, space = self.network.address_of(name), self.network.space(name)
+        # Nothing is preloaded into a process that is there already.
+        start = _starter.get() if self.clocks is None else start_fresh
+        return start(self.launch.command(conf, logs, address), environment, output, entries, space)
 
     def release_node(self, name: str) -> None:
         """Open the gate of a held node."""

@@ -9,6 +9,7 @@ Needs root and iproute2. Addresses are from 198.18.0.0/15, which is set aside fo
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import subprocess
@@ -24,6 +25,27 @@ DEVICE = "eth0"
 TRIES = 20
 _BRIDGE = "br"
 _LINKS = Path("/sys/class/net")
+_SPACES = Path("/run/netns")
+_OF_NETWORK = 0x40000000
+"""CLONE_NEWNET of <linux/sched.h>."""
+
+
+def within(space: str) -> tuple[str, ...]:
+    """Return the command by which a program is run in a network namespace."""
+    return ("ip", "netns", "exec", space)
+
+
+def move_into(space: str) -> None:
+    """Have this process, which has one thread, be in a network namespace from now on, and what it starts.
+
+    What it sees of /sys stays as it was, unlike `within`. OSError where that is not possible.
+    """
+    number = os.open(_SPACES / space, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(number, _OF_NETWORK):
+            raise OSError(ctypes.get_errno(), f"cannot move into the network namespace {space}")
+    finally:
+        os.close(number)
 
 
 class Network:
@@ -73,7 +95,11 @@ class Network:
 
     def within(self, host: str) -> tuple[str, ...]:
         """Return the command by which a program is run on a host; the process becomes that program."""
-        return ("ip", "netns", "exec", self._space(host))
+        return within(self.space(host))
+
+    def space(self, host: str) -> str:
+        """Return the name of the namespace that a host is."""
+        return f"{self._mark}-{host}"
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -84,7 +110,7 @@ class Network:
         """Add a host."""
         at = len(self._hosts) + 2
         self._hosts[host] = f"{self._subnet}.{at}"
-        space, cable = self._space(host), self._cable(host)
+        space, cable = self.space(host), self._cable(host)
         _ip("netns", "add", space)
         _ip("link", "add", cable, "type", "veth", "peer", "name", DEVICE, "netns", space)
         _ip("link", "set", cable, "master", self._bridge, "up")
@@ -130,13 +156,13 @@ class Network:
 
     def reset(self, host: str, other: str) -> int:
         """Reset all TCP connections between two hosts, and return how many there were; new ones can be made."""
-        said = _ip("netns", "exec", self._space(host), "ss", "-K", "-H", "-t", "dst", self._hosts[other])
+        said = _ip("netns", "exec", self.space(host), "ss", "-K", "-H", "-t", "dst", self._hosts[other])
         return len(said.splitlines())
 
     def connections(self, host: str, other: str = "") -> frozenset[Connection]:
         """Return the TCP connections that a host has now, with all others or with one."""
         only = ("dst", self._hosts[other]) if other else ()
-        said = _ip("netns", "exec", self._space(host), "ss", "-Hnt4", "state", "established", *only)
+        said = _ip("netns", "exec", self.space(host), "ss", "-Hnt4", "state", "established", *only)
         return frozenset(frozenset(map(_end, line.split()[2:4])) for line in said.splitlines())
 
     def unlink(self, sender: str, receiver: str = "") -> None:
@@ -152,15 +178,15 @@ class Network:
 
         Packets from the other are taken for forged, and dropped.
         """
-        _ip("-n", self._space(dialler), "address", "add", f"{self._hosts[dialled]}/32", "dev", "lo")
+        _ip("-n", self.space(dialler), "address", "add", f"{self._hosts[dialled]}/32", "dev", "lo")
 
     def accept(self, dialler: str, dialled: str) -> None:
         """Let those connections arrive again."""
-        _ip("-n", self._space(dialler), "address", "delete", f"{self._hosts[dialled]}/32", "dev", "lo")
+        _ip("-n", self.space(dialler), "address", "delete", f"{self._hosts[dialled]}/32", "dev", "lo")
 
     def _neighbour(self, sender: str, receiver: str, verb: str, *more: str) -> None:
         address = self._hosts[receiver] if receiver else self.address
-        _ip("-n", self._space(sender), "neigh", verb, address, *more, "dev", DEVICE)
+        _ip("-n", self.space(sender), "neigh", verb, address, *more, "dev", DEVICE)
 
     def close(self) -> None:
         """Remove everything. Processes that run on a host keep its namespace, unnamed, until they end."""
@@ -168,9 +194,6 @@ class Network:
             self._impaired.popitem()[1].close()
         if left := _remove(self._mark):
             raise OSError(f"of the network of this job these could not be removed: {', '.join(left)}")
-
-    def _space(self, host: str) -> str:
-        return f"{self._mark}-{host}"
 
     def _cable(self, host: str) -> str:
         return f"{self._mark}v{list(self._hosts).index(host)}"

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from chaos.machine.groups import enter
+from chaos.machine.network import move_into
 from chaos.machine.processes import leashed
 
 _ROOM = "ELASTIC3D_ENVIRONMENT_ROOM"
@@ -122,6 +123,7 @@ class PreloadedServer(AbstractContextManager["PreloadedServer"]):
         environment: Mapping[str, str],
         output: io.BufferedWriter,
         entries: Sequence[Path],
+        space: str = "",
     ) -> PreloadedAgent:
         """Start `python -m torch.distributed.run ...`."""
         _, flag, module, *arguments = command
@@ -131,6 +133,7 @@ class PreloadedServer(AbstractContextManager["PreloadedServer"]):
             "environment": dict(environment),
             "directory": os.getcwd(),
             "entries": [*map(str, entries)],
+            "space": space,
         }
         return PreloadedAgent(self, int(self.ask(request, [output.fileno()])["pid"]))
 
@@ -172,6 +175,8 @@ def serve(end: socket.socket) -> None:
 
 def _be_agent(request: Mapping[str, Any], output: int) -> None:
     enter(request["entries"])
+    if request["space"]:
+        move_into(request["space"])
     os.chdir(request["directory"])
     _take_output(output, output)
     os.close(output)

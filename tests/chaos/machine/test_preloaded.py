@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from chaos.machine.cluster import Cluster, Launch, started_by
+from chaos.machine.network import Network
 from chaos.machine.preloaded import PreloadedServer
 from chaos.machine.processes import marked, wait_until
 
@@ -79,3 +80,24 @@ def test_a_killed_agent_is_reported_as_killed(preloaded: PreloadedServer, tmp_pa
         cluster.kill_node("node0")
         assert cluster.wait(10) == {"node0": -signal.SIGKILL}
     assert marked(cluster.mark) == []
+
+
+@pytest.mark.gloo
+@pytest.mark.netns
+def test_a_forked_agent_and_its_workers_are_on_the_host_that_is_theirs(
+    preloaded: PreloadedServer, tmp_path: Path
+) -> None:
+    """Those in reserve too, which were forked before they knew what for."""
+    with (
+        Network() as network,
+        started_by(preloaded),
+        Cluster(launch(tmp_path), tmp_path / "nodes", network) as cluster,
+    ):
+        node = cluster.start_node("node0")
+        assert wait_until(lambda: len(list(tmp_path.glob("told-*"))) == 2, 180), cluster.tail("node0")
+        (host,) = (Path("/run/netns") / network.space(name) for name in network.hosts)
+        spaces = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in (node.pid, *node.keepers())}
+        assert spaces == {host.stat().st_ino}
+        assert spaces != {os.stat("/proc/self/ns/net").st_ino}
+        (tmp_path / "end").write_text("0")
+        assert cluster.wait(60) == {"node0": 0}, cluster.tail("node0")
