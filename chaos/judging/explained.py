@@ -127,10 +127,15 @@ def _steps(outcome: Outcome, all_known: bool) -> Promise:
 
 
 def _goes_on(view: GenerationView, outcome: Outcome) -> bool:
-    """Return whether a generation follows one fault alone, of which that is promised."""
+    """Return whether a generation follows one fault alone, of which that is promised.
+
+    What is done while it reads its state may take that, too.
+    """
     if view.first_step is None or view.cause not in DEATHS:
         return False
-    before = [one.fault.ABOUT for one in made(outcome, view.sealed_at) if one.fault.ABOUT.ends is not Ends.NOTHING]
+    of_it = [event for event in outcome.events if event.generation == view.number and event.name == "state.restored"]
+    read_at = max((event.at for event in of_it), default=view.sealed_at)
+    before = [one.fault.ABOUT for one in made(outcome, read_at) if one.fault.ABOUT.ends is not Ends.NOTHING]
     return len(before) == 1 and before[0].again
 
 

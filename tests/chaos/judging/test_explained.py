@@ -155,7 +155,11 @@ def test_only_steps_since_the_newest_snapshot_are_made_again(first: int, held: b
     after = [sealed(2, 12.0, "failure", two), restored(2, 12.5, "memory", first - 1), step(first, 13.0, 2)]
     trainer = (KillTrainer(node="node1", when=WHEN), "node1")
     assert judged(outcome([*before, *after], trainer))[STEPS].held is held
-    assert judged(outcome([*before, *after], trainer, trainer))[STEPS].held is None, "two may lose both copies"
+    seen = outcome([*before, *after], trainer, trainer)
+    assert judged(seen)[STEPS].held is None, "two may lose both copies"
+    (one, at), (other, _) = seen.made
+    assert judged(replace(seen, made=((one, at), (other, 12.4))))[STEPS].held is None, "while its state is read, too"
+    assert judged(replace(seen, made=((one, at), (other, 12.6))))[STEPS].held is held
 
 
 def test_the_catalogue_says_of_every_kind_what_may_end_by_it() -> None:
