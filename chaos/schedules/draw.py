@@ -21,7 +21,7 @@ from chaos.faults.script import InScript
 from chaos.faults.store import StoreStale, StoreStrips
 from chaos.faults.store_disk import StoreDiskFull, StoreReadOnly
 from chaos.schedules.schedule import Schedule, check
-from chaos.schedules.sure import begins_generation, check_sure, of_trainers, saved_before, sure_ranks
+from chaos.schedules.sure import begins_generation, check_sure, check_waits, of_trainers, saved_before, sure_ranks
 from elastic3d.errors import UsageError
 
 
@@ -126,6 +126,7 @@ def draw_schedule(
         try:
             check(some, nodes=nodes, steps=steps, slots=slots)
             check_sure(some, nodes=nodes, slots=slots, least=least, saved=0 < saved <= last // 2)
+            check_waits(some, saved)
             also(some)
         except UsageError:
             continue

@@ -87,6 +87,14 @@ def check_sure(faults: Sequence[Fault], *, nodes: int, slots: int = 1, least: in
     _check_cables(faults)
 
 
+def check_waits(faults: Sequence[Fault], saved: int) -> None:
+    """Raise UsageError where a fault waits for the first checkpoint, of step `saved`, and another may delay that."""
+    waits = [fault for fault in faults if fault.when.event == SAVED]
+    for fault in faults if waits else ():
+        if fault.ABOUT.place in (Place.STORE, Place.DISK) and fault.when.step < 2 * saved:
+            raise UsageError(f"{waits[0]}: a checkpoint may come too late, after {fault}")
+
+
 def _check_node(fault: Fault, faults: Sequence[Fault]) -> None:
     """Refuse what happens to a node that may be gone by then, or not be back yet."""
     if not isinstance(fault, OfNode):

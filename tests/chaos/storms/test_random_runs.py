@@ -38,7 +38,7 @@ from chaos.schedules.draw import ORDINARY, draw_schedule, last_step
 from chaos.schedules.files import parse
 from chaos.schedules.schedule import Schedule, check
 from chaos.schedules.smaller import smaller, smallest
-from chaos.schedules.sure import SAVED, check_sure, saved_before, takes_memory
+from chaos.schedules.sure import SAVED, check_sure, check_waits, saved_before, takes_memory
 from chaos.storms import random_runs
 from chaos.storms.random_runs import Chances, draw_run, play_run, saved_step, words_of
 from chaos.storms.storm import Job, Storm, keep, kept_storm
@@ -150,6 +150,18 @@ def test_both_copies_of_the_state_are_lost_only_after_a_checkpoint(first: Fault,
     assert waits == [isinstance(first, SnapshotFlip), True]
     assert saved_before([first], 10, 40) == [first]
     assert (saved_step((10, 20, 40), 40), saved_step((40,), 40), saved_step((), 40)) == (10, 0, 0)
+
+
+def test_nothing_waits_for_a_checkpoint_that_a_store_may_delay() -> None:
+    """Of step 5: requests that are refused from step 9 on may be those of it, those from step 10 on hardly."""
+    flip = SnapshotFlip(node="rank0", when=replace(A, event=SAVED))
+    check_waits([flip, StoreBusy(when=When(step=10))], saved=5)
+    check_waits([replace(flip, when=A), StoreBusy(when=B)], saved=5)
+    with pytest.raises(UsageError, match="a checkpoint may come too late, after store-busy"):
+        check_waits([flip, StoreBusy(when=B)], saved=5)
+    for seed in range(60):
+        schedule, _ = draw_run(seed, CHANCES, JOB)
+        check_waits(schedule.faults, CHANCES.saved)
 
 
 def test_a_folder_and_an_object_store_are_not_one_stores_faults() -> None:
