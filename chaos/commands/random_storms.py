@@ -16,7 +16,19 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chaos.commands.storm import INCOMPLETE, Arguments, AsJson, InMode, JUnit, Mode, NoticedBars, Out, Recovery, Script
+from chaos.commands.storm import (
+    INCOMPLETE,
+    Arguments,
+    AsJson,
+    InMode,
+    JUnit,
+    Loopback,
+    Mode,
+    NoticedBars,
+    Out,
+    Recovery,
+    Script,
+)
 from chaos.report import junit
 from chaos.report.early import in_a_line, say
 from chaos.report.random_documents import SCHEMA, DrawnRun, RandomDocument, RunVerdict, SkippedFault
@@ -59,6 +71,7 @@ def play_random(
     patience: Annotated[float, typer.Option(min=1.0, help="Seconds without an event until a run is given up.")] = 180,
     bars: NoticedBars = None,
     recovery: Recovery = None,
+    loopback: Loopback = False,
     out: Out = Path("chaos-out"),
     report: JUnit = None,
     as_json: AsJson = False,
@@ -95,10 +108,11 @@ def play_random(
             patience=patience,
             bars=bars,
             recovery=recovery,
+            loopback=loopback,
         )
         job.setting()
         bounds = numbers(each)
-        words, left_out = words_of(faults, slots, resident=job.resident)
+        words, left_out = words_of(faults, slots, resident=job.resident, loopback=loopback)
         if least > nodes:
             raise UsageError(f"--least {least}: it is more than --nodes {nodes}")
         writable_folder(out)

@@ -165,7 +165,7 @@ class _Tries:
         which = f"try {self._made} of {self._most}" if self._made else "again"
         text = f"{which}: {schedule}: "
         faulty = Path(self._job.script).resolve() == TRAIN_FAULTY.resolve()
-        makes, _skipped = feasible(schedule.faults, slots=self._job.slots, faulty=faulty)
+        makes, _skipped = feasible(schedule.faults, slots=self._job.slots, faulty=faulty, loopback=self._job.loopback)
         work = self._work / str(self._made)
         self._made += 1
         if not makes:

@@ -82,6 +82,14 @@ JUnit = Annotated[
     Path | None,
     typer.Option("--junit", metavar="FILE", help="Write what was judged as JUnit XML.", show_default=False),
 ]
+Loopback = Annotated[
+    bool,
+    typer.Option(
+        "--loopback",
+        help="Keep all nodes on this machine's loopback, for a script that needs the internet. Otherwise each is a "
+        "host of its own where root can make that.",
+    ),
+]
 Compare = Annotated[bool, typer.Option(help="Compare with an undisturbed run, which is played once and kept.")]
 
 
@@ -99,6 +107,7 @@ def run_schedule(
     patience: Annotated[float, typer.Option(min=1.0, help="Seconds without an event until it is given up.")] = 180,
     bars: NoticedBars = None,
     recovery: Recovery = None,
+    loopback: Loopback = False,
     compare: Compare = True,
     out: Out = Path("chaos-out"),
     cases: JUnit = None,
@@ -136,6 +145,7 @@ def run_schedule(
             patience=patience,
             bars=bars,
             recovery=recovery,
+            loopback=loopback,
         )
         return drawn, job
 

@@ -154,11 +154,12 @@ Skipped = tuple[Fault, str]
 
 
 def feasible(
-    faults: Iterable[Fault], *, slots: int = 1, faulty: bool = False
+    faults: Iterable[Fault], *, slots: int = 1, faulty: bool = False, loopback: bool = False
 ) -> tuple[tuple[Fault, ...], tuple[Skipped, ...]]:
     """Return the faults that can be made here, and the others with what is missing for each.
 
-    slots: of each node of the job. faulty: its script is the one that fails when it is asked to.
+    slots: of each node of the job. faulty: its script is the one that fails when it is asked to. loopback: its nodes
+    are to be no hosts of their own.
     """
     makes: list[Fault] = []
     skips: list[Skipped] = []
@@ -168,6 +169,8 @@ def feasible(
             missing.append("the job has one slot a node; give --slots 2")
         if Need.SCRIPT in fault.ABOUT.needs and not faulty:
             missing.append("the script does not fail when asked to; chaos/scripts/train_faulty.py does")
+        if Need.HOSTS in fault.ABOUT.needs and loopback:
+            missing.append("--loopback keeps the nodes from being hosts of their own")
         why = "; ".join(filter(None, missing))
         if why:
             skips.append((fault, why))

@@ -74,11 +74,14 @@ def draw_run(seed: int, chances: Chances, job: Job) -> tuple[Schedule, Job]:
             return schedule, replace(job, nodes=nodes, slots=slots)
 
 
-def words_of(given: str, slots: int, *, resident: bool = True) -> tuple[tuple[str, ...], tuple[SkippedFault, ...]]:
+def words_of(
+    given: str, slots: int, *, resident: bool = True, loopback: bool = False
+) -> tuple[tuple[str, ...], tuple[SkippedFault, ...]]:
     """Return the words to draw from, and those that are left out: of all, what this machine or any script lacks.
 
     given: words with commas between, all of which are drawn, also what cannot be made here; "" for all ordinary ones.
     resident: whether the script calls `elastic3d.run`; UsageError for words that are given and cannot happen otherwise.
+    loopback: whether nodes are to be no hosts of their own.
     """
     if given:
         words = tuple(word.strip() for word in given.split(","))
@@ -104,6 +107,8 @@ def words_of(given: str, slots: int, *, resident: bool = True) -> tuple[tuple[st
             missing.append("it wakes what another one stops; --faults stop,cont draws both")
         if Need.SLOTS in needs and slots < 2:
             missing.append("nodes have one slot; give --slots 2")
+        if Need.HOSTS in needs and loopback:
+            missing.append("--loopback keeps the nodes from being hosts of their own")
         if why := "; ".join(filter(None, missing)):
             out.append(SkippedFault(fault=word, why=why))
     left_out = {one.fault for one in out}
@@ -138,7 +143,7 @@ def play_run(schedule: Schedule, job: Job, *, kept: Path, out: Path, clock: Cloc
         folder=None,
     )
     faulty = Path(job.script).resolve() == TRAIN_FAULTY.resolve()
-    makes, skips = feasible(schedule.faults, slots=job.slots, faulty=faulty)
+    makes, skips = feasible(schedule.faults, slots=job.slots, faulty=faulty, loopback=job.loopback)
     made = replace(made, skipped=tuple(SkippedFault(fault=str(fault), why=why) for fault, why in skips))
     if not makes:
         return made

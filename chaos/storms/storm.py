@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from chaos.faults.catalogue import feasible
+from chaos.faults.catalogue import feasible, lacking
 from chaos.faults.fault import Fault, Need
 from chaos.history.follow import Event, Picture
 from chaos.judging import bars
@@ -57,7 +57,8 @@ SCHEDULE, JOB, VERDICT = "schedule.toml", "job.json", "verdict.json"
 class Job:
     """What is needed to judge a job again. script: an absolute path. arguments: what ScriptSetting calls `given`.
 
-    bars, recovery: what is asked of times, as `Bars` names it.
+    bars, recovery: what is asked of times, as `Bars` names it. loopback: whether its nodes are all on this machine's
+    loopback; otherwise each is a host of its own where that can be made, with no way out of this machine.
     """
 
     script: str
@@ -69,6 +70,7 @@ class Job:
     patience: float = 180.0
     bars: float | None = None
     recovery: float | None = None
+    loopback: bool = False
 
     def __post_init__(self) -> None:
         self.asked()
@@ -79,6 +81,11 @@ class Job:
     def resident(self) -> bool:
         """Whether the script calls `elastic3d.run`, and is not restarted by torchrun: `mode` of `conf`."""
         return self.conf.get("mode", RESIDENT) == RESIDENT
+
+    @property
+    def on_hosts(self) -> bool:
+        """Whether each node is a host of its own."""
+        return not self.loopback and not lacking(Need.HOSTS)
 
     def asked(self) -> Bars:
         """Return what is asked of times; UsageError where that makes no sense."""
@@ -150,7 +157,10 @@ def play_storm(
     if not job.resident:
         check_restart(schedule.faults)
     makes, skipped = feasible(
-        schedule.faults, slots=job.slots, faulty=setting.target.resolve() == TRAIN_FAULTY.resolve()
+        schedule.faults,
+        slots=job.slots,
+        faulty=setting.target.resolve() == TRAIN_FAULTY.resolve(),
+        loopback=job.loopback,
     )
     for fault, why in skipped:
         console.print(f"skipped: {fault}: {why}", style="yellow", markup=False)
@@ -166,7 +176,7 @@ def play_storm(
             check_restart(schedule.faults, steps=setting.steps)
     with ExitStack() as stack:
         needs = {need for fault in makes for need in fault.ABOUT.needs}
-        network = stack.enter_context(Network()) if Need.HOSTS in needs else None
+        network = stack.enter_context(Network()) if job.on_hosts else None
         also = "" if network is None else network.address
         password, quota = PASSWORD if Need.PASSWORD in needs else None, QUOTA if Need.QUOTA in needs else None
         tls = Need.CERTIFICATES in needs
@@ -234,8 +244,11 @@ def undisturbed(job: Job, *, workdir: Path, kept: Path, console: Console) -> tup
     setting = job.setting()
 
     def played() -> Outcome:
-        with EtcdServer() as etcd:
-            return play_watched(setting, (), etcd, workdir / "quiet", "The job undisturbed", console, name="quiet")
+        with ExitStack() as stack:
+            network = stack.enter_context(Network()) if job.on_hosts else None
+            etcd = stack.enter_context(EtcdServer(also="" if network is None else network.address))
+            hosted = replace(setting, network=network)
+            return play_watched(hosted, (), etcd, workdir / "quiet", "The job undisturbed", console, name="quiet")
 
     quiet = quiet_run(setting, kept, played)
     if not sound(quiet):
@@ -245,7 +258,8 @@ def undisturbed(job: Job, *, workdir: Path, kept: Path, console: Console) -> tup
     if not sound(quiet):
         codes = ", ".join(f"{name} ended with {code}" for name, code in quiet.exit_codes.items() if code)
         why = quiet.failure or ("it left no digest" if job.resident else codes)
-        raise UsageError(f"{setting.target.name}: it fails undisturbed: {why}")
+        hosts = "; if it needs the internet, give --loopback" if job.on_hosts else ""
+        raise UsageError(f"{setting.target.name}: it fails undisturbed: {why}{hosts}")
     return setting, quiet
 
 

@@ -16,7 +16,7 @@ from chaos.faults.device import SlowBlocks
 from chaos.faults.fault import Fault, Need
 from chaos.faults.memory import Squeeze
 from chaos.faults.moment import When
-from chaos.faults.network import Narrow
+from chaos.faults.network import Cut, Narrow
 from chaos.faults.process import Kill, KillCompanion, KillTrainer
 from chaos.faults.store import StoreGone
 from chaos.schedules.files import parse
@@ -125,6 +125,11 @@ def test_what_a_job_cannot_have_is_skipped_by_name() -> None:
     assert makes == (kill,)
     assert [(fault, why) for fault, why in skips] == [(companion, "the job has one slot a node; give --slots 2")]
     assert feasible([kill, companion], slots=2) == ((kill, companion), ())
+    cut = Cut(node="node0", when=When(step=3))
+    _, skips = feasible([kill, cut], loopback=True)
+    assert [(fault, why.rpartition("; ")[2]) for fault, why in skips] == [
+        (cut, "--loopback keeps the nodes from being hosts of their own")
+    ]
 
 
 def test_every_need_is_one_of_some_kind() -> None:

@@ -178,6 +178,7 @@ def test_what_cannot_be_made_is_left_out_by_name() -> None:
     assert all(one.why for one in left_out)
     assert "kill-companion" in words_of("", 2)[0]
     assert words_of("kill, blocked", 1) == (("kill", "blocked"), ())
+    assert not {"delay", "cut"} & {*words_of("", 1, loopback=True)[0]}
     with pytest.raises(UsageError, match="no fault 'kil'"):
         words_of("kil", 1)
     assert {word for word in ORDINARY if Need.SCRIPT in KINDS[word].ABOUT.needs} == set()

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from chaos.commands import storm as commands
 from chaos.commands.app import app
+from chaos.faults.catalogue import lacking
 from chaos.faults.etcd import EtcdPassword, EtcdPause
+from chaos.faults.fault import Need
 from chaos.faults.moment import When
 from chaos.faults.orders import Join
 from chaos.faults.process import Kill, KillCompanion
@@ -242,6 +244,29 @@ def test_a_password_is_written_into_a_folder_of_its_own(
     with pytest.raises(UsageError, match="as far as here"):
         play_storm(schedule, Job(script=str(script)), workdir=workdir, kept=tmp_path, console=Console(), compare=False)
     assert (workdir / "etcd-password").read_text() == PASSWORD
+
+
+@pytest.mark.etcd
+@pytest.mark.netns
+def test_nodes_are_hosts_of_their_own_unless_they_are_to_be_on_loopback(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Undisturbed too: what needs the internet is told so before anything is done to it."""
+    if why := lacking(Need.HOSTS):
+        pytest.skip(why)
+    networks: list[bool] = []
+
+    def play(setting: ScriptSetting, *_: object, **__: object) -> Outcome:
+        networks.append(setting.network is not None)
+        return replace(quiet(setting), digest=None, failure="it cannot download")
+
+    monkeypatch.setattr(playing, "play_watched", play)
+    schedule = Schedule(faults=(Kill(node="node1", when=When(step=3)),))
+    hint = "; if it needs the internet, give --loopback"
+    for job, said in ((Job(script=str(script)), hint), (Job(script=str(script), loopback=True), "")):
+        with pytest.raises(UsageError, match=rf"fails undisturbed: it cannot download{said}$"):
+            play_storm(schedule, job, workdir=tmp_path / "work", kept=tmp_path, console=Console())
+    assert networks == [True, False]
 
 
 @pytest.mark.parametrize(
