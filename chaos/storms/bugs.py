@@ -146,4 +146,10 @@ FOUND: tuple[RealBug, ...] = (
         wrong="one reading of the copy timed out, and the script was said to have raised",
         test="training/test_state_loading.py::test_copies_that_cannot_be_reached_are_asked_for_again",
     ),
+    RealBug(
+        met="a snapshot was damaged before the first checkpoint, and held by nobody else",
+        wrong="ranks that had read their own parts well went on from it while the others began at step 0: samples of "
+        "another step, other bits, and a rank that left the program",
+        test="training/test_falling_back.py::test_ranks_that_have_read_a_state_begin_again_with_one_that_finds_damage",
+    ),
 )

@@ -118,6 +118,9 @@ class Assembly:
     def _begun(self, outline: nn.Module, expects_state: bool) -> nn.Module:
         """Return the model as it is to be taken up: with values, or on meta to be filled or to wait for a state."""
         build, seed, weights = self.plan.build, self.plan.seed, self.plan.weights
+        device, arrived = self.mesh.computes_on, self.mesh.progress.tick
+        self._values = of_modules(build, seed, device) if self._large else of_whole(build, seed)
+        self._read = None if weights is None else lambda: weights.fill(self.model, device, arrived)
         model = None
         if self._large:
             model = initial.skeleton(build, seed)
@@ -127,11 +130,9 @@ class Assembly:
         if weights is not None:
             values = of_chosen(build, seed, lambda: weights.match().fresh) if model is not None else of_nothing
             model = initial.whole(build, seed) if model is None else model
-            device, arrived = self.mesh.computes_on, self.mesh.progress.tick
-            self.deferred = Deferred(model, values, lambda: weights.fill(self.model, device, arrived))
+            self.deferred = Deferred(model, values, self._read)
         elif expects_state and model is not None:
-            values = of_modules(build, seed, self.mesh.computes_on) if self._large else of_whole(build, seed)
-            self.deferred = Deferred(model, values)
+            self.deferred = Deferred(model, self._values)
         return initial.whole(build, seed) if model is None else model
 
     def _take_up(self) -> list[list[FSDPModule]]:
@@ -182,11 +183,16 @@ class Assembly:
         if self.deferred is not None and not self.deferred.stop():
             self.deferred = None
 
-    def initialise(self) -> None:
-        """Give the weights their initial values where they have none: there is no state."""
-        if self.deferred is not None:
+    def initialise(self, *, again: bool = False) -> None:
+        """Give the weights their initial values where they have none: there is no state.
+
+        again: everywhere, and the state's buffers theirs: one was read over them from which nobody goes on.
+        """
+        if again:
+            (self.deferred or Deferred(self.model, self._values, self._read)).make_again(self._values)
+        elif self.deferred is not None:
             self.deferred.make()
-            self.deferred = None
+        self.deferred = None
 
     def prepare(self, batches: Batches) -> None:
         """Make the reduction, the passes and the vote for batches of this size."""

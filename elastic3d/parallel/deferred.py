@@ -20,10 +20,13 @@ from torch.utils._pytree import tree_leaves
 
 from elastic3d.devices import ComputeDevice
 from elastic3d.parallel import initial
-from elastic3d.parallel.state import box_of, local
+from elastic3d.parallel.state import box_of, local, persistent_buffers
 
 Values = Iterable[tuple[str, torch.Tensor]]
-"""Whole parameters by global name, each to be used before the next is asked for."""
+"""Whole parameters and buffers by global name, each to be used before the next is asked for."""
+
+MakesValues = Callable[[frozenset[str]], Values]
+"""Takes names of what a rank holds, and returns the whole initial values of those at least."""
 
 
 class InitialWeights(Protocol):
@@ -54,7 +57,7 @@ class Fresh(Protocol):
 class Deferred:
     """The initial weights of one rank's part of a model, none of which has values yet.
 
-    values: takes names of parameters that this rank holds, and returns the whole initial values of those at least.
+    values: of the parameters.
     read: gives values to what the weights have that the run begins with, and returns its names; None where it begins
     with none.
     """
@@ -62,7 +65,7 @@ class Deferred:
     def __init__(
         self,
         model: nn.Module,
-        values: Callable[[frozenset[str]], Values],
+        values: MakesValues,
         read: Callable[[], frozenset[str]] | None = None,
     ) -> None:
         self._model, self._values, self._read = model, values, read
@@ -103,10 +106,19 @@ class Deferred:
 
     def make(self) -> None:
         """Give all weights their initial values."""
-        here = dict(self._model.named_parameters())
+        self._give(dict(self._model.named_parameters()), self._values)
+
+    def make_again(self, values: MakesValues) -> None:
+        """Give the weights and the buffers of the state their initial values, whatever was read over these.
+
+        values: as of this rank's part, of all parameters and buffers.
+        """
+        self._give({**dict(self._model.named_parameters()), **dict(persistent_buffers(self._model))}, values)
+
+    def _give(self, here: dict[str, torch.Tensor], values: MakesValues) -> None:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             rest = frozenset(here) - (frozenset() if self._read is None else self._read())
-            for name, whole in self._values(rest) if rest else ():
+            for name, whole in values(rest) if rest else ():
                 if name in rest:
                     box = box_of(here[name])
                     part = tuple(slice(start, stop) for start, stop in zip(box.start, box.stop, strict=True))
@@ -146,17 +158,24 @@ def of_nothing(names: frozenset[str]) -> Values:
     return ()
 
 
-def of_whole(build: initial.Build, seed: int) -> Callable[[frozenset[str]], Values]:
+def of_whole(build: initial.Build, seed: int) -> MakesValues:
     """Return the values of a model that is built whole."""
-    return lambda names: initial.whole(build, seed).named_parameters()
+
+    def values(names: frozenset[str]) -> Values:
+        model = initial.whole(build, seed)
+        yield from model.named_parameters()
+        yield from model.named_buffers()
+
+    return values
 
 
-def of_modules(build: initial.Build, seed: int, device: ComputeDevice) -> Callable[[frozenset[str]], Values]:
+def of_modules(build: initial.Build, seed: int, device: ComputeDevice) -> MakesValues:
     """Return the values of a model that is filled module by module, on the device and one module at a time."""
 
     def values(names: frozenset[str]) -> Values:
         model = initial.skeleton(build, seed)
         for place, module in model.named_modules():
+            yield from module.named_buffers(prefix=place, recurse=False)
             blank = dict(module.named_parameters(prefix=place, recurse=False))
             if names.isdisjoint(blank):
                 continue

@@ -29,10 +29,9 @@ from elastic3d.training.extras import Extras
 from elastic3d.training.state_facts import AskedState, HealthFacts, KeptExtra, StateFacts
 
 
-def load(
+def read(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    schedule: Any,
     batches: Batches,
     decision: restoring.Decision,
     sources: Mapping[str, TileSource],
@@ -41,22 +40,19 @@ def load(
     extras: Extras,
     accept: Collection[str] = (),
     arrived: Callable[[], object] = lambda: None,
-) -> Ledger:
-    """Bring the decided state into this rank's model, optimizer, schedule and batches; return its ledger.
+) -> None:
+    """Read the tensors of the decided state into this rank's model and optimizer; all else of it is for `take`.
 
-    accept: what may have changed since it was saved (`identity.ACCEPTED`); another schedule than the state's begins
-    anew, with the learning rates that the script has set. arrived: called after each tile that was read. The extras'
-    state is read, and given to them by `Extras.load`.
-    From a checkpoint that no run has saved only the weights are taken, and the run begins at step 0. StateError for the
-    state of other batches; checkpointing's MissingTile or SpecMismatch where tiles do not fit.
+    accept: what may have changed since it was saved (`identity.ACCEPTED`). arrived: called after each tile that was
+    read. The extras' state is read, and given to them by `Extras.load`.
+    From a checkpoint that no run has saved only the weights are taken. StateError for the state of other batches;
+    checkpointing's MissingTile or SpecMismatch where tiles do not fit: then some of the tensors are read.
     """
     if starting.is_foreign(decision):
         starting.load_weights(model, decision, sources, device, arrived=arrived)
-        return ()
+        return
     facts = state_facts.parse(decision.facts, decision.step)
-    mixed = state_facts.check_facts(facts, decision.step, batches.order, batches.fingerprint, accept=accept)
-    if mixed:
-        process_log().emit("mixture.changed", step=decision.step, detail=mixed)
+    state_facts.check_facts(facts, decision.step, batches.order, batches.fingerprint, accept=accept)
     saved = decision.specs()
     create_optimizer_state(model, optimizer, saved.values())
     held = [*held_by_model(model), *held_by_optimizer(model, optimizer), *extras.rooms(saved, facts.extra)]
@@ -66,6 +62,28 @@ def load(
     resolved = resolve(wanted, offers, sources, buffers.destination, arrived=arrived)
     tell_read(resolved, sources)
     buffers.settle()
+
+
+def take(
+    optimizer: torch.optim.Optimizer,
+    schedule: Any,
+    batches: Batches,
+    decision: restoring.Decision,
+    *,
+    accept: Collection[str] = (),
+) -> Ledger:
+    """Go on from the state of which every rank has read the tensors: its schedule and batches; return its ledger.
+
+    Not before, since ranks that went ahead of one which finds damage would not begin where that one does. Another
+    schedule than the state's, which `accept` allows, begins anew, with the learning rates that the script has set. The
+    run begins at step 0 where no run has saved the state, which has an empty ledger.
+    """
+    if starting.is_foreign(decision):
+        return ()
+    facts = state_facts.parse(decision.facts, decision.step)
+    mixed = state_facts.check_facts(facts, decision.step, batches.order, batches.fingerprint, accept=accept)
+    if mixed:
+        process_log().emit("mixture.changed", step=decision.step, detail=mixed)
     another = "schedule" in accept and facts.asked is not None and facts.asked.schedule != identity.kind_of(schedule)
     written.set_optimizer_groups(optimizer, facts.optimizer_groups, besides=identity.OF_SCHEDULES if another else ())
     if not another:

@@ -87,7 +87,7 @@ class StateLoader:
         """Load the decided state, the same on all ranks. scale: the loss scale of a run that begins.
 
         Damage shows when tiles are read. If any rank finds one that has no good copy, all go back to an older state: in
-        memory, else in the store.
+        memory, else in the store, else to the beginning. So none goes on from what it has read before all have.
         """
         store, rank = self.assignment.store, self.assignment.rank
         with self.peers():
@@ -96,6 +96,8 @@ class StateLoader:
             if len(samples) > 1:
                 self.batches.samples = ""  # they are others each time: states say the same on all ranks
         ledger: Ledger = ()
+        own = dict(self.optimizer.state)
+        begins_again = False
         damaged: tuple[str, ...] = ()
         spoilt: tuple[tuple[int, int], ...] = ()
         while True:
@@ -105,11 +107,14 @@ class StateLoader:
             identity.check_same_config(self.config, now, self.assignment.node)
             missing: MissingTile | None = None
             begun, renamed = None, ""
+            if begins_again:
+                self.optimizer.state.clear()
+                self.optimizer.state.update(own)
             if decision.source == restoring.NONE:
                 if self.weights is not None:
                     with self.peers():
                         begun = initial_weights.agree(self.weights, self.assembly.mesh)
-                self.assembly.initialise()
+                self.assembly.initialise(again=begins_again)
             else:
                 if starting.is_foreign(decision):
                     initial_weights.check_imported(self.weights)
@@ -123,19 +128,22 @@ class StateLoader:
                 self._give_copies_values(decision)
                 try:
                     with announced_read(decision, store):
-                        ledger = self._read(decision, partial(self.tiers.sources, decision, store, rank, go.near))
+                        self._read(decision, partial(self.tiers.sources, decision, store, rank, go.near))
                 except MissingTile as error:
                     if not error.damaged:
                         raise
                     missing = error
-                if not starting.is_foreign(decision):
-                    scale = scale.restored(state_facts.parse(decision.facts, decision.step).loss_scale)
             with self.peers():
                 found_damaged = (
                     decision.source != restoring.NONE and self.assembly.mesh.highest(missing is not None) > 0
                 )
+            begins_again = found_damaged
             if not found_damaged:
                 saved = self._facts(decision)
+                if decision.source != restoring.NONE:
+                    ledger = loading.take(self.optimizer, self.schedule, self.batches, decision, accept=self.accept)
+                if saved is not None:
+                    scale = scale.restored(saved.loss_scale)
                 with self.peers():
                     if saved is not None:
                         self.extras.load(saved.extra)
@@ -174,17 +182,16 @@ class StateLoader:
             )
             damaged = (*damaged, decision.checkpoint)
 
-    def _read(self, decision: restoring.Decision, open_sources: Callable[[], Mapping[str, TileSource]]) -> Ledger:
+    def _read(self, decision: restoring.Decision, open_sources: Callable[[], Mapping[str, TileSource]]) -> None:
         """Read the state. Copies that cannot be reached are asked for again: a link that loses packets is no loss."""
         left = READS
         while True:
             sources = open_sources()
             left -= 1
             try:
-                return loading.load(
+                loading.read(
                     self.assembly.model,
                     self.optimizer,
-                    self.schedule,
                     self.batches,
                     decision,
                     sources,
@@ -193,6 +200,7 @@ class StateLoader:
                     accept=self.accept,
                     arrived=self.assembly.mesh.progress.tick,
                 )
+                return
             except MissingTile as error:
                 if error.damaged or not left:
                     raise

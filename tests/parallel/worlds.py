@@ -13,7 +13,7 @@ import os
 import pickle
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,7 +51,7 @@ PRELOAD = [
 class Orders:
     """Orders for the hosts of a world: where to keep snapshots, and when to ask the ranks to leave.
 
-    islands: what it merges with, as the job `run_id`.
+    islands: what it merges with, as the job `run_id`. spoilt: names of snapshots of which other bytes are read.
     """
 
     layout: Layout
@@ -72,6 +72,7 @@ class Orders:
     origins: Mapping[int, ScriptOrigin] = field(default_factory=dict)
     islands: Islands | None = None
     run_id: str = "alone"
+    spoilt: frozenset[str] = frozenset()
 
 
 class Ended(BaseException):
@@ -224,11 +225,12 @@ class Kept:
 
 
 class Files:
-    """The tiers of a test: a folder of snapshots stands for the keepers' memory."""
+    """The tiers of a test: a folder of snapshots stands for the keepers' memory. spoilt: files that are damaged."""
 
     name = "files"
 
-    def __init__(self) -> None:
+    def __init__(self, spoilt: Collection[str] = ()) -> None:
+        self._spoilt = spoilt
         self._read: dict[str, Any] = {}
 
     def inventories(self, servers: Sequence[str]) -> Sequence[Kept]:
@@ -252,7 +254,7 @@ class Files:
             except OSError as error:
                 raise SourceError(str(error)) from error
         data: bytes = self._read[file][number][2]
-        return data
+        return bytes(len(data)) if Path(file).name in self._spoilt else data
 
 
 def run_world(main: Callable[[Run], Any], orders: Orders, *, patience: float = TIMEOUT) -> list[Report]:
@@ -313,7 +315,7 @@ def _rank(main: Main, orders: Orders, rank: int, store: tuple[str, int], prefix:
         host.report.result = main(run)
 
     try:
-        train(keep_result, host, tiers=Files(), origin=orders.origins.get(rank), islands=orders.islands)
+        train(keep_result, host, tiers=Files(orders.spoilt), origin=orders.origins.get(rank), islands=orders.islands)
     except Ended as end:
         host.report.ended, host.report.error = end.how, "" if end.what is None else str(end.what)
     except Exception as error:  # noqa: BLE001  # the edge of the process: whatever happened is told to the test

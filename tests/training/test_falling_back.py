@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+import torch
 
 from checkpointing import (
     Piece,
@@ -29,16 +30,17 @@ from elastic3d.distrust import Distrust
 from elastic3d.errors import StateError
 from elastic3d.membership.records import SavedStep
 from elastic3d.port import Go, LocalState, NearMemory, StateRestored
-from elastic3d.training import Run
+from elastic3d.training import Main, Run
 from elastic3d.training.restoring import Decision
 from elastic3d.training.standalone import StandalonePort
 from elastic3d.training.tiers import KeepersAndStore
-from elastic3d.values import StoreAt
+from elastic3d.values import Layout, StoreAt
 from elastic3d.worker.checkpoints.writing import CheckpointWriter
 from elastic3d.worker.options import Saving
 from elastic3d.worker.processes.slot import PinnedSnapshot
 from tests.parallel.mains import train
-from tests.parallel.worlds import Files
+from tests.parallel.models import Model, Sentences, loss_fn
+from tests.parallel.worlds import Files, Orders, run_world
 from tests.training.damage import spoil_tiles
 
 
@@ -305,6 +307,37 @@ class Spoilt(KeepersAndStore):
         if int(Path(tile.where[0]).name.split(".")[0]) in self.steps:
             data[0] ^= 1
         return bytes(data)
+
+
+def train_and_look(run: Run) -> str:
+    """Train as a script that looks at the weights it begins with, so that they are made before a state comes."""
+    model = run.shard(Model, blocks="blocks", seed=3)
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=4):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
+    return run.digest()
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("layout", [Layout(pp=2, dp=1), Layout(pp=1, dp=2)], ids=["pp", "dp"])
+@pytest.mark.parametrize("main", [train, train_and_look], ids=["train", "look"])
+@pytest.mark.parametrize("lost", ["of one rank", "its first step"])
+def test_ranks_that_have_read_a_state_begin_again_with_one_that_finds_damage(
+    layout: Layout, main: Main, lost: str, tmp_path: Path
+) -> None:
+    """From the beginning, or from an older state: what they have read leaves no trace in weights, updates, samples."""
+    undisturbed = [report.result for report in run_world(main, Orders(layout=layout, keep=tmp_path, snapshot_every=1))]
+    for file in tmp_path.iterdir():
+        if int(file.name.split(".")[0]) > 2:
+            file.unlink()
+    spoilt = {file.name for file in tmp_path.glob("*.1.0" if lost == "of one rank" else "2.1.0")}
+    reports = run_world(main, Orders(layout=layout, take=tmp_path, spoilt=frozenset(spoilt)))
+    assert [report.error for report in reports] == ["", ""]
+    assert {report.restored for report in reports} == {("none", 0, 0) if lost == "of one rank" else ("memory", 1, 1)}
+    assert [report.result for report in reports] == undisturbed
 
 
 @pytest.mark.parametrize(("spoilt", "source", "step"), [((4,), "memory", 3), ((1, 2, 3, 4), "store", 2)])

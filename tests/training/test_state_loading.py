@@ -20,11 +20,10 @@ class Reads:
         self.failures = list(failures)
         self.tries = self.opened = self.closed = 0
 
-    def __call__(self, *_: object, **__: object) -> tuple[()]:
+    def __call__(self, *_: object, **__: object) -> None:
         self.tries += 1
         if self.failures:
             raise self.failures.pop(0)
-        return ()
 
     def open_sources(self) -> dict[str, Any]:
         self.opened += 1
@@ -34,19 +33,19 @@ class Reads:
         self.closed += 1
 
 
-def read(reads: Reads, monkeypatch: pytest.MonkeyPatch) -> object:
+def read(reads: Reads, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read as a rank does; of the rank itself only what is passed on."""
-    monkeypatch.setattr(loading, "load", reads)
+    monkeypatch.setattr(loading, "read", reads)
     mesh = SimpleNamespace(computes_on=None, progress=SimpleNamespace(tick=None))
     names = ("optimizer", "schedule", "batches", "extras", "accept")
     rank = SimpleNamespace(assembly=SimpleNamespace(model=None, mesh=mesh), **dict.fromkeys(names))
-    return StateLoader._read(cast(StateLoader, rank), cast(Decision, None), reads.open_sources)
+    StateLoader._read(cast(StateLoader, rank), cast(Decision, None), reads.open_sources)
 
 
 def test_copies_that_cannot_be_reached_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """By new connections: a link that loses packets for a while makes nobody's script raise."""
     reads = Reads(*[MissingTile("timed out")] * (READS - 1))
-    assert read(reads, monkeypatch) == ()
+    read(reads, monkeypatch)
     assert (reads.tries, reads.opened, reads.closed) == (READS, READS, READS)
 
 
