@@ -16,6 +16,7 @@ Every error says what happened, whether trying again helps, and what the person 
           Impaired          etcd takes no writes, or does not know us any more; mend what the message names
           EtcdAway          the same as EtcdUnavailable, for torchrun
         EtcdRefused         wrong version, wrong credentials, or a request etcd will never accept
+          PasswordRefused   etcd knows no such user with this password
           EtcdRefusedUs     the same, for torchrun
         LeaseGone           the lease is over, its keys with it; a new one is needed
         Compacted           the revision asked for was compacted away

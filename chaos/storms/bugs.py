@@ -137,6 +137,11 @@ FOUND: tuple[RealBug, ...] = (
         test="trust/test_secret.py::test_a_node_that_starts_waits_for_an_etcd_that_takes_no_writes",
     ),
     RealBug(
+        met="a node came while etcd's password was being changed",
+        wrong="the node ended at once, though those that train wait for the new password",
+        test="rendezvous/test_connect.py::test_a_password_that_is_being_changed_is_waited_for",
+    ),
+    RealBug(
         met="the record of what is committed was changed on its way to the store",
         wrong="nothing could be committed after it, and the job waited for its last checkpoint for ever",
         test="worker/checkpoints/test_committer.py::test_a_damaged_latest_is_written_anew",

@@ -10,7 +10,7 @@ doing; watches and lease keepers belong to the process that made them. `transpor
 
 from elastic3d.etcd.client import EtcdClient
 from elastic3d.etcd.endpoints import Endpoint, parse_endpoints, password_warning
-from elastic3d.etcd.failures import Compacted, FutureRevision, Impaired, LeaseGone, OutcomeUnknown
+from elastic3d.etcd.failures import Compacted, FutureRevision, Impaired, LeaseGone, OutcomeUnknown, PasswordRefused
 from elastic3d.etcd.history import Change
 from elastic3d.etcd.lease import Lease, LeaseKeeper, LeaseLoss
 from elastic3d.etcd.operations import Compare, Delete, Get, KeyValue, MemberStatus, Operation, Put, TxnResult
@@ -44,6 +44,7 @@ __all__ = [
     "Ended",
     "OutcomeUnknown",
     "Impaired",
+    "PasswordRefused",
     "LeaseGone",
     "Compacted",
     "FutureRevision",

@@ -22,6 +22,10 @@ class Impaired(EtcdUnavailable):
     """
 
 
+class PasswordRefused(EtcdRefused):
+    """etcd knows no such user with this password: trying again helps only where one of them is being changed."""
+
+
 class LeaseGone(EtcdError):
     """The lease is over, its keys with it; a write under it was not applied. Trying again needs a new lease."""
 
@@ -111,7 +115,7 @@ def final(failure: RpcFailure) -> EtcdError:
     if "required revision is a future revision" in detail:
         return FutureRevision(f"etcd: {detail}; it lost its data or was restored from a backup: list again")
     if any(text in detail for text in _WRONG):
-        return EtcdRefused("etcd: wrong user name or password; trying again does not help")
+        return PasswordRefused("etcd: wrong user name or password")
     if _NO_NAME in detail or code == "UNAUTHENTICATED":
         return EtcdRefused("etcd: this cluster requires a login; give user and password (or a client certificate)")
     if code == "PERMISSION_DENIED":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from elastic3d import output
+from elastic3d.clock import SYSTEM
 from elastic3d.errors import ConfigurationError, EtcdUnavailable
-from elastic3d.etcd import EtcdClient, Impaired, Tls, parse_endpoints, password_warning
+from elastic3d.etcd import EtcdClient, Impaired, PasswordRefused, Tls, parse_endpoints, password_warning
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.trust.encryption import Encryption, load
 
@@ -35,14 +36,17 @@ def client(settings: Settings) -> EtcdClient:
 
 
 PATIENCE = 30.0
-"""Seconds that a starting node waits for an etcd that is not there yet, or is overloaded."""
+"""Seconds that a starting node waits for an etcd that is not there yet, or is overloaded, or for its new password."""
+
+_POLL = 0.5
 
 
 def connect(settings: Settings, *, patience: float | None = None) -> EtcdClient:
     """Return a client after checking that etcd is there, new enough, and lets us in; errors say what to do.
 
-    patience: seconds for which to go on if the first tries get no answer, 0 for not at all. By default `PATIENCE`, or
-    the time that the job waits for its other nodes if that is shorter.
+    patience: seconds for which to go on if the first tries get no answer, or the password of a file is refused, which
+    somebody may be changing; 0 for not at all. By default `PATIENCE`, or the time that the job waits for its other
+    nodes if that is shorter.
     """
     if patience is None:
         patience = min(PATIENCE, settings.policy.below_minimum)
@@ -55,7 +59,26 @@ def connect(settings: Settings, *, patience: float | None = None) -> EtcdClient:
                 raise
             output.say(f"{error}; trying for {patience:g} s more")
             made.check(settings.root, budget=patience)
+        except PasswordRefused as error:
+            if not settings.password_file or not patience:
+                raise
+            output.say(f"{error}; trying for {patience:g} s more, should somebody be changing it")
+            _check_login(made, settings.root, patience)
     except BaseException:
         made.close()
         raise
     return made
+
+
+def _check_login(made: EtcdClient, root: str, patience: float) -> None:
+    """Check until the password, which is read from its file each time, is the one that etcd has."""
+    until = SYSTEM.monotonic() + patience
+    while True:
+        SYSTEM.sleep(_POLL)
+        try:
+            made.check(root)
+        except PasswordRefused:
+            if SYSTEM.monotonic() >= until:
+                raise
+        else:
+            return

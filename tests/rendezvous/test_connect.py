@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousConnectionError
 
 from chaos.servers.etcd import EtcdServer
 from elastic3d.errors import EtcdUnavailable, JobEnded
+from elastic3d.etcd import PasswordRefused
 from elastic3d.membership.policy import Policy
 from elastic3d.rendezvous.connect import connect
 from elastic3d.rendezvous.errors import RendezvousEnded
@@ -59,6 +62,25 @@ def test_an_etcd_that_never_answers_is_an_error(
     with pytest.raises(EtcdUnavailable):
         connect(agreed, patience=0.0)
     assert "more" not in capsys.readouterr().err
+
+
+def test_a_password_that_is_being_changed_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """etcd has the new one, and the file that the node reads it from has it a second later; not for ever."""
+    file = tmp_path / "password"
+    file.write_text("new")
+    with EtcdServer(password="old") as server:
+        agreed = replace(settings(server.endpoint, below_minimum=2.0), user="root", password_file=str(file))
+        changed = threading.Timer(1.0, lambda: file.write_text("old"))
+        changed.start()
+        connect(agreed).close()
+        changed.join()
+        assert "wrong user name or password; trying for 2 s more" in capsys.readouterr().err
+        file.write_text("other")
+        with pytest.raises(PasswordRefused):
+            connect(agreed)
+        with pytest.raises(PasswordRefused):
+            connect(agreed, patience=0.0)
+        assert capsys.readouterr().err.count("trying for") == 1
 
 
 def test_errors_of_a_handler_are_torchs_rendezvous_errors(refusing_port: Callable[[], int]) -> None:
