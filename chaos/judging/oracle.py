@@ -129,7 +129,9 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
     yield Promise(
         says="nothing is left behind",
         page="guides/chaos.md",
-        seen="" if outcome.failure else "no process, no temporary file, no shared memory, no lease",
+        seen=""
+        if outcome.failure
+        else "no process, port, control group, temporary file, shared memory, lease, or key of a job that runs",
         broken=tuple(f"left behind: {left}" for left in outcome.leftovers),
         judged=not outcome.failure,
     )

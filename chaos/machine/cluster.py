@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -37,6 +38,9 @@ from elastic3d.shortfall import STANDBY
 
 # torch's launcher and compiler never remove these.
 _TORCHS_OWN = ("torchelastic_", "torchinductor_")
+_PROBE = re.compile(r"tmp[a-z0-9_]{8}")
+"""An empty file that torch's loader opens to see whether it has descriptors left, when the process is killed that it is
+about to hear: its own handler of SIGCHLD may raise before Python knows that the file is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,13 +381,7 @@ class Cluster:
 
     def files_left(self) -> list[Path]:
         """Return the files that nodes that were not killed left in their temp folders, except torch's own."""
-        return [
-            path
-            for node in self.nodes
-            if not node.killed
-            for path in sorted(node.temp.iterdir())
-            if not path.name.startswith(_TORCHS_OWN)
-        ]
+        return [path for node in self.nodes if not node.killed for path in left_in(node.temp)]
 
     def close(self) -> None:
         """End every process by pid, agents first, then whatever carries the mark or is in a node's control group.
@@ -430,6 +428,16 @@ def _read(log: io.BufferedWriter) -> tuple[subprocess.Popen[bytes], io.BufferedW
 
 
 def stands_by(pid: int) -> bool:
+def left_in(folder: Path) -> list[Path]:
+    """Return what is in a folder for temporary files, except torch's own."""
+
+    def of_torch(path: Path) -> bool:
+        probe = _PROBE.fullmatch(path.name) is not None and path.is_file() and not path.stat().st_size
+        return probe or path.name.startswith(_TORCHS_OWN)
+
+    return [path for path in sorted(folder.iterdir()) if not of_torch(path)]
+
+
     """Return whether a process is a slot's standby, which trains nothing."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() == STANDBY

@@ -22,9 +22,11 @@ from chaos.faults.process import Continue
 from chaos.history.follow import Event, Follower, Injection, Picture, picture
 from chaos.machine.clocks import Clocks
 from chaos.machine.cluster import Cluster, Launch
-from chaos.machine.leftovers import leases_left, shared_memory, shared_memory_left
+from chaos.machine.hung_files import HungFiles
+from chaos.machine.leftovers import keys_left, leases_left, ports_left, shared_memory, shared_memory_left
 from chaos.machine.network import DEVICE, Network
 from chaos.machine.small_disk import SmallDisk
+from chaos.machine.strangers import Port, sockets
 from chaos.playing.observer import Observer
 from chaos.playing.standing import Standing
 from chaos.schedules.schedule import bounds
@@ -46,6 +48,8 @@ RESIDENT, RESTART = "resident", "restart"
 """The modes in which a job is played, as `--rdzv-conf=mode=` has them."""
 TRIES = 3
 """Times that torchrun may start a script's workers anew for each fault: those whose peer died end by themselves."""
+_LISTENING = ("generation.sealed", "state.restored")
+"""Events by which nodes, and then their trainers, listen on all the ports that they need."""
 TRAIN_GPT = Path(__file__).parents[1] / "scripts" / "train_gpt.py"
 
 
@@ -201,7 +205,11 @@ class Player:
         self.hit: list[str] = []
         self._later: list[tuple[float, Callable[[], object]]] = []
         self._shared_memory = shared_memory()
-        self._joiners = [node_name(setting.nodes + i) for i in range(sum(isinstance(f, Join) for f in faults))]
+        self._ports: dict[str, tuple[str, Port]] = {}
+        comers = sorted(
+            (fault for fault in faults if isinstance(fault, Coming)), key=lambda one: not isinstance(one, Join)
+        )
+        self._coming = {node_name(setting.nodes + number): fault for number, fault in enumerate(comers)}
         self._labels = {node_name(number): labels for number, labels in enumerate(setting.labels)}
         host = LOOPBACK if setting.network is None else setting.network.address
         self._clouds = {
@@ -276,6 +284,8 @@ class Player:
             self.inject()
             if not running and not new:
                 return ""
+                if any(event.name in _LISTENING for event in new):
+                    self._see_ports()
             if running <= set(self._joiners) and not new:
                 # Joiners that are still at their gates when all others have ended would wait forever.
                 for name in running:
@@ -287,6 +297,12 @@ class Player:
     def outcome(self, faults: Sequence[Fault], failure: str) -> Outcome:
         """Return what became of the job, before the cluster is closed."""
         nodes = self.cluster.nodes
+    def _see_ports(self) -> None:
+        """Take note of the sockets on which the nodes' processes listen now."""
+        for node in self.cluster.nodes:
+            if node.alive:
+                self._ports |= {inode: (node.name, port) for inode, port in sockets(node.processes()).items()}
+
         return Outcome(
             setting=self.setting,
             faults=tuple(faults),
@@ -357,10 +373,13 @@ class Player:
             *(f"temporary file {path}" for path in self.cluster.files_left()),
             *shared_memory_left(self._shared_memory),
             *leases_left(self.etcd.client, self.root, alone=isinstance(self.etcd, EtcdCluster)),
+            *(() if self.setting.network is None else self.setting.network.occupied()),
+            *ports_left(self._ports),
         )
 
     def marked(self, step: int) -> str | None:
         try:
+            *keys_left(self.etcd.client, self.root),
             return str(json.loads((self.out / mark_of(step)).read_text()).get("node") or "")
         except (FileNotFoundError, ValueError):
             return None
