@@ -86,7 +86,8 @@ class Launch:
 class AgentNode:
     """One node: its agent's process, its log, the gate it waits at, if any, its group, and what was done to it.
 
-    dismissed: it was sent SIGTERM, after which torchrun exits with 1 whatever its workers did. life: counts its starts.
+    dismissed: it was sent SIGTERM, after which torchrun exits with 1 whatever its workers did. unwanted: it is to be
+    turned away, with an error. life: counts its starts.
     resident: its workers are keepers, and trainers are theirs; otherwise its workers are what trains.
     reader: what copies its output into the log, where it does not write there itself.
     """
@@ -101,6 +102,7 @@ class AgentNode:
     resident: bool = True
     killed: bool = False
     dismissed: bool = False
+    unwanted: bool = False
     stopped: bool = False
     reader: subprocess.Popen[bytes] | None = None
 
@@ -256,8 +258,15 @@ class Cluster:
         """Return the node called `name`; KeyError where there is none."""
         return self._nodes[name]
 
-    def start_node(self, name: str, *, held: bool = False, conf: Mapping[str, str] | None = None) -> AgentNode:
-        """Start a node's agent, with rendezvous settings of its own beside the launch's.
+    def start_node(
+        self,
+        name: str,
+        *,
+        held: bool = False,
+        conf: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> AgentNode:
+        """Start a node's agent, with rendezvous settings and an environment of its own beside the launch's.
 
         A held node warms up, then waits at its gate until `release_node`. One whose agent was killed may be started
         anew.
@@ -287,8 +296,8 @@ class Cluster:
             # All nodes share this machine's devices, if it has any: they train on its CPU, unless told.
             clock = {} if self.clocks is None else self.clocks.environment(name)
             own = {MARK: self.mark, "TMPDIR": str(temp), **clock}
-            environment = {DEVICE.name: "cpu", **os.environ, **self.launch.environment, **own}
-            process = self._start(name, conf, folder / "torchrun", environment, output, group.entries)
+            whole = {DEVICE.name: "cpu", **os.environ, **self.launch.environment, **(environment or {}), **own}
+            process = self._start(name, conf, folder / "torchrun", whole, output, group.entries)
         node = AgentNode(
             name=name, process=process, log=log, gate=gate, temp=temp, group=group, life=life, reader=reader
         )
@@ -419,15 +428,6 @@ class Cluster:
         self.close()
 
 
-def _read(log: io.BufferedWriter) -> tuple[subprocess.Popen[bytes], io.BufferedWriter]:
-    """Start a process that copies what is written to a pipe into `log`; return it, and the pipe's other end."""
-    end, given = os.pipe()
-    reader = subprocess.Popen(leashed(["cat"]), stdin=end, stdout=log, start_new_session=True)
-    os.close(end)
-    return reader, os.fdopen(given, "wb")
-
-
-def stands_by(pid: int) -> bool:
 def left_in(folder: Path) -> list[Path]:
     """Return what is in a folder for temporary files, except torch's own."""
 
@@ -438,6 +438,15 @@ def left_in(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.iterdir()) if not of_torch(path)]
 
 
+def _read(log: io.BufferedWriter) -> tuple[subprocess.Popen[bytes], io.BufferedWriter]:
+    """Start a process that copies what is written to a pipe into `log`; return it, and the pipe's other end."""
+    end, given = os.pipe()
+    reader = subprocess.Popen(leashed(["cat"]), stdin=end, stdout=log, start_new_session=True)
+    os.close(end)
+    return reader, os.fdopen(given, "wb")
+
+
+def stands_by(pid: int) -> bool:
     """Return whether a process is a slot's standby, which trains nothing."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() == STANDBY

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from chaos.faults.events import EventsFull, OfReader
 from chaos.faults.fault import Fault, node_name
-from chaos.faults.orders import Announce, Join
+from chaos.faults.orders import Announce, Coming, Join
 from chaos.faults.process import Continue
 from chaos.history.follow import Event, Follower, Injection, Picture, picture
 from chaos.machine.clocks import Clocks
@@ -72,7 +72,8 @@ class Setting:
 
     labels: where the first nodes stand, in order, "" for nowhere in particular. proxy: what stands before the store.
     network: where each node is a host of its own; etcd has to serve at its address, too. clocks: where each node has a
-    wall clock of its own. disk: what `store` is on, where it is a file system of its own.
+    wall clock of its own. disk: what `store` is on, where it is a file system of its own. hung: the one of which the
+    script is told the folder, where it is told of one that does not answer.
     """
 
     nodes: int = 4
@@ -96,6 +97,7 @@ class Setting:
     network: Network | None = field(default=None, compare=False, repr=False)
     clocks: Clocks | None = field(default=None, compare=False, repr=False)
     disk: SmallDisk | None = field(default=None, compare=False, repr=False)
+    hung: HungFiles | None = field(default=None, compare=False, repr=False)
 
     @property
     def resident(self) -> bool:
@@ -125,9 +127,9 @@ class Setting:
 class Outcome:
     """The outcome of a history.
 
-    killed, dismissed: nodes ended by SIGKILL and by SIGTERM. undone: faults whose moment never came. failure: that it
-    was left standing, and was given up, or "". logs: by node, the end of what an agent printed that ended as it should
-    not have.
+    killed, dismissed: nodes ended by SIGKILL and by SIGTERM. unwanted: nodes that were to be turned away. undone:
+    faults whose moment never came. failure: that it was left standing, and was given up, or "". logs: by node, the end
+    of what an agent printed that ended as it should not have.
     store: the URL of its checkpoints. injections: what was done, and when. made: the faults that were made, and when.
     hit: the node that each of `made` happened to, "" for none. events: of all nodes, by this machine's clock.
     damage: what was found wrong with committed checkpoints when every byte of the store was read at the end.
@@ -142,6 +144,7 @@ class Outcome:
     undone: tuple[Fault, ...]
     leftovers: tuple[str, ...]
     dismissed: tuple[str, ...] = ()
+    unwanted: tuple[str, ...] = ()
     failure: str = ""
     logs: Mapping[str, str] = field(default_factory=dict)
     store: str = ""
@@ -266,7 +269,7 @@ class Player:
         for number in range(self.setting.nodes):
             self.start(node_name(number))
         # Under mode=restart there is no gate: a node is started when it shall come.
-        for name in self._joiners if self.setting.resident else ():
+        for name in self._coming if self.setting.resident else ():
             self.start(name, held=True)
         standing = Standing.since(self.clock.monotonic(), self.setting.patience)
         while True:
@@ -281,28 +284,28 @@ class Player:
                 self.picture = picture(self._events, self.injections, started_at)
                 if self.watch is not None:
                     self.watch(self.picture)
+                if any(event.name in _LISTENING for event in new):
+                    self._see_ports()
             self.inject()
             if not running and not new:
                 return ""
-                if any(event.name in _LISTENING for event in new):
-                    self._see_ports()
-            if running <= set(self._joiners) and not new:
-                # Joiners that are still at their gates when all others have ended would wait forever.
+            if running <= set(self._coming) and not new:
+                # Those that are still at their gates when all others have ended would wait forever.
                 for name in running:
                     self.cluster.kill_node(name)
             if why := standing.why(self.picture, running, self.clock.monotonic()):
                 return why
             self.clock.sleep(0.01)
 
-    def outcome(self, faults: Sequence[Fault], failure: str) -> Outcome:
-        """Return what became of the job, before the cluster is closed."""
-        nodes = self.cluster.nodes
     def _see_ports(self) -> None:
         """Take note of the sockets on which the nodes' processes listen now."""
         for node in self.cluster.nodes:
             if node.alive:
                 self._ports |= {inode: (node.name, port) for inode, port in sockets(node.processes()).items()}
 
+    def outcome(self, faults: Sequence[Fault], failure: str) -> Outcome:
+        """Return what became of the job, before the cluster is closed."""
+        nodes = self.cluster.nodes
         return Outcome(
             setting=self.setting,
             faults=tuple(faults),
@@ -311,6 +314,7 @@ class Player:
             exit_codes=self.cluster.exit_codes(),
             killed=tuple(node.name for node in nodes if node.killed),
             dismissed=tuple(node.name for node in nodes if node.dismissed),
+            unwanted=tuple(node.name for node in nodes if node.unwanted),
             undone=tuple(self.waiting),
             # A history that was given up is ended by force later: its leftovers prove nothing.
             leftovers=() if failure else self.leftovers(),
@@ -369,17 +373,17 @@ class Player:
         """Return what the job left behind, as text; waits a while for what ends by itself."""
         return (
             *map(str, self.cluster.leftovers()),
+            *(() if self.setting.network is None else self.setting.network.occupied()),
+            *ports_left(self._ports),
             *self.cluster.groups_left(),
             *(f"temporary file {path}" for path in self.cluster.files_left()),
             *shared_memory_left(self._shared_memory),
             *leases_left(self.etcd.client, self.root, alone=isinstance(self.etcd, EtcdCluster)),
-            *(() if self.setting.network is None else self.setting.network.occupied()),
-            *ports_left(self._ports),
+            *keys_left(self.etcd.client, self.root),
         )
 
     def marked(self, step: int) -> str | None:
         try:
-            *keys_left(self.etcd.client, self.root),
             return str(json.loads((self.out / mark_of(step)).read_text()).get("node") or "")
         except (FileNotFoundError, ValueError):
             return None
@@ -399,15 +403,36 @@ class Player:
         if name in self._clouds:
             provider, cloud = self._clouds[name]
             conf = {"notices": str(provider), "notices_url": cloud.url}
-        self.cluster.start_node(name, held=held, conf=conf | ({"labels": labels} if labels else {}))
+        fault = self._coming.get(name)
+        self.cluster.start_node(
+            name,
+            held=held,
+            conf=conf | ({"labels": labels} if labels else {}),
+            environment=None if fault is None else fault.ENVIRONMENT,
+        )
 
-    def release(self) -> None:
-        name = self._joiners.pop(0)
-        self.note("join", name)
+    def held(self, word: str) -> str:
+        return next(name for name, fault in self._coming.items() if word == fault.WORD)
+
+    def release(self, word: str) -> None:
+        name = self.held(word)
+        fault = self._coming.pop(name)
+        self.note(word, name)
         if self.setting.resident:
+            self.cluster.node(name).unwanted = fault.UNWANTED
             self.cluster.release_node(name)
         else:
             self.start(name)
+
+    def over(self) -> bool:
+        # Nobody asks etcd all the time before any node has ended.
+        if not self.picture.ended:
+            return False
+        try:
+            with self.etcd.client() as client:
+                return client.get(self.root + keys.END) is not None
+        except EtcdError:
+            return False
 
     def preempt(self, name: str) -> None:
         self._clouds[name][1].preempt()
@@ -477,6 +502,11 @@ class Player:
         return self.store.removeprefix("file://")
 
     @property
+    def hung_files(self) -> HungFiles:
+        assert self.setting.hung is not None, "the script is told of no file system that does not answer"
+        return self.setting.hung
+
+    @property
     def store_disk(self) -> SmallDisk:
         assert self.setting.disk is not None, "the store is on no disk of its own"
         return self.setting.disk
@@ -505,6 +535,6 @@ class Player:
         """Once all running nodes are stopped for good the job is over: kill them."""
         asleep = [node.name for node in self.cluster.nodes if node.alive and node.stopped]
         woken = {fault.node for fault in self.waiting if isinstance(fault, Continue)}
-        if asleep and not woken and set(self.cluster.running()) <= {*asleep, *self._joiners}:
+        if asleep and not woken and set(self.cluster.running()) <= {*asleep, *self._coming}:
             for name in asleep:
                 self.cluster.kill_node(name)
