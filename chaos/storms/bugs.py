@@ -146,4 +146,9 @@ FOUND: tuple[RealBug, ...] = (
         wrong="one reading of the copy timed out, and the script was said to have raised",
         test="training/test_state_loading.py::test_copies_that_cannot_be_reached_are_asked_for_again",
     ),
+    RealBug(
+        met="a process of a trainer's data loader was killed",
+        wrong="the script was said to have raised, and the sockets of all loaders of that generation stayed in /tmp",
+        test="worker/processes/test_faults.py::test_no_socket_of_a_loaders_process_is_left",
+    ),
 )
