@@ -80,7 +80,7 @@ class SlotLoop:
     def prepare(self, number: int, assignment: Assignment) -> None:
         """Ask the template for a trainer."""
         ours, theirs = channel.pair()
-        assignment = dataclasses.replace(self._watchers.prepare(number, assignment), sockets=temporary.make())
+        assignment = dataclasses.replace(self._watchers.prepare(number, assignment), sockets=temporary.name())
         trainer = SlotTrainer(number=number, assignment=assignment, end=KeeperEnd(ours), theirs=theirs)
         self._trainers[number] = trainer
         self._selector.register(trainer.end, selectors.EVENT_READ, lambda: self._hear(trainer))

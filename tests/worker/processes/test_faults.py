@@ -93,6 +93,15 @@ def test_no_socket_of_a_loaders_process_is_left(victim: str, nursery: Nursery) -
         assert not list(Path(temp).rglob("*"))
 
 
+def test_a_trainer_without_such_processes_makes_no_folder_for_them(nursery: Nursery) -> None:
+    """A node that is killed would leave it."""
+    with tempfile.TemporaryDirectory(prefix="e3d-") as temp:
+        keeper = nursery.keeper("steps", variables={"TMPDIR": temp})
+        keeper.slot.go(keeper.slot.prepare(assignment()), GO)
+        keeper.wait(StepFinished)
+        assert not list(Path(temp).iterdir())
+
+
 def test_an_orphan_in_the_trainers_group_is_reaped_too(nursery: Nursery) -> None:
     """A grandchild whose parent ended long ago dies with the group, and leaves no zombie at the template."""
     keeper = nursery.keeper("escapes")
