@@ -43,6 +43,10 @@ QUARANTINE = ROLL + "quarantine/"
 FLAPS = ROLL + "flaps/"
 STALLS = ROLL + "stalls/"
 
+LASTING = (GENERATION, PROPOSAL, END, SECRET, WHOLE, TOMBS, DRAINS, GOODPUT, HISTORY, VERDICTS)
+"""Keys and prefixes of what stays without a lease once a job has ended, until the next one under its id: how it ended,
+what came of it, and who was out or was to leave. All other keys end with a lease: a member's, or one of their own."""
+
 
 def member(id: str) -> str:
     """Return the key of an incarnation's own record."""

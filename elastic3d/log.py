@@ -166,7 +166,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # etcd came back empty or from a backup, at `revision`: the members write there again what they know.
         "etcd.rolled_back": _warning("revision"),
         # The keeper's trainer. `kind` is how it ended: "done", "left", "measured", "peer_lost", "error" (of the
-        # script), "out_of_memory", "stopped" (by its keeper), "crash" or "template" (its template died).
+        # script), "out_of_memory", "stopped" (by its keeper), "crash" (it or a process of its data loader was killed)
+        # or "template" (its template died).
         "trainer.started": _debug("pid"),
         # The script raised `error`. `final`: trying again cannot mend it.
         "script.raised": _error("error", "traceback", "final"),

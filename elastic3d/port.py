@@ -54,6 +54,7 @@ class Assignment:
     recompute: what blocks compute again at least, of `shortfall.RECOMPUTED`, whatever the script asks for.
     recorded: the descriptors of its progress record come with it. sheets: its steps are measured, with those of all
     other ranks. standby: while it trains, its slot keeps a standby on a device of which one trainer holds the memory.
+    sockets: the folder that its multiprocessing uses, "" for one of its own.
     """
 
     run_id: str
@@ -96,6 +97,7 @@ class Assignment:
     recorded: bool = False
     sheets: bool = False
     standby: bool = False
+    sockets: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

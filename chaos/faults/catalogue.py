@@ -98,6 +98,8 @@ def lacking(need: Need) -> str:
             return _no_group()
         case Need.MOUNTS:
             return _no_mounts()
+        case Need.VECTORS if " avx2 " not in _read("/proc/cpuinfo"):
+            return "this processor has no AVX2, so that torch computes on it as on an older one"
         case Need.CERTIFICATES if shutil.which("openssl") is None:
             return "the openssl program is not on PATH, and makes etcd's certificates: install your system's package"
         case _:
@@ -143,6 +145,13 @@ def _no_mounts() -> str:
                 return ""
         except OSError as error:
             return f"no file system in memory can be mounted here: {error}"
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
 
 
 def _installed(package: str) -> bool:

@@ -7,7 +7,8 @@ from random import Random
 from typing import Self
 
 from chaos.faults.code import NAMED, STUCK
-from chaos.faults.fault import Place
+from chaos.faults.fault import Ends, Place
+from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.faults.script import InScript, Lasting, about
 from elastic3d.errors import UsageError
@@ -36,6 +37,30 @@ class Stall(InScript):
 
     WORD = "stall"
     ABOUT = about(Place.DATA, "the data set's `__getitem__`", "nobody is named, and nothing is done", STUCK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoData(InScript):
+    """The data set returns on no rank for 45 s."""
+
+    WORD = "nodata"
+    LEAST_NODES = 2
+    ABOUT = about(
+        Place.DATA,
+        "the data set's `__getitem__`, of every rank in the same step",
+        "it is said, nobody is named, and nothing is done",
+        "all ranks stand at the same, as in a store that does not answer or a long evaluation",
+        "training.stalled",
+        40.0,
+        ends=Ends.NOTHING,
+    )
+
+    def make(self, job: LiveJob) -> bool:
+        """Return whether the script has done it; note it then, as something that happens to nobody in particular."""
+        happened = job.marked(self.when.step) is not None
+        if happened:
+            job.note(self.WORD)
+        return happened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,4 +126,4 @@ class Spike(InScript):
         return cls(rank=chance.randrange(nodes), when=When(step=chance.randrange(least, steps)))
 
 
-KINDS = (Loader, Stall, Sluggish, Nan, Spike)
+KINDS = (Loader, Stall, NoData, Sluggish, Nan, Spike)

@@ -55,6 +55,7 @@ class Need(StrEnum):
     COMPILER = "gcc"
     GROUP = "root and control groups"
     MOUNTS = "root and tmpfs"
+    VECTORS = "a processor with AVX2"
 
 
 class Replay(StrEnum):

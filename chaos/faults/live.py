@@ -11,6 +11,7 @@ from chaos.history.follow import Picture
 if TYPE_CHECKING:
     from chaos.machine.clocks import Clocks
     from chaos.machine.cluster import Cluster
+    from chaos.machine.hung_files import HungFiles
     from chaos.machine.network import Network
     from chaos.machine.small_disk import SmallDisk
     from chaos.servers.etcd import EtcdCluster, EtcdServer
@@ -61,6 +62,11 @@ class LiveJob(Protocol):
         ...
 
     @property
+    def hung_files(self) -> HungFiles:
+        """The file system that does not answer, where the job's script is given one."""
+        ...
+
+    @property
     def store_disk(self) -> SmallDisk:
         """The file system that this folder is on, where it has one of its own."""
         ...
@@ -85,8 +91,16 @@ class LiveJob(Protocol):
         """Start a node, again if it was killed."""
         ...
 
-    def release(self) -> None:
-        """Let the next waiting node in."""
+    def held(self, word: str) -> str:
+        """Return the node that comes next by faults of a kind."""
+        ...
+
+    def release(self, word: str) -> None:
+        """Let that node go on."""
+        ...
+
+    def over(self) -> bool:
+        """Return whether its end stands in etcd: nodes that leave or are turned away end before it."""
         ...
 
     def preempt(self, name: str) -> None:

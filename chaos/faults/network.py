@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from chaos.faults.code import NAMED, STUCK
 from chaos.faults.data import SLOW
-from chaos.faults.fault import About, Need, OfNode, Place, Replay, check_seconds, values
+from chaos.faults.fault import About, Ends, Need, OfNode, Place, Replay, check_seconds, values
 from chaos.faults.live import LiveJob
 from chaos.faults.script import InScript, about
 from chaos.machine.impairments import Impairment
 from chaos.machine.network import Network
+from chaos.machine.processes import Part
+from chaos.machine.strangers import How, Stranger, sockets
 from elastic3d.errors import UsageError
 
 _APART = "two nodes cannot reach each other, or only in one direction, and all others reach both"
@@ -351,4 +353,33 @@ class Reset(OfNode):
         return True
 
 
-KINDS = (Cut, CutFromEtcd, CutFromPeers, OneWay, Refuse, Reset, HalfOpen, Delay, Loss, Narrow, Blackhole)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strange(OfConnection):
+    """Somebody without the run's secret connects to a node for `seconds`, again and again, and says nothing or garbage.
+
+    how: `silent`, `garbage`, or `flood`, which is some hundred connections a second.
+    """
+
+    WORD = "stranger"
+    how: How = How.GARBAGE
+    ABOUT = About(
+        place=Place.NETWORK,
+        enters="all TCP ports on which the node's keepers listen",
+        promised="its connections are closed within 2 s, and nothing else comes of them",
+        row="a stranger connects to a port of elastic3d",
+        detector="peer.refused",
+        bar=5.0,
+        replay=Replay.TIMED,
+        ends=Ends.NOTHING,
+    )
+
+    def make_to(self, job: LiveJob, name: str) -> bool:
+        """Connect; not yet where nobody listens."""
+        ports = sockets(job.cluster.node(name).processes(Part.KEEPERS)).values()
+        if ports:
+            job.note(self.WORD, name)
+            job.later(self.seconds, Stranger(ports, self.how).close)
+        return bool(ports)
+
+
+KINDS = (Cut, CutFromEtcd, CutFromPeers, OneWay, Refuse, Reset, HalfOpen, Delay, Loss, Narrow, Strange, Blackhole)

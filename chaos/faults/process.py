@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Self
 
-from chaos.faults.code import RAISING, STUCK
+from chaos.faults.code import STUCK
 from chaos.faults.data import SLOW
 from chaos.faults.fault import About, Ends, Fault, Need, OfNode, Place, Replay, check_seconds
 from chaos.faults.live import LiveJob
@@ -175,14 +175,15 @@ class KillLoader(_KillPart):
 
     WORD = "kill-loader"
     PART = Part.LOADERS
-    RAISES = True
     ABOUT = About(
         place=Place.PROCESS,
         enters="SIGKILL to a worker of the data loader, in a script with `workers=`",
-        promised="torch's loader raises in the script, whose step is made again with fresh trainers",
-        row=RAISING,
-        detector="script.raised",
+        promised=_TRAINER,
+        row="a process of a trainer's data loader is killed",
+        detector="trainer.exited",
         bar=10.0,
+        ends=Ends.GENERATION,
+        again=True,
     )
 
 

@@ -263,7 +263,7 @@ class _Soaked(Player):
                 self._go_on(now)
             self.clock.sleep(_TICK)
 
-    def release(self) -> None:
+    def release(self, word: str) -> None:
         """Start a fresh node."""
         name = node_name(self._joined)
         self._joined += 1

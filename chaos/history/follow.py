@@ -20,7 +20,8 @@ from chaos.history.claims import Accusation, Commit, Loss, accusations, commits,
 # How a trainer or a job can end: by an error of the script, or by anything that ends the generation too.
 _ERROR = "error"
 _FAILURES = (_ERROR, "crash", "template", "peer_lost")
-_BEREFT = ("keepers killed", "freeze-companion")  # what is done to a node that loses a keeper
+# What is done to a node that ends with an error of its own: it loses a keeper, is turned away, or cannot kill.
+_FAILED = ("keepers killed", "freeze-companion", "join-other", "unkillable")
 
 # Changes of membership that everybody leaves for at a step boundary, what brings them about, and for how many seconds
 # before them something else that was done to the job may be what took their steps.
@@ -217,8 +218,8 @@ def picture(events: Iterable[Event], injections: Sequence[Injection] = (), start
         if event.name == "state.distrusted"
     ]
     steps, conflicts = lineage(committed, distrusted)
-    # A node that lost a keeper ends, and says why: that is no mistake of the script's.
-    bereft = {done.node for done in injections if done.kind in _BEREFT}
+    # Such a node says why: that is no mistake of the script's.
+    failed = {done.node for done in injections if done.kind in _FAILED}
     return Picture(
         generations=_generations(ordered, committed, injections, started_at),
         steps=steps,
@@ -227,7 +228,7 @@ def picture(events: Iterable[Event], injections: Sequence[Injection] = (), start
             str(event.fields["error"])
             for event in ordered
             if event.name in ("trainer.exited", "job.ended") and event.fields.get("kind") == _ERROR
-            if not (event.name == "job.ended" and event.node in bereft)
+            if not (event.name == "job.ended" and event.node in failed)
         ),
         news=_news(ordered, injections),
         ended=tuple(event.node for event in ordered if event.name == "job.ended" and event.slot == 0),

@@ -50,7 +50,8 @@ def _tells(event: Event, one: Made) -> bool:
         return True
     if event.name == "generation.sealed":
         return node not in (*event.fields["nodes"], *(event.fields.get("spares") or ()))
-    if "peer" in event.fields:
+    # Of `peer.refused` it is the address of who was refused.
+    if "peer" in event.fields and event.name != "peer.refused":
         return bool(event.fields["peer"] == node)
     # Where nobody could be singled out it is noticed all the same.
     return node in (event.fields.get("nodes", (event.node,)) or (node,))

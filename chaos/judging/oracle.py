@@ -129,7 +129,9 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
     yield Promise(
         says="nothing is left behind",
         page="guides/chaos.md",
-        seen="" if outcome.failure else "no process, no temporary file, no shared memory, no lease",
+        seen=""
+        if outcome.failure
+        else "no process, port, control group, temporary file, shared memory, lease, or key of a job that runs",
         broken=tuple(f"left behind: {left}" for left in outcome.leftovers),
         judged=not outcome.failure,
     )
@@ -138,7 +140,12 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
 
 def _exits(outcome: Outcome) -> Promise:
     broken, well = [], 0
+    taken = {name for view in outcome.picture.generations for name in (*view.nodes, *view.spares)}
     for name, code in outcome.exit_codes.items():
+        if name in outcome.unwanted:
+            if not code or name in taken:
+                broken.append(f"{name}, which had to stay out, {'took part' if name in taken else 'ended with 0'}")
+            continue
         # After SIGTERM torchrun ends with 1, whatever its workers return.
         if name not in outcome.killed and code != (1 if name in outcome.dismissed else 0):
             broken.append(f"{name} ended with {'no exit code' if code is None else f'exit code {code}'}")
@@ -147,7 +154,8 @@ def _exits(outcome: Outcome) -> Promise:
     return Promise(
         says="a node that nobody kills ends well",
         page="guides/cluster.md",
-        seen=f"{well} of {len(outcome.exit_codes)} nodes, killed ones: {len(outcome.killed)}",
+        seen=f"{well} of {len(outcome.exit_codes)} nodes, killed ones: {len(outcome.killed)}"
+        + (f", turned away: {len(outcome.unwanted)}" if outcome.unwanted else ""),
         broken=tuple(broken),
     )
 

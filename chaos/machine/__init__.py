@@ -4,6 +4,7 @@ cluster       torchrun agents, one per node; preloaded: from a process that has 
 processes     found by a mark in their environment, ended by pid
 leftovers     what a job may leave behind besides processes
 network       hosts of their own, in network namespaces; impairments: cables that are late, lossy or slow
+strangers     on which ports processes listen, and who connects to them without a right
 groups        of a node: how much it may have of a processor and of memory; throttle: the former without root
 hogs          processes that compute beside them; hung_files: files that never answer
 makers        by whom it was made, of what is removed once that process has ended

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -37,6 +38,9 @@ from elastic3d.shortfall import STANDBY
 
 # torch's launcher and compiler never remove these.
 _TORCHS_OWN = ("torchelastic_", "torchinductor_")
+_PROBE = re.compile(r"tmp[a-z0-9_]{8}")
+"""An empty file that torch's loader opens to see whether it has descriptors left, when the process is killed that it is
+about to hear: its own handler of SIGCHLD may raise before Python knows that the file is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,8 @@ class Launch:
 class AgentNode:
     """One node: its agent's process, its log, the gate it waits at, if any, its group, and what was done to it.
 
-    dismissed: it was sent SIGTERM, after which torchrun exits with 1 whatever its workers did. life: counts its starts.
+    dismissed: it was sent SIGTERM, after which torchrun exits with 1 whatever its workers did. unwanted: it is to be
+    turned away, with an error. life: counts its starts.
     resident: its workers are keepers, and trainers are theirs; otherwise its workers are what trains.
     reader: what copies its output into the log, where it does not write there itself.
     """
@@ -97,6 +102,7 @@ class AgentNode:
     resident: bool = True
     killed: bool = False
     dismissed: bool = False
+    unwanted: bool = False
     stopped: bool = False
     reader: subprocess.Popen[bytes] | None = None
 
@@ -258,8 +264,15 @@ class Cluster:
         """Return the node called `name`; KeyError where there is none."""
         return self._nodes[name]
 
-    def start_node(self, name: str, *, held: bool = False, conf: Mapping[str, str] | None = None) -> AgentNode:
-        """Start a node's agent, with rendezvous settings of its own beside the launch's.
+    def start_node(
+        self,
+        name: str,
+        *,
+        held: bool = False,
+        conf: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> AgentNode:
+        """Start a node's agent, with rendezvous settings and an environment of its own beside the launch's.
 
         A held node warms up, then waits at its gate until `release_node`. One whose agent was killed may be started
         anew.
@@ -289,8 +302,8 @@ class Cluster:
             # All nodes share this machine's devices, if it has any: they train on its CPU, unless told.
             clock = {} if self.clocks is None else self.clocks.environment(name)
             own = {MARK: self.mark, "TMPDIR": str(temp), **clock}
-            environment = {DEVICE.name: "cpu", **os.environ, **self.launch.environment, **own}
-            process = self._start(name, conf, folder / "torchrun", environment, output, group.entries)
+            whole = {DEVICE.name: "cpu", **os.environ, **self.launch.environment, **(environment or {}), **own}
+            process = self._start(name, conf, folder / "torchrun", whole, output, group.entries)
         node = AgentNode(
             name=name, process=process, log=log, gate=gate, temp=temp, group=group, life=life, reader=reader
         )
@@ -382,13 +395,7 @@ class Cluster:
 
     def files_left(self) -> list[Path]:
         """Return the files that nodes that were not killed left in their temp folders, except torch's own."""
-        return [
-            path
-            for node in self.nodes
-            if not node.killed
-            for path in sorted(node.temp.iterdir())
-            if not path.name.startswith(_TORCHS_OWN)
-        ]
+        return [path for node in self.nodes if not node.killed for path in left_in(node.temp)]
 
     def close(self) -> None:
         """End every process by pid, agents first, then whatever carries the mark or is in a node's control group.
@@ -424,6 +431,16 @@ class Cluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def left_in(folder: Path) -> list[Path]:
+    """Return what is in a folder for temporary files, except torch's own."""
+
+    def of_torch(path: Path) -> bool:
+        probe = _PROBE.fullmatch(path.name) is not None and path.is_file() and not path.stat().st_size
+        return probe or path.name.startswith(_TORCHS_OWN)
+
+    return [path for path in sorted(folder.iterdir()) if not of_torch(path)]
 
 
 def _read(log: io.BufferedWriter) -> tuple[subprocess.Popen[bytes], io.BufferedWriter]:

@@ -1,12 +1,13 @@
-"""What a job may leave behind besides processes: names in shared memory, leases in etcd."""
+"""What a job may leave behind besides processes: names in shared memory, listening ports, leases and keys in etcd."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from chaos.machine.processes import wait_until
+from chaos.machine.strangers import Port, listeners
 from elastic3d import etcd_keys as keys
 from elastic3d.errors import EtcdUnavailable
 from elastic3d.etcd import EtcdClient
@@ -16,8 +17,8 @@ _LEASE_PATIENCE = 10.0
 _LONGEST = 60.0
 """The longest remaining life, in seconds, of a living member's lease; records that outlive a job have more."""
 _SHARED_MEMORY = Path("/dev/shm")
-# Records about machines, and of the newest end, outlive the job, on leases of their own.
-_REMEMBERED = (keys.FLAPS, keys.QUARANTINE, keys.LAST_END)
+# Records about machines, of who was turned away, and of the newest end outlive the job, on leases of their own.
+_REMEMBERED = (keys.FLAPS, keys.QUARANTINE, keys.REFUSED, keys.LAST_END)
 
 
 def shared_memory() -> frozenset[str]:
@@ -33,6 +34,32 @@ def shared_memory_left(before: frozenset[str], patience: float = 2.0) -> list[st
 
     wait_until(lambda: not left(), patience)
     return [f"shared memory {name}" for name in left()]
+
+
+def ports_left(seen: Mapping[str, tuple[str, Port]], patience: float = 2.0) -> list[str]:
+    """Return the listening sockets among those `seen`, by inode, with the node they were of, that somebody still has.
+
+    A process that started another one may have left them to it. Of nodes that are hosts of their own none is seen here.
+    """
+
+    def left() -> list[str]:
+        return sorted(seen.keys() & listeners().keys())
+
+    wait_until(lambda: not left(), patience)
+    named = ((seen[inode][0], *seen[inode][1]) for inode in left())
+    return [f"port {number} of {address}, on which {node} listened" for node, address, number in named]
+
+
+def keys_left(connect: Callable[[], EtcdClient], prefix: str) -> list[str]:
+    """Return the keys under `prefix` that have no lease, and are not of those that stay for the next job."""
+    try:
+        with connect() as client:
+            items, _revision = client.range(prefix)
+    except EtcdUnavailable as error:
+        return [f"unknown keys: {error}"]
+    lasting = tuple(prefix + key for key in keys.LASTING)
+    own = (item.key for item in items if not item.lease)
+    return [f"etcd key {key} without a lease" for key in own if not key.startswith(lasting)]
 
 
 def leases_left(

@@ -19,6 +19,7 @@ from typing import Self
 
 from chaos.machine.impairments import Connection, End, ImpairedCable, Impairment
 from chaos.machine.makers import has_ended, maker
+from chaos.machine.processes import wait_until
 
 DEVICE = "eth0"
 """What a host calls its end of its cable."""
@@ -117,6 +118,16 @@ class Network:
         _ip("-n", space, "address", "add", f"{self._hosts[host]}/24", "dev", DEVICE)
         _ip("-n", space, "link", "set", DEVICE, "up")
         _ip("-n", space, "link", "set", "lo", "up")
+
+    def occupied(self, patience: float = 2.0) -> list[str]:
+        """Return the processes that still run on a host after `patience` seconds, whoever started them, as text."""
+
+        def left() -> list[str]:
+            pids = {host: _ip("netns", "pids", self._space(host), check=False).split() for host in self._hosts}
+            return [f"process {pid} on the host of {host}" for host, some in pids.items() for pid in some]
+
+        wait_until(lambda: not left(), patience)
+        return left()
 
     def cut(self, host: str) -> None:
         """Pull the host's cable: packets either way vanish silently."""

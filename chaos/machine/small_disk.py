@@ -24,14 +24,17 @@ _DETACH = 2
 
 
 class SmallDisk:
-    """The file system at `folder`, which is made. OSError says why it cannot be mounted."""
+    """The file system at `folder`, which is made; where it is there, what is in it is out of sight until the end.
+
+    OSError says why it cannot be mounted.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def __enter__(self) -> Self:
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._mount(0, SIZE)
         return self
 

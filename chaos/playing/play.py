@@ -17,14 +17,16 @@ from typing import Protocol
 
 from chaos.faults.events import EventsFull, OfReader
 from chaos.faults.fault import Fault, node_name
-from chaos.faults.orders import Announce, Join
+from chaos.faults.orders import Announce, Coming, Join
 from chaos.faults.process import Continue
 from chaos.history.follow import Event, Follower, Injection, Picture, picture
 from chaos.machine.clocks import Clocks
 from chaos.machine.cluster import Cluster, Launch
-from chaos.machine.leftovers import leases_left, shared_memory, shared_memory_left
+from chaos.machine.hung_files import HungFiles
+from chaos.machine.leftovers import keys_left, leases_left, ports_left, shared_memory, shared_memory_left
 from chaos.machine.network import DEVICE, Network
 from chaos.machine.small_disk import SmallDisk
+from chaos.machine.strangers import Port, sockets
 from chaos.playing.observer import Observer
 from chaos.playing.standing import Standing
 from chaos.schedules.schedule import bounds
@@ -46,6 +48,8 @@ RESIDENT, RESTART = "resident", "restart"
 """The modes in which a job is played, as `--rdzv-conf=mode=` has them."""
 TRIES = 3
 """Times that torchrun may start a script's workers anew for each fault: those whose peer died end by themselves."""
+_LISTENING = ("generation.sealed", "state.restored")
+"""Events by which nodes, and then their trainers, listen on all the ports that they need."""
 TRAIN_GPT = Path(__file__).parents[1] / "scripts" / "train_gpt.py"
 
 
@@ -68,7 +72,8 @@ class Setting:
 
     labels: where the first nodes stand, in order, "" for nowhere in particular. proxy: what stands before the store.
     network: where each node is a host of its own; etcd has to serve at its address, too. clocks: where each node has a
-    wall clock of its own. disk: what `store` is on, where it is a file system of its own.
+    wall clock of its own. disk: what `store` is on, where it is a file system of its own. hung: the one of which the
+    script is told the folder, where it is told of one that does not answer.
     """
 
     nodes: int = 4
@@ -92,6 +97,7 @@ class Setting:
     network: Network | None = field(default=None, compare=False, repr=False)
     clocks: Clocks | None = field(default=None, compare=False, repr=False)
     disk: SmallDisk | None = field(default=None, compare=False, repr=False)
+    hung: HungFiles | None = field(default=None, compare=False, repr=False)
 
     @property
     def resident(self) -> bool:
@@ -121,9 +127,9 @@ class Setting:
 class Outcome:
     """The outcome of a history.
 
-    killed, dismissed: nodes ended by SIGKILL and by SIGTERM. undone: faults whose moment never came. failure: that it
-    was left standing, and was given up, or "". logs: by node, the end of what an agent printed that ended as it should
-    not have.
+    killed, dismissed: nodes ended by SIGKILL and by SIGTERM. unwanted: nodes that were to be turned away. undone:
+    faults whose moment never came. failure: that it was left standing, and was given up, or "". logs: by node, the end
+    of what an agent printed that ended as it should not have.
     store: the URL of its checkpoints. injections: what was done, and when. made: the faults that were made, and when.
     hit: the node that each of `made` happened to, "" for none. events: of all nodes, by this machine's clock.
     damage: what was found wrong with committed checkpoints when every byte of the store was read at the end.
@@ -138,6 +144,7 @@ class Outcome:
     undone: tuple[Fault, ...]
     leftovers: tuple[str, ...]
     dismissed: tuple[str, ...] = ()
+    unwanted: tuple[str, ...] = ()
     failure: str = ""
     logs: Mapping[str, str] = field(default_factory=dict)
     store: str = ""
@@ -201,7 +208,11 @@ class Player:
         self.hit: list[str] = []
         self._later: list[tuple[float, Callable[[], object]]] = []
         self._shared_memory = shared_memory()
-        self._joiners = [node_name(setting.nodes + i) for i in range(sum(isinstance(f, Join) for f in faults))]
+        self._ports: dict[str, tuple[str, Port]] = {}
+        comers = sorted(
+            (fault for fault in faults if isinstance(fault, Coming)), key=lambda one: not isinstance(one, Join)
+        )
+        self._coming = {node_name(setting.nodes + number): fault for number, fault in enumerate(comers)}
         self._labels = {node_name(number): labels for number, labels in enumerate(setting.labels)}
         host = LOOPBACK if setting.network is None else setting.network.address
         self._clouds = {
@@ -258,7 +269,7 @@ class Player:
         for number in range(self.setting.nodes):
             self.start(node_name(number))
         # Under mode=restart there is no gate: a node is started when it shall come.
-        for name in self._joiners if self.setting.resident else ():
+        for name in self._coming if self.setting.resident else ():
             self.start(name, held=True)
         standing = Standing.since(self.clock.monotonic(), self.setting.patience)
         while True:
@@ -273,16 +284,24 @@ class Player:
                 self.picture = picture(self._events, self.injections, started_at)
                 if self.watch is not None:
                     self.watch(self.picture)
+                if any(event.name in _LISTENING for event in new):
+                    self._see_ports()
             self.inject()
             if not running and not new:
                 return ""
-            if running <= set(self._joiners) and not new:
-                # Joiners that are still at their gates when all others have ended would wait forever.
+            if running <= set(self._coming) and not new:
+                # Those that are still at their gates when all others have ended would wait forever.
                 for name in running:
                     self.cluster.kill_node(name)
             if why := standing.why(self.picture, running, self.clock.monotonic()):
                 return why
             self.clock.sleep(0.01)
+
+    def _see_ports(self) -> None:
+        """Take note of the sockets on which the nodes' processes listen now."""
+        for node in self.cluster.nodes:
+            if node.alive:
+                self._ports |= {inode: (node.name, port) for inode, port in sockets(node.processes()).items()}
 
     def outcome(self, faults: Sequence[Fault], failure: str) -> Outcome:
         """Return what became of the job, before the cluster is closed."""
@@ -295,6 +314,7 @@ class Player:
             exit_codes=self.cluster.exit_codes(),
             killed=tuple(node.name for node in nodes if node.killed),
             dismissed=tuple(node.name for node in nodes if node.dismissed),
+            unwanted=tuple(node.name for node in nodes if node.unwanted),
             undone=tuple(self.waiting),
             # A history that was given up is ended by force later: its leftovers prove nothing.
             leftovers=() if failure else self.leftovers(),
@@ -353,10 +373,13 @@ class Player:
         """Return what the job left behind, as text; waits a while for what ends by itself."""
         return (
             *map(str, self.cluster.leftovers()),
+            *(() if self.setting.network is None else self.setting.network.occupied()),
+            *ports_left(self._ports),
             *self.cluster.groups_left(),
             *(f"temporary file {path}" for path in self.cluster.files_left()),
             *shared_memory_left(self._shared_memory),
             *leases_left(self.etcd.client, self.root, alone=isinstance(self.etcd, EtcdCluster)),
+            *keys_left(self.etcd.client, self.root),
         )
 
     def marked(self, step: int) -> str | None:
@@ -380,15 +403,36 @@ class Player:
         if name in self._clouds:
             provider, cloud = self._clouds[name]
             conf = {"notices": str(provider), "notices_url": cloud.url}
-        self.cluster.start_node(name, held=held, conf=conf | ({"labels": labels} if labels else {}))
+        fault = self._coming.get(name)
+        self.cluster.start_node(
+            name,
+            held=held,
+            conf=conf | ({"labels": labels} if labels else {}),
+            environment=None if fault is None else fault.ENVIRONMENT,
+        )
 
-    def release(self) -> None:
-        name = self._joiners.pop(0)
-        self.note("join", name)
+    def held(self, word: str) -> str:
+        return next(name for name, fault in self._coming.items() if word == fault.WORD)
+
+    def release(self, word: str) -> None:
+        name = self.held(word)
+        fault = self._coming.pop(name)
+        self.note(word, name)
         if self.setting.resident:
+            self.cluster.node(name).unwanted = fault.UNWANTED
             self.cluster.release_node(name)
         else:
             self.start(name)
+
+    def over(self) -> bool:
+        # Nobody asks etcd all the time before any node has ended.
+        if not self.picture.ended:
+            return False
+        try:
+            with self.etcd.client() as client:
+                return client.get(self.root + keys.END) is not None
+        except EtcdError:
+            return False
 
     def preempt(self, name: str) -> None:
         self._clouds[name][1].preempt()
@@ -458,6 +502,11 @@ class Player:
         return self.store.removeprefix("file://")
 
     @property
+    def hung_files(self) -> HungFiles:
+        assert self.setting.hung is not None, "the script is told of no file system that does not answer"
+        return self.setting.hung
+
+    @property
     def store_disk(self) -> SmallDisk:
         assert self.setting.disk is not None, "the store is on no disk of its own"
         return self.setting.disk
@@ -486,6 +535,6 @@ class Player:
         """Once all running nodes are stopped for good the job is over: kill them."""
         asleep = [node.name for node in self.cluster.nodes if node.alive and node.stopped]
         woken = {fault.node for fault in self.waiting if isinstance(fault, Continue)}
-        if asleep and not woken and set(self.cluster.running()) <= {*asleep, *self._joiners}:
+        if asleep and not woken and set(self.cluster.running()) <= {*asleep, *self._coming}:
             for name in asleep:
                 self.cluster.kill_node(name)

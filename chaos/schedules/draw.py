@@ -14,8 +14,8 @@ from chaos.faults.fault import Fault, Need, OfNode, node_name
 from chaos.faults.frozen import FreezeAgent, FreezeCompanion, FreezeKeeper, FreezeTemplate
 from chaos.faults.memory import Squeeze
 from chaos.faults.moment import When
-from chaos.faults.network import CutFromEtcd, CutFromPeers, OneWay, Refuse
-from chaos.faults.orders import Join
+from chaos.faults.network import CutFromEtcd, CutFromPeers, OneWay, Refuse, Strange
+from chaos.faults.orders import Join, JoinOther, JoinUnfit, Late
 from chaos.faults.process import Continue, Kill, KillLoader
 from chaos.faults.script import InScript
 from chaos.faults.store import StoreStale, StoreStrips
@@ -70,6 +70,10 @@ NAMED: Mapping[type[Fault], str] = MappingProxyType(
         StoreReadOnly: "a store has one place, a folder or a server",
         StoreStale: "a small job lists nothing",
         StoreStrips: "nothing is promised of two leaders that write to such a store at once",
+        Strange: "what it meets is the same in any job",
+        JoinUnfit: "what it meets is the same in any job",
+        JoinOther: "what it meets is the same in any job",
+        Late: "it comes when nothing more happens to the job",
     }
 )
 """Faults that are made only where they are named, and why."""

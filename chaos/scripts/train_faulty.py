@@ -13,6 +13,7 @@ KIND, in the forward pass of micro-batch MB (0 by default) of the step after STE
     spin        a loop without end
     loader      the data set does not return
     stall       the data set returns after 20 s
+    nodata      the data set returns after 45 s, on every rank; RANK is the one that says that it happened
     raise       an error of the script
     skip        it leaves out the exchanges of the step's gradients
     order       it calls another collective before the vote
@@ -66,7 +67,7 @@ from chaos.scripts import mark_of, train_gpt
 from chaos.scripts.injectors.blocks import FaultyBlock
 from chaos.scripts.injectors.fault import Fault
 from chaos.scripts.injectors.kinds import parse
-from chaos.scripts.injectors.samples import FaultyFiles, faulty_loss, marks_of
+from chaos.scripts.injectors.samples import FaultyFiles, faulty_loss, late_of, marks_of
 from chaos.scripts.train_gpt import GPT, report
 from elastic3d.devices import AUTO
 from elastic3d.health.numerics import ROLLBACK_STEPS
@@ -93,7 +94,7 @@ def main(run: elastic3d.Run) -> None:
     for one in faults:
         one.again = own.again
         one.blocks, one.hung, one.armed = blocks, own.hung, not (options.out / mark_of(one.step)).exists()
-        one.node, one.world = run._assignment.node, run._assignment.world
+        one.node, one.rank, one.world = run._assignment.node, run._assignment.rank, run._assignment.world
         one.newcomer = run._assignment.newcomer
         one.leads = lambda: _leader(Path(options.events)) == run._assignment.node
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
@@ -104,9 +105,10 @@ def main(run: elastic3d.Run) -> None:
         global_batch=options.global_batch,
         micro_batch=options.micro_batch,
         seed=options.seed,
+        workers=options.workers,
         exclude=[(int(first), int(stop)) for first, _, stop in (text.partition(":") for text in own.exclude)],
     )
-    data.marks = marks_of(faults, batches.order)
+    data.marks, data.late = marks_of(faults, batches.order), late_of(faults, batches.order)
     run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
     for batch in batches.until(step=options.steps):
         fault = Fault.present_one = next((one for one in faults if one.step == batch.step), fault)

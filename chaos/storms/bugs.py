@@ -156,5 +156,8 @@ FOUND: tuple[RealBug, ...] = (
         wrong="ranks that had read their own parts well went on from it while the others began at step 0: samples of "
         "another step, other bits, and a rank that left the program",
         test="training/test_falling_back.py::test_ranks_that_have_read_a_state_begin_again_with_one_that_finds_damage",
+        met="a process of a trainer's data loader was killed",
+        wrong="the script was said to have raised, and the sockets of all loaders of that generation stayed in /tmp",
+        test="worker/processes/test_faults.py::test_no_socket_of_a_loaders_process_is_left",
     ),
 )

@@ -198,7 +198,7 @@ def play_storm(
             setting = replace(setting, clocks=stack.enter_context(Clocks()))
         if Need.FUSE in needs:
             hung = stack.enter_context(HungFiles(workdir / "hung"))
-            setting = replace(setting, given=(*setting.given, f"--hung={hung.folder}"))
+            setting = replace(setting, given=(*setting.given, f"--hung={hung.folder}"), hung=hung)
         if Need.MOUNTS in needs:
             disk = stack.enter_context(SmallDisk(workdir / "disk"))
             setting = replace(setting, store=disk.folder.as_uri(), disk=disk)

@@ -17,7 +17,7 @@ from chaos.faults.memory import SnapshotFlip, Squeeze
 from chaos.faults.moment import Phase, When
 from chaos.faults.network import Cut, Delay, HalfOpen, Loss, Narrow, Reset
 from chaos.faults.orders import Drain, Join
-from chaos.faults.process import Continue, Kill, KillTrainer, Stop
+from chaos.faults.process import Continue, Kill, KillLoader, KillTrainer, Stop
 from chaos.faults.script import InScript
 from chaos.faults.store import StoreBusy
 from chaos.playing.play import TRAIN_GPT
@@ -233,6 +233,8 @@ def test_every_fault_of_the_catalogue_can_be_made(kind: type[Fault], quiet_runs:
     # Lies are found where three others do the same, and a broken connection where a group has two ends.
     layout = "pp=1" if kind.ABOUT.place is Place.DEVICE else "pp=2"
     arguments = ("--steps=80", *SMALL, f"--layout={layout}", "--out={out}", "--events={events}", "--store={store}")
+    if kind is KillLoader:
+        arguments += ("--workers=1",)
     job = Job(script=str(TRAIN_FAULTY), arguments=arguments, nodes=4 // slots, slots=slots, seed=7)
     schedule = Schedule(faults=one_of(kind))
     _, skipped = feasible(schedule.faults, slots=slots, faulty=True)

@@ -11,6 +11,7 @@ import queue
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
@@ -352,6 +353,7 @@ def keeper(spec: str, descriptors: tuple[int, ...]) -> None:
     settings = json.loads(spec)
     os.environ["NURSERY_ENTRY"] = settings["entry"]
     os.environ.update(settings["variables"])
+    tempfile.tempdir = None  # looked for anew, as in an interpreter of its own
     output = os.open(settings["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)
     os.dup2(output, 2)

@@ -93,6 +93,14 @@ class Fault:
         elif self.kind == "sluggish" and self.slowed:
             SYSTEM.sleep(self.factor)
 
+    def read(self) -> None:
+        """Note that this rank reads a sample of the fault's step; fail in the first one."""
+        if self.armed:
+            self.armed = False
+            if self.rank == self.of:
+                self._mark(mark_of(self.step))
+            self.injector.inject(self)
+
     def computed(self, seconds: float) -> None:
         """Note that a block's pass took so long; take as much longer as it shall.
 

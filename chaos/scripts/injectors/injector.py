@@ -19,6 +19,7 @@ class Where(StrEnum):
     DATA = "data"  # where a sample is read
     ALL = "all"  # where the step begins, on all ranks together
     ON = "on"  # where the step begins, and from then on
+    SAMPLE = "sample"  # where any rank reads its first sample of the step
     SAMPLES = "samples"  # in the samples of the step, whoever computes them
 
 

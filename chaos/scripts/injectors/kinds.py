@@ -20,6 +20,7 @@ KINDS: Mapping[str, Injector] = {
     "spin": Injector(inject=standstill.spin),
     "loader": Injector(where=Where.DATA, inject=samples.loader),
     "stall": Injector(where=Where.DATA, inject=samples.stall),
+    "nodata": Injector(where=Where.SAMPLE, inject=samples.no_data),
     "raise": Injector(inject=astray.fail),
     "skip": Injector(inject=astray.skip),
     "order": Injector(inject=astray.order),

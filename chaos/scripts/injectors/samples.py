@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from chaos.scripts.injectors.fault import Fault
+from chaos.scripts.injectors.injector import Where
 from chaos.scripts.train_gpt import SourceFiles, cross_entropy
 from elastic3d.clock import SYSTEM
 from elastic3d.data import Order
 
-LONG, STALL = 100_000.0, 20.0
-"""Seconds for which a data set does not return: for ever, and for a while."""
+LONG, STALL, NO_DATA = 100_000.0, 20.0, 45.0
+"""Seconds for which a data set does not return: for ever, for a while, and on all ranks until it is said."""
 
 NAN, HIGH = -1, -2
 """Targets that no byte is: of samples that bring no number, and of those that bring a high loss."""
@@ -30,16 +31,26 @@ def stall(fault: Fault) -> None:
     SYSTEM.sleep(STALL)
 
 
+def no_data(fault: Fault) -> None:
+    SYSTEM.sleep(NO_DATA)
+
+
 class FaultyFiles(SourceFiles):
-    """A data set that may fail. marks: by number of a sample, what stands in its target instead of the first byte."""
+    """A data set that may fail. marks: by number of a sample, what stands in its target instead of the first byte.
+
+    late: by number of a sample, the fault that happens when it is read, by whichever rank.
+    """
 
     def __init__(self, context: int) -> None:
         super().__init__(context)
         self.marks: dict[int, int] = {}
+        self.late: dict[int, Fault] = {}
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if Fault.present_one is not None:
             Fault.present_one.load()
+        if index in self.late:
+            self.late[index].read()
         window, target = super().__getitem__(index)
         if index in self.marks:
             target = target.clone()
@@ -57,6 +68,16 @@ def marks_of(faults: Sequence[Fault], order: Order) -> dict[int, int]:
             positions = order.positions(fault.step, fault.step + LONG_HIGH)
             marks |= {int(sample): HIGH for sample in order.samples(*positions)}
     return marks
+
+
+def late_of(faults: Sequence[Fault], order: Order) -> dict[int, Fault]:
+    """Return the faults that happen where samples of their steps are read, by number of each such sample."""
+    return {
+        int(sample): fault
+        for fault in faults
+        if fault.injector.where is Where.SAMPLE
+        for sample in order.samples(*order.positions(fault.step))
+    }
 
 
 def faulty_loss(logits: Tensor, target: Tensor) -> Tensor:

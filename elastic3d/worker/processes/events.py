@@ -32,7 +32,7 @@ class ExitKind(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"  # the script raised that memory ran out, or the kernel killed it for that
     CONVICTED = "convicted"  # a check found a rank that computes wrongly, or a loss that jumped up: no update was made
     STOPPED = "stopped"  # killed because the keeper asked for it
-    CRASH = "crash"  # died by a signal nobody here asked for, or with an exit code that is not ours
+    CRASH = "crash"  # it, or a process of its data loader, was killed by nobody here; or an exit code that is not ours
     TEMPLATE = "template"  # its template died, and it died with it
 
 
@@ -41,7 +41,8 @@ class RaisedException:
     """An exception as sent to another process: its class, its message and its formatted traceback.
 
     final: it will be raised again however often it is tried. memory_use: who held the memory, where it says that memory
-    ran out; None otherwise. short: then what was missing.
+    ran out; None otherwise. short: then what was missing. loader: the signal that killed a process of the data loader,
+    where that is why it was raised, and else 0.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class RaisedException:
     final: bool = False
     memory_use: str | None = None
     short: Shortfall | None = None
+    loader: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from elastic3d.port import Assignment, Flags, Go, StateRestored
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.memory import SnapshotMemory
-from elastic3d.worker.processes import channel, events, template
+from elastic3d.worker.processes import channel, events, template, temporary
 from elastic3d.worker.processes.channel import FromKeeper, FromTrainer, KeeperEnd
 from elastic3d.worker.processes.events import EventSaid, ExitKind, SlotEvent
 from elastic3d.worker.processes.process import ExitCode
@@ -80,7 +80,7 @@ class SlotLoop:
     def prepare(self, number: int, assignment: Assignment) -> None:
         """Ask the template for a trainer."""
         ours, theirs = channel.pair()
-        assignment = self._watchers.prepare(number, assignment)
+        assignment = dataclasses.replace(self._watchers.prepare(number, assignment), sockets=temporary.name())
         trainer = SlotTrainer(number=number, assignment=assignment, end=KeeperEnd(ours), theirs=theirs)
         self._trainers[number] = trainer
         self._selector.register(trainer.end, selectors.EVENT_READ, lambda: self._hear(trainer))
@@ -420,6 +420,7 @@ class SlotLoop:
         self._unwatch(trainer.end)
         trainer.end.close()
         self._close_theirs(trainer)
+        temporary.remove(trainer.assignment.sockets)
         del self._trainers[trainer.number]
         self._let_go()
         if self._writer == trainer.number:

@@ -46,12 +46,15 @@ class SlotTrainer:
             # gloo's own threads end the process where the sizes of a collective do not fit: that is no fault of the
             # rank that they end, and what all recorded says whose it is.
             kind = ExitKind.PEER_LOST
-        short = self._short(kind, code)
+        who, killed = f"the trainer of rank {self.assignment.rank}", code
+        if kind is ExitKind.CRASH and self._loader():
+            who, killed = f"a process of the data loader of rank {self.assignment.rank}", -self._loader()
+        short = self._short(kind, killed)
         if short is not None and short.killed:
             kind, limit = ExitKind.OUT_OF_MEMORY, f" of {short.total} bytes" if short.total else ""
             detail = (
-                f"the kernel killed the trainer of rank {self.assignment.rank}: the memory{limit} of its control "
-                f"group, or of the host, ran out. {OUT_OF_MEMORY}"
+                f"the kernel killed {who}: the memory{limit} of its control group, or of the host, ran out. "
+                f"{OUT_OF_MEMORY}"
             )
         returned = self.last if isinstance(self.last, channel.MainReturned) else None
         return TrainerExited(
@@ -63,9 +66,13 @@ class SlotTrainer:
             digest=returned.digest if returned is not None else None,
             exception=self.last.exception if isinstance(self.last, channel.MainRaised) else None,
             unsaved=returned.unsaved if returned is not None else -1,
-            detail=detail or f"the trainer of rank {self.assignment.rank} {describe_exit(code)}",
+            detail=detail or f"{who} {describe_exit(killed)}",
             short=short,
         )
+
+    def _loader(self) -> int:
+        """Return the signal that killed a process of its data loader, if it has ended for that, and else 0."""
+        return self.last.exception.loader if isinstance(self.last, channel.MainRaised) else 0
 
     def _short(self, kind: ExitKind, code: int) -> Shortfall | None:
         """Return what was missing where it ended because memory ran out: by its own words, or by the kernel's."""
@@ -88,6 +95,8 @@ class SlotTrainer:
                 return ExitKind.MEASURED
             case ExitCode.PEER_LOST, channel.MainRaised(peer=True):
                 return ExitKind.PEER_LOST
+            case ExitCode.ERROR, channel.MainRaised(peer=False) if self._loader():
+                return ExitKind.CRASH
             case ExitCode.ERROR, channel.MainRaised(peer=False, exception=exception):
                 return ExitKind.ERROR if exception.memory_use is None else ExitKind.OUT_OF_MEMORY
             case ExitCode.CONVICTED, channel.AuditTold(last=True):

@@ -43,7 +43,7 @@ from elastic3d.snapshots.holdings import Cadence
 from elastic3d.snapshots.interval import Cost
 from elastic3d.snapshots.table import SnapshotTable
 from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain, from_json
-from elastic3d.worker.processes import channel, copying, process
+from elastic3d.worker.processes import channel, copying, loaders, process, temporary
 from elastic3d.worker.processes.channel import FromKeeper, TrainerEnd
 from elastic3d.worker.processes.events import EventSaid, RaisedException
 from elastic3d.worker.processes.process import ExitCode
@@ -236,6 +236,8 @@ class ChannelPort:
         raised = _raised(error)
         if is_out_of_memory(error):
             raised = dataclasses.replace(raised, memory_use=self._memory_use(), short=self._short(error))
+        else:
+            raised = dataclasses.replace(raised, loader=loaders.killed_by(error))
         self._say(channel.MainRaised(peer=False, exception=raised))
         process.leave(ExitCode.ERROR)
 
@@ -340,6 +342,7 @@ def run_trainer(entry: Entry, spec: str, descriptors: tuple[int, ...]) -> NoRetu
     )
     end = socket.socket(fileno=descriptors[0])
     process.children_die_too()
+    temporary.use(assignment.sockets)
     oom_killer.be_killed_first()
     process.overwrite_environment(os.environ, assignment)
     tp = assignment.layout.tp if assignment.layout is not None else 1

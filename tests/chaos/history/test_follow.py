@@ -106,10 +106,11 @@ def test_an_error_in_the_users_code_is_shown() -> None:
     assert picture([failed]).errors == ("rank 0: ValueError: bad\n",)
 
 
-def test_a_node_that_ends_since_a_keeper_of_its_was_killed_is_no_mistake_of_the_script() -> None:
+@pytest.mark.parametrize("kind", ["keepers killed", "join-other", "unkillable"])
+def test_a_node_that_ends_by_what_was_done_to_it_is_no_mistake_of_the_script(kind: str) -> None:
     """It says why it ends; another node that says so is one."""
     ended = [event("job.ended", 2.0, node=node, kind="error", error=f"{node} is lost") for node in ("node0", "node1")]
-    done = Injection(kind="keepers killed", node="node1", at=1.0)
+    done = Injection(kind=kind, node="node1", at=1.0)
     assert picture(ended, [done]).errors == ("node0 is lost",)
 
 

@@ -8,7 +8,7 @@ from chaos.faults.clock import ClockJump
 from chaos.faults.etcd import EtcdPause
 from chaos.faults.fault import Fault
 from chaos.faults.moment import When
-from chaos.faults.network import Cut, HalfOpen
+from chaos.faults.network import Cut, HalfOpen, Strange
 from chaos.faults.orders import Drain, Join
 from chaos.faults.process import Freeze, Kill, Slow
 from chaos.history.follow import Event
@@ -21,6 +21,13 @@ FOUR = ["node0", "node1", "node2", "node3"]
 AT = 12.0
 KILL, HALF, FREEZE = (kind(node="node1", when=WHEN) for kind in (Kill, HalfOpen, Freeze))
 CUT = Cut(node="node1", when=WHEN, seconds=20.0)
+
+
+STRANGE = Strange(node="node1", when=WHEN)
+
+
+def refused(node: str) -> Event:
+    return event("peer.refused", 13.0, node=node, port="tiles", peer="198.18.0.1", reason="no proof", more=None)
 
 
 def outcome(*events: Event, made: tuple[tuple[Fault, str], ...], last: float = 100.0) -> Outcome:
@@ -52,6 +59,8 @@ def stuck(*nodes: str) -> Event:
         (Drain(node="node1", when=WHEN), event("node.draining", 13.0, node="node1", seconds=None, detail=""), 1.0),
         (Drain(node="node1", when=WHEN), event("node.draining", 13.0, node="node2", seconds=None, detail=""), None),
         (Join(when=WHEN), event("member.joined", 13.0, node="node1"), 1.0),
+        (STRANGE, refused("node1"), 1.0),
+        (STRANGE, refused("node2"), None),
         (EtcdPause(when=WHEN), event("etcd.lost", 13.0, node="node2", error=""), 1.0),
     ],
     ids=str,

@@ -77,6 +77,16 @@ def test_same_bits_is_unknown_without_an_undisturbed_run() -> None:
     assert judge(outcome(a_death_and_a_join())).kept
 
 
+def test_a_node_that_had_to_stay_out_ends_with_an_error_and_is_in_no_generation() -> None:
+    """Its exit code breaks no promise; that it took part does, and so does an end as if all were well."""
+    seen = replace(outcome(a_death_and_a_join()), unwanted=("node9",))
+    assert judge(replace(seen, exit_codes={**seen.exit_codes, "node9": 1})).broken == ()
+    well = judge(replace(seen, exit_codes={**seen.exit_codes, "node9": 0}))
+    assert well.broken == ("node9, which had to stay out, ended with 0",)
+    inside = judge(replace(seen, unwanted=("node0",), exit_codes={**seen.exit_codes, "node0": 1}))
+    assert inside.broken == ("node0, which had to stay out, took part",)
+
+
 def test_every_broken_promise_is_named() -> None:
     """Exit codes, an early end, a missing digest, leftovers, faults that never happened."""
     bad = replace(

@@ -12,6 +12,7 @@ import pytest
 
 from chaos.machine.impairments import Impairment
 from chaos.machine.network import Network
+from chaos.machine.processes import wait_until
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(120)]
 
@@ -41,6 +42,7 @@ MAKER = """
 import time
 from chaos.machine.impairments import Impairment
 from chaos.machine.network import Network
+from chaos.machine.processes import wait_until
 with Network() as network:
     network.add("a")
     network.impair("a", Impairment(late=0.1))
@@ -199,3 +201,14 @@ def test_what_a_host_sends_is_counted(network: Network, call: Call) -> None:
         before = network.sent("a")
         call.seconds(100_000)
         assert 100_000 <= network.sent("a") - before < 150_000
+
+
+def test_a_process_that_still_runs_on_a_host_is_named(network: Network) -> None:
+    """Whoever started it, and however it is marked: none outlives the job."""
+    with subprocess.Popen([*network.within("b"), "sleep", "600"]) as process:
+        try:
+            assert wait_until(lambda: network.occupied(patience=0) != [], 5)
+            assert network.occupied(patience=0) == [f"process {process.pid} on the host of b"]
+        finally:
+            process.kill()
+    assert network.occupied() == []

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -71,6 +72,34 @@ def test_data_loader_workers_die_with_their_trainer(nursery: Nursery) -> None:
     keeper.wait(TrainerExited)
     assert time.monotonic() - begun < 1.0
     assert all(map(gone, members))
+
+
+@pytest.mark.parametrize("victim", ["loader", "trainer", "template"])
+def test_no_socket_of_a_loaders_process_is_left(victim: str, nursery: Nursery) -> None:
+    """Whichever is killed, the folder that multiprocessing listens in is gone; a killed process removes nothing."""
+    with tempfile.TemporaryDirectory(prefix="e3d-") as temp:
+        keeper = nursery.keeper("loader", variables={"TMPDIR": temp})
+        keeper.slot.prepare(assignment())
+        trainer = keeper.wait(Started).pid
+        keeper.wait(TrainerReady)
+        (template,) = [pid for pid in children(keeper.pid) if children(pid)]
+        assert eventually(lambda: any(path.is_socket() for path in Path(temp).rglob("*")))
+        os.kill({"loader": children(trainer)[0], "trainer": trainer, "template": template}[victim], signal.SIGKILL)
+        ended = keeper.wait(TrainerExited)
+        if victim == "loader":
+            # Nobody's code has raised: it is as if the trainer itself had been killed.
+            assert (ended.kind, ended.short) == (ExitKind.CRASH, None)
+            assert ended.detail == "a process of the data loader of rank 0 was killed by SIGKILL"
+        assert not list(Path(temp).rglob("*"))
+
+
+def test_a_trainer_without_such_processes_makes_no_folder_for_them(nursery: Nursery) -> None:
+    """A node that is killed would leave it."""
+    with tempfile.TemporaryDirectory(prefix="e3d-") as temp:
+        keeper = nursery.keeper("steps", variables={"TMPDIR": temp})
+        keeper.slot.go(keeper.slot.prepare(assignment()), GO)
+        keeper.wait(StepFinished)
+        assert not list(Path(temp).iterdir())
 
 
 def test_an_orphan_in_the_trainers_group_is_reaped_too(nursery: Nursery) -> None:
