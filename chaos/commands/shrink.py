@@ -67,7 +67,7 @@ def shrink_schedule(
         console.print(f"looking for less that breaks: {promise}", markup=False, highlight=False)
         with clean_end(), tempfile.TemporaryDirectory(prefix="elastic3d-chaos-") as work:
             tried = _Tries(job, promise, out, Path(work), console, tries)
-            document = tried.play(schedule, folder.name, minutes, SYSTEM)
+            document = tried.play(schedule, number_of(folder, schedule), minutes, SYSTEM)
     except Elastic3dError as error:
         raise typer.Exit(say(error)) from None
     if as_json:
@@ -104,6 +104,15 @@ def failed(folder: Path) -> tuple[Schedule, Job, str]:
     return schedule, job, broken[0]
 
 
+def number_of(folder: Path, schedule: Schedule) -> str:
+    """Return digits, and underscores between them, by which what is left is named.
+
+    They are the schedule's seed; of a schedule without one, as of a soak, they are of the name of its folder.
+    """
+    name = folder.absolute().name if schedule.seed is None else str(schedule.seed)
+    return re.sub(r"\D+", "_", name).strip("_") or "0"
+
+
 class _Tries:
     def __init__(self, job: Job, promise: str, out: Path, work: Path, console: Console, most: int) -> None:
         self._job, self._promise, self._out, self._work = job, promise, out, work
@@ -113,8 +122,8 @@ class _Tries:
         self._left: Schedule | None = None
         self.code = 0
 
-    def play(self, schedule: Schedule, name: str, minutes: float, clock: Clock) -> ShrunkDocument:
-        """Look for less, and keep it; `name` is that of the folder it began with. `code` is the exit code then.
+    def play(self, schedule: Schedule, number: str, minutes: float, clock: Clock) -> ShrunkDocument:
+        """Look for less, and keep it under a number, as `number_of` has it. `code` is the exit code then.
 
         What ends the search before anything has failed again is raised, and UsageError where nothing can be kept.
         """
@@ -131,7 +140,6 @@ class _Tries:
                 raise
             say(error)
             self.code, early = INCOMPLETE, in_a_line(error)
-        number = re.sub(r"\D+", "_", name).strip("_") or "0"
         left, folder, test = self._left or schedule, None, None
         if self._left is not None:
             folder = free_folder(self._out, f"shrunk-{number.replace('_', '.')}")

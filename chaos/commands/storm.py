@@ -109,7 +109,8 @@ def run_schedule(
     Its nodes are torchrun agents with an etcd and a store of their own: the store that the script names is not touched.
     The same job undisturbed says what is right: the same bits, every sample once, the last step saved. Less is asked of
     a script under `--mode restart`. Nothing is left behind, after Ctrl-C neither. A folder named passed-SEED or
-    failed-SEED is kept, with a report as a page of HTML; `elastic3d chaos replay` plays it again.
+    failed-SEED, by the schedule's seed if it has one, is kept, with a report as a page of HTML; `elastic3d chaos
+    replay` plays it again.
 
     Exit codes: 0 every promise held; 1 one was broken; 2 the schedule or the script cannot be played, or what is kept
     cannot be written; 4 every promise held, but faults were skipped for what this machine or the job lacks.

@@ -81,10 +81,11 @@ def _verdict(facts: RunFacts) -> Html:
 def _about(facts: RunFacts, folder: str) -> Html:
     last = max((step.number for step in facts.made if step.counts), default=0)
     slots = "" if facts.slots == 1 else f" of {facts.slots} trainers each"
+    other = facts.drawn_from not in (None, facts.seed)
     rows = [
         ("script", tag("code", shlex.join([facts.script, *facts.arguments]))),
         ("nodes", f"{facts.nodes} to start with{slots}"),
-        ("seed", str(facts.seed)),
+        ("seed", f"{facts.seed}, of the schedule {facts.drawn_from}" if other else str(facts.seed)),
         ("steps", f"{last} of {facts.steps}"),
         ("duration", _duration(facts.ended - facts.began)),
         ("play again", tag("code", f"elastic3d chaos replay {shlex.quote(folder)}")),

@@ -148,7 +148,7 @@ def play_run(schedule: Schedule, job: Job, *, kept: Path, out: Path, clock: Cloc
         where, unkept = None, ""
         if not storm.kept:
             try:
-                where = keep(storm, job, out, workdir, f"failed-{seed}")
+                where = keep(storm, job, out, workdir)
             except UsageError as error:
                 # A promise was broken all the same.
                 unkept = str(error)

@@ -249,13 +249,17 @@ def undisturbed(job: Job, *, workdir: Path, kept: Path, console: Console) -> tup
     return setting, quiet
 
 
-def keep(storm: Storm, job: Job, out: Path, workdir: Path, name: str = "") -> Path:
-    """Write the folder of a storm below `out` and return it; UsageError where that fails.
+def seed_of(schedule: Schedule, job: Job) -> int:
+    """Return the seed by which a run is named: its schedule's, or the job's where the schedule has none."""
+    return job.seed if schedule.seed is None else schedule.seed
 
-    name: by default, how it went and the job's seed.
+
+def keep(storm: Storm, job: Job, out: Path, workdir: Path) -> Path:
+    """Write the folder of a storm below `out`, named by how it went and its seed, and return it.
+
+    UsageError where that fails.
     """
-    name = name or f"{'passed' if storm.kept else 'failed'}-{job.seed}"
-    folder = free_folder(out, name)
+    folder = free_folder(out, f"{'passed' if storm.kept else 'failed'}-{seed_of(storm.schedule, job)}")
     with in_words(folder):
         folder.mkdir(parents=True)
         write_job(folder, storm.schedule, job)
@@ -294,6 +298,7 @@ def _facts(storm: Storm, job: Job) -> RunFacts:
         noticed=storm.notices,
         quiet=Points(steps=tuple(step.number for step in quiet), losses=tuple(step.loss for step in quiet)),
     )
+    shown = replace(shown, drawn_from=storm.schedule.seed)
     return shown if job.resident else replace(shown, faults=tuple(map(as_restarted, shown.faults)))
 
 

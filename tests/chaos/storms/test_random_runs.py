@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from chaos.commands import random_storms, shrink
 from chaos.commands.app import app
 from chaos.commands.random_storms import exit_code, line, numbers, seeds, summary
-from chaos.commands.shrink import failed
+from chaos.commands.shrink import failed, number_of
 from chaos.faults.catalogue import KINDS
 from chaos.faults.etcd import EtcdDeleted, EtcdEmpty, EtcdPause, EtcdRestart, Revoke
 from chaos.faults.fault import Fault, Need, OfNode
@@ -399,6 +399,13 @@ def test_failures_are_alike_by_the_promise_and_not_by_numbers(tmp_path: Path) ->
         promises.append({"says": "the same bits", "broken": ["digest 0a, undisturbed 1b"]})
         (tmp_path / "verdict.json").write_text(json.dumps({"promises": promises}))
         assert failed(tmp_path)[2] == "it goes on"
+
+
+def test_what_is_left_is_named_by_the_schedules_seed() -> None:
+    """Whatever the folder is named; without a seed, as of a soak, by the folder's name."""
+    folder = Path("out/failed-7.2")
+    assert [number_of(folder, Schedule(faults=FAULTS, seed=seed)) for seed in (12, 0, None)] == ["12", "0", "7_2"]
+    assert number_of(Path("mine"), Schedule(faults=FAULTS)) == "0"
 
 
 def test_only_what_failed_is_made_small(tmp_path: Path) -> None:
