@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from chaos.commands.storm import INCOMPLETE, Arguments, AsJson, InMode, JUnit, Mode, NoticedBars, Out, Recovery, Script
 from chaos.report import junit
-from chaos.report.early import in_a_line, say
+from chaos.report.early import MOST, in_a_line, say
 from chaos.report.random_documents import SCHEMA, DrawnRun, RandomDocument, RunVerdict, SkippedFault
 from chaos.report.watching import clean_end
 from chaos.storms.folders import writable_file, writable_folder
@@ -35,6 +35,7 @@ _STYLES = {
     RunVerdict.BROKEN: "bold red",
     RunVerdict.PARTLY: "yellow",
     RunVerdict.SKIPPED: "yellow",
+    RunVerdict.ERROR: "bold red",
 }
 
 
@@ -68,11 +69,12 @@ def play_random(
     The job is the same each time and is played undisturbed once, so that each run is judged as `elastic3d chaos run`
     judges. Only what this machine can make is drawn, and only what surely happens and leaves the job a way to go on;
     what is left out for that is said. With --faults everything named is drawn, and skipped where it cannot be made.
-    A run in which a promise was broken is kept as failed-SEED. Ctrl-C ends everything, as an error does; what was
-    played until then is told and written all the same, and in JUnit XML the rest counts as an error.
+    A run in which a promise was broken is kept as failed-SEED. One that an error ends counts as an error, and the next
+    one is played; three in a row end everything, as Ctrl-C and a full disk do. What was played until then is told and
+    written all the same, and in JUnit XML the rest counts as an error.
 
-    Exit codes: 0 every promise held; 1 one was broken, or an error ended it; 2 it cannot be played, or --out or --junit
-    cannot be written; 4 every promise held, but faults were skipped; 130 after Ctrl-C.
+    Exit codes: 0 every promise held; 1 one was broken, or an error ended a run; 2 it cannot be played, or --out or
+    --junit cannot be written; 4 every promise held, but faults were skipped; 130 after Ctrl-C.
 
     Examples:
 
@@ -130,6 +132,9 @@ def play_random(
                     run = play_run(schedule, drawn, kept=out, out=out)
                 played.append(run)
                 console.print(line(run), soft_wrap=True, highlight=False)
+                if failing(played):
+                    error = f"errors ended {MOST} runs in a row; the last one, of {doing}: {run.error}"
+                    break
     except SystemExit as end:
         # Of Ctrl-C or SIGTERM: everything has ended by now.
         failure, interrupted = int(end.code or 0), True
@@ -177,6 +182,11 @@ def seeds(first: int, runs: int | None, minutes: float | None, now: Callable[[],
         yield first + number
 
 
+def failing(runs: Sequence[DrawnRun]) -> bool:
+    """Return whether errors ended so many runs in a row that none is begun after them."""
+    return len(runs) >= MOST and all(run.verdict is RunVerdict.ERROR for run in runs[-MOST:])
+
+
 def by_reason(left_out: tuple[SkippedFault, ...]) -> Iterator[tuple[str, list[str]]]:
     """Yield each reason for which faults are left out, with their words."""
     reasons = dict.fromkeys(one.why for one in left_out)
@@ -190,6 +200,8 @@ def line(run: DrawnRun) -> Text:
     text = Text(f"seed {run.seed}: {nodes}: {', '.join(run.faults)}: ")
     text.append(run.verdict, _STYLES[run.verdict])
     text.append(f", {run.seconds:.1f} s")
+    if run.error:
+        text.append(f"\n    {run.error}", "red")
     for one in run.skipped:
         text.append(f"\n    skipped: {one.fault}: {one.why}", "yellow")
     for promise in run.broken:
@@ -221,12 +233,12 @@ def summary(document: RandomDocument) -> RenderableType:
 
 
 def exit_code(document: RandomDocument, failure: int = 0) -> int:
-    """Return 1 where a promise was broken, INCOMPLETE where faults were skipped, else 0.
+    """Return 1 where a promise was broken or an error ended a run, INCOMPLETE where faults were skipped, else 0.
 
     failure: of what ended the runs, which is returned unless a promise was broken; after a signal in any case.
     """
     if document.interrupted:
         return failure
-    if document.count(RunVerdict.BROKEN):
+    if document.count(RunVerdict.BROKEN) or document.count(RunVerdict.ERROR):
         return 1
     return failure or (INCOMPLETE if any(run.skipped for run in document.runs) else 0)

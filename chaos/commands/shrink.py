@@ -17,7 +17,7 @@ from rich.text import Text
 
 from chaos.commands.storm import INCOMPLETE, AsJson
 from chaos.faults.catalogue import feasible
-from chaos.report.early import in_a_line, say
+from chaos.report.early import MOST, in_a_line, of_one_run, say
 from chaos.report.folder import write_report
 from chaos.report.random_documents import SCHEMA, ShrunkDocument
 from chaos.report.watching import clean_end
@@ -49,7 +49,8 @@ def shrink_schedule(
     if the same promise is broken, whatever the numbers are. What is left is kept as shrunk-SEED, a folder like that of
     a run, with a test that plays it. It is no more than the smallest schedule that was tried.
 
-    Ctrl-C or an error ends the search: the smallest schedule until then is kept with its test, and said to be that.
+    A try that an error ends counts as one that does not fail. Ctrl-C, a full disk or three errors in a row end the
+    search: the smallest schedule until then is kept with its test, and said to be that.
 
     Exit codes: 0 it was found again, and is kept with what could be left out; 1 it did not fail again, or an error came
     first; 2 the folder is of no run that failed, or what is kept cannot be written; 4 it is kept, but an error ended
@@ -117,7 +118,7 @@ class _Tries:
     def __init__(self, job: Job, promise: str, out: Path, work: Path, console: Console, most: int) -> None:
         self._job, self._promise, self._out, self._work = job, promise, out, work
         self._console, self._most = console, most
-        self._made = 0
+        self._made = self._errors = 0
         self._best = work / "best"
         self._left: Schedule | None = None
         self.code = 0
@@ -180,7 +181,19 @@ class _Tries:
             self._console.print(f"{text}cannot be made here", markup=False, highlight=False)
             return False
         silent = Console(file=io.StringIO())
-        storm = play_storm(schedule, self._job, workdir=work, kept=self._out, console=silent)
+        writable_folder(self._out)
+        try:
+            storm = play_storm(schedule, self._job, workdir=work, kept=self._out, console=silent)
+        except Exception as error:
+            # The first one has to be played; a smaller schedule may be one that the job cannot meet.
+            refused = isinstance(error, UsageError)
+            self._errors += not refused
+            if self._left is None or not (refused or of_one_run(error)) or self._errors == MOST:
+                raise
+            self._console.print(Text(f"{text}cannot be played: {in_a_line(error)}"), soft_wrap=True, highlight=False)
+            shutil.rmtree(work, ignore_errors=True)
+            return False
+        self._errors = 0
         broken = {promise.says for promise in storm.verdict.promises if promise.broken}
         fails = self._promise in broken
         if fails:

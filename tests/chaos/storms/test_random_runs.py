@@ -219,20 +219,10 @@ def test_runs_as_junit_xml(tmp_path: Path) -> None:
     assert partly[0].get("message") == "join @9: no gate"
 
 
-def played(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, third: BaseException, *more: str
-) -> tuple[Result, ElementTree.Element]:
-    """Return what comes of three runs, of which the last one ends with an exception, and the suite of JUnit XML."""
+def invoked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *more: str) -> tuple[Result, ElementTree.Element]:
+    """Return what comes of the command on a job of 40 steps, and the suite of JUnit XML."""
     script = tmp_path / "train.py"
     script.write_text("")
-    runs = iter((KEPT, PARTLY, third))
-
-    def play(*_: object, **__: object) -> DrawnRun:
-        one = next(runs)
-        if isinstance(one, BaseException):
-            raise one
-        return one
-
     calm = Outcome(
         setting=ScriptSetting(target=script, steps=40),
         faults=(),
@@ -244,12 +234,67 @@ def played(
         leftovers=(),
     )
     monkeypatch.setattr(random_storms, "undisturbed", lambda *_, **__: (calm.setting, calm))
-    monkeypatch.setattr(random_storms, "play_run", play)
     xml = tmp_path / "chaos.xml"
     given = ["random", "--script", str(script), "--out", str(tmp_path / "out"), "--junit", str(xml), *more]
     result = CliRunner().invoke(app, given)
     (suite,) = ElementTree.parse(xml).getroot()
     return result, suite
+
+
+def played(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, third: BaseException, *more: str
+) -> tuple[Result, ElementTree.Element]:
+    """Return what comes of three runs, of which the last one ends with an exception, and the suite of JUnit XML."""
+    runs = iter((KEPT, PARTLY, third))
+
+    def play(*_: object, **__: object) -> DrawnRun:
+        one = next(runs)
+        if isinstance(one, BaseException):
+            raise one
+        return one
+
+    monkeypatch.setattr(random_storms, "play_run", play)
+    return invoked(monkeypatch, tmp_path, *more)
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdicts", "early"),
+    [
+        (("etcd", "", "etcd", "etcd"), ["error", "partly", "error", "error"], ""),
+        (("", "etcd", "etcd", "etcd", ""), ["partly", "error", "error", "error"], "errors ended 3 runs in a row"),
+        (("", "disk", ""), ["partly"], "seed 8: OSError: [Errno 28] No space left on device"),
+        (("", "input", ""), ["partly"], "seed 8: there is no such file"),
+    ],
+    ids=["some", "all", "disk", "input"],
+)
+def test_an_error_of_one_run_does_not_end_the_others(
+    ends: tuple[str, ...], verdicts: list[str], early: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It counts as an error; what no other run can do without ends them all, as three errors in a row do."""
+    errors: dict[str, Exception] = {
+        "etcd": EtcdUnavailable("no endpoint answered"),
+        "disk": OSError(28, "No space left on device"),
+        "input": UsageError("there is no such file"),
+    }
+    (tmp_path / "other.py").write_text("import elastic3d\n")
+    runs = iter(ends)
+
+    def play(*_: object, **__: object) -> Storm:
+        if end := next(runs):
+            raise errors[end]
+        return storm(setting(tmp_path / "other.py"))
+
+    monkeypatch.setattr(random_runs, "play_storm", play)
+    more = ("--runs", str(len(ends)), "--faults", "kill,join", "--each", "1", "--json")
+    result, suite = invoked(monkeypatch, tmp_path, *more)
+    assert result.exit_code == (2 if "input" in ends else 1)
+    kept = json.loads(result.stdout)
+    assert [one["verdict"] for one in kept["runs"]] == verdicts
+    assert kept["error"].startswith(early)
+    assert bool(kept["error"]) is bool(early)
+    assert {one["error"] for one in kept["runs"] if one["verdict"] == "error"} <= {"no endpoint answered"}
+    assert suite.get("errors") == str(verdicts.count("error") + bool(early))
+    assert result.stderr.count("elastic3d: no endpoint answered") == verdicts.count("error")
 
 
 @pytest.mark.parametrize(
@@ -306,7 +351,7 @@ def test_what_is_told_of_runs() -> None:
     assert "skipped: join @9: no gate" in str(line(PARTLY))
     told = io.StringIO()
     Console(width=200, file=told).print(summary(document(KEPT, BROKEN, PARTLY, NOTHING)))
-    assert re.findall(r"\d+", told.getvalue()) == ["4", "1", "1", "1", "1", "8", "3", "9", "3", "10"]
+    assert re.findall(r"\d+", told.getvalue()) == ["4", "1", "1", "1", "1", "0", "8", "3", "9", "3", "10"]
     codes = [exit_code(document(*runs)) for runs in ((KEPT,), (KEPT, PARTLY), (NOTHING,), (PARTLY, BROKEN))]
     assert codes == [0, 4, 4, 1]
 
@@ -419,18 +464,19 @@ def test_only_what_failed_is_made_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("third", "code", "early"),
+    ("end", "since", "code", "early"),
     [
-        (EtcdUnavailable("no endpoint answered"), 4, "no endpoint answered"),
-        (OSError(28, "No space left on device"), 4, "OSError: [Errno 28] No space left on device"),
-        (SystemExit(143), 143, "it was interrupted"),
+        (EtcdUnavailable("no endpoint answered"), 2, 4, "no endpoint answered"),
+        (EtcdUnavailable("no endpoint answered"), 3, 0, ""),
+        (OSError(28, "No space left on device"), 3, 4, "OSError: [Errno 28] No space left on device"),
+        (SystemExit(143), 3, 143, "it was interrupted"),
     ],
-    ids=["etcd", "disk", "sigterm"],
+    ids=["three errors", "two errors", "disk", "sigterm"],
 )
 def test_a_search_that_is_ended_early_leaves_the_smallest_until_then(
-    third: BaseException, code: int, early: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    end: BaseException, since: int, code: int, early: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With its test, and a report that names the folder it is replayed from."""
+    """With its test, and a report that names the folder it is replayed from; errors of two tries end nothing."""
     script = tmp_path / "train.py"
     script.write_text("import elastic3d\n")
     broken = storm(setting(script), digest="other bits")
@@ -438,8 +484,8 @@ def test_a_search_that_is_ended_early_leaves_the_smallest_until_then(
 
     def play(schedule: Schedule, job: Job, *, workdir: Path, **_: object) -> Storm:
         tried.append(schedule)
-        if len(tried) == 3:
-            raise third
+        if len(tried) >= since:
+            raise end
         (workdir / "job" / "nodes").mkdir(parents=True)
         (workdir / "job" / "events").mkdir()
         return replace(broken, schedule=schedule)
@@ -450,11 +496,12 @@ def test_a_search_that_is_ended_early_leaves_the_smallest_until_then(
     monkeypatch.setattr(shrink, "play_storm", play)
     result = CliRunner().invoke(app, ["shrink", str(folder), "--json"])
     assert result.exit_code == code, result.output
+    assert result.stderr.count(": cannot be played: no endpoint answered") == 2 * isinstance(end, EtcdUnavailable)
     kept = json.loads(result.stdout)
-    assert (kept["early"], kept["before"], kept["faults"]) == (early, 3, [str(one) for one in tried[1].faults])
+    assert (kept["early"], kept["before"], kept["faults"]) == (early, 3, [str(one) for one in tried[since - 2].faults])
     left = tmp_path / "out" / "shrunk-7"
     assert (kept["folder"], kept["test"]) == (str(left), str(left / "test_found_7.py"))
-    assert kept_storm(left)[0] == tried[1]
+    assert kept_storm(left)[0] == tried[since - 2]
     assert f"elastic3d chaos replay {left}" in (left / "report.html").read_text()
 
 
