@@ -45,6 +45,11 @@ class Verdict:
         return replace(self, promises=(*self.promises, *more), broken=(*self.broken, *broken))
 
 
+def all_is_known(arguments: Iterable[str]) -> bool:
+    """Return whether a script with these arguments does nothing to itself that no outcome has."""
+    return not any(one.startswith("--fault") for one in arguments)
+
+
 def judge(outcome: Outcome, quiet: Outcome | None = None, *, all_known: bool = False) -> Verdict:
     """Return what `outcome` proves; with `quiet`, whether it has the bits of an undisturbed run.
 

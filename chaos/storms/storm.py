@@ -23,7 +23,7 @@ from chaos.history.follow import Event, Picture
 from chaos.judging import bars
 from chaos.judging.bars import Bars
 from chaos.judging.notices import Notice, notices
-from chaos.judging.oracle import Verdict, judge
+from chaos.judging.oracle import Verdict, all_is_known, judge
 from chaos.judging.oracle import document as history_document
 from chaos.judging.restart import judge_restart
 from chaos.machine.clocks import Clocks
@@ -205,7 +205,7 @@ def play_storm(
         outcome = replace(outcome, setting=setting)
     noticed = tuple(one for one in notices(outcome, outcome.events) if job.resident or one.detector in EVENTS)
     if job.resident:
-        verdict = judge(outcome, quiet, all_known=not any(one.startswith("--fault") for one in job.arguments))
+        verdict = judge(outcome, quiet, all_known=all_is_known(job.arguments))
     else:
         verdict = judge_restart(outcome, quiet)
     return Storm(
