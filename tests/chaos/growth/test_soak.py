@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from chaos.growth.measures import measures
-from chaos.growth.report import SoakVerdict, verdict
 from chaos.growth.soak import Plan, Soak, SoakSetting, play_soak
+from chaos.growth.verdict import SoakVerdict, verdict
 from chaos.machine.processes import wait_until
 from chaos.playing.play import Setting
 
