@@ -16,7 +16,19 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chaos.commands.storm import INCOMPLETE, Arguments, AsJson, InMode, JUnit, Mode, NoticedBars, Out, Recovery, Script
+from chaos.commands.storm import (
+    INCOMPLETE,
+    Arguments,
+    AsJson,
+    InMode,
+    JUnit,
+    Mode,
+    NoticedBars,
+    Out,
+    Recovery,
+    Script,
+    Tolerance,
+)
 from chaos.report import junit
 from chaos.report.early import MOST, in_a_line, say
 from chaos.report.random_documents import SCHEMA, DrawnRun, RandomDocument, RunVerdict, SkippedFault
@@ -60,6 +72,7 @@ def play_random(
     patience: Annotated[float, typer.Option(min=1.0, help="Seconds without an event until a run is given up.")] = 180,
     bars: NoticedBars = None,
     recovery: Recovery = None,
+    tolerance: Tolerance = None,
     out: Out = Path("chaos-out"),
     report: JUnit = None,
     as_json: AsJson = False,
@@ -97,6 +110,7 @@ def play_random(
             patience=patience,
             bars=bars,
             recovery=recovery,
+            tolerance=tolerance,
         )
         job.setting()
         bounds = numbers(each)

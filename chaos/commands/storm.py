@@ -78,6 +78,14 @@ Recovery = Annotated[
         show_default=False,
     ),
 ]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Judge losses instead of bits: each within SHARE of the undisturbed run's. Default: the same bits.",
+        show_default=False,
+    ),
+]
 JUnit = Annotated[
     Path | None,
     typer.Option("--junit", metavar="FILE", help="Write what was judged as JUnit XML.", show_default=False),
@@ -99,6 +107,7 @@ def run_schedule(
     patience: Annotated[float, typer.Option(min=1.0, help="Seconds without an event until it is given up.")] = 180,
     bars: NoticedBars = None,
     recovery: Recovery = None,
+    tolerance: Tolerance = None,
     compare: Compare = True,
     out: Out = Path("chaos-out"),
     cases: JUnit = None,
@@ -122,6 +131,8 @@ def run_schedule(
         elastic3d chaos run storm.json --script train.py -o out --json -- --seed {seed} --steps 60
 
         elastic3d chaos run storm.toml --script ddp.py --mode restart -- --out {out}
+
+        elastic3d chaos run storm.toml --script train.py --tolerance 1e-3 -- --reduction fast
     """
 
     def given() -> tuple[Schedule, Job]:
@@ -137,7 +148,10 @@ def run_schedule(
             patience=patience,
             bars=bars,
             recovery=recovery,
+            tolerance=tolerance,
         )
+        if tolerance is not None and not compare:
+            raise UsageError("--tolerance: it is of the losses of an undisturbed run; leave out --no-compare")
         return drawn, job
 
     _run(given, "run", out=out, compare=compare, cases=cases, as_json=as_json)

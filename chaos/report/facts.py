@@ -112,7 +112,7 @@ class RunFacts:
     """All that a report tells of a run. began, ended: by the wall clock. steps: that the job should make.
 
     seed: the job's. drawn_from: the schedule's seed, None where it has none. quiet: the losses of the undisturbed run.
-    logs: by node, the end of what an agent printed that ended badly.
+    logs: by node, the end of what an agent printed that ended badly. same_bits, tolerance, same_losses: as a verdict's.
     """
 
     script: str
@@ -133,6 +133,8 @@ class RunFacts:
     quiet: Points = field(default_factory=Points)
     logs: dict[str, str] = field(default_factory=dict)
     drawn_from: int | None = None
+    tolerance: float | None = None
+    same_losses: bool | None = None
     schema: int = SCHEMA
 
     @property
@@ -183,6 +185,8 @@ def facts(
         ended=ended,
         steps=outcome.setting.steps,
         same_bits=verdict.same_bits,
+        tolerance=verdict.tolerance,
+        same_losses=verdict.same_losses,
         faults=shown_faults,
         promises=verdict.promises,
         generations=generations,

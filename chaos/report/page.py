@@ -49,15 +49,26 @@ def sentence(facts: RunFacts) -> str:
         return f"{len(facts.broken)} promises were broken."
     if facts.broken:
         return f"A promise was broken: {facts.broken[0].says}."
-    bits = "with the bits of a run that nothing happened to" if facts.same_bits else "but its bits were not compared"
+    bits = _alike(facts)
     what = f"after {count(made, 'fault')} the job ended {bits}"
     if facts.skipped:
         return f"Every promise held, as far as it was tried: {what}; {count(len(facts.skipped), 'fault')} skipped."
     return f"Every promise held: {what}."
 
 
+def _alike(facts: RunFacts) -> str:
+    if facts.tolerance is None:
+        return (
+            "with the bits of a run that nothing happened to" if facts.same_bits else "but its bits were not compared"
+        )
+    if facts.same_losses:
+        return f"with the losses of a run that nothing happened to, within {facts.tolerance:g} of each"
+    return "but its losses were not compared"
+
+
 def _verdict(facts: RunFacts) -> Html:
-    kind = "bad" if facts.broken else "warn" if facts.skipped or facts.same_bits is None else "good"
+    alike = facts.same_bits if facts.tolerance is None else facts.same_losses
+    kind = "bad" if facts.broken else "warn" if facts.skipped or alike is None else "good"
     seen = [text for promise in facts.broken for text in promise.broken]
     return verdict_box(sentence(facts), seen, kind)
 
@@ -71,6 +82,7 @@ def _about(facts: RunFacts, folder: str) -> Html:
         ("nodes", f"{facts.nodes} to start with{slots}"),
         ("seed", f"{facts.seed}, of the schedule {facts.drawn_from}" if other else str(facts.seed)),
         ("steps", f"{last} of {facts.steps}"),
+        ("judged", "bits" if facts.tolerance is None else f"losses, within {facts.tolerance:g} of each"),
         ("duration", duration(facts.ended - facts.began)),
         ("play again", tag("code", f"elastic3d chaos replay {shlex.quote(folder)}")),
     ]

@@ -37,6 +37,7 @@ JOB = Job(
     patience={patience},
     bars={bars},
     recovery={recovery},
+    tolerance={tolerance},
 )
 SCHEDULE = """
 {schedule}"""
@@ -68,6 +69,7 @@ def as_test(schedule: Schedule, job: Job, *, name: str, promise: str) -> str:
         patience=float(job.patience),
         bars=job.bars,
         recovery=job.recovery,
+        tolerance=job.tolerance,
         schedule=to_toml(schedule),
         name=name,
     )

@@ -22,6 +22,7 @@ from chaos.faults.fault import Fault, Need
 from chaos.history.follow import Event, Picture
 from chaos.judging import bars
 from chaos.judging.bars import Bars
+from chaos.judging.losses import check_tolerance, tells_losses
 from chaos.judging.notices import Notice, notices
 from chaos.judging.oracle import Verdict, all_is_known, judge
 from chaos.judging.oracle import document as history_document
@@ -57,7 +58,8 @@ SCHEDULE, JOB, VERDICT = "schedule.toml", "job.json", "verdict.json"
 class Job:
     """What is needed to judge a job again. script: an absolute path. arguments: what ScriptSetting calls `given`.
 
-    bars, recovery: what is asked of times, as `Bars` names it.
+    bars, recovery: what is asked of times, as `Bars` names it. tolerance: within which share of each loss losses are
+    judged, None to judge bits.
     """
 
     script: str
@@ -69,9 +71,11 @@ class Job:
     patience: float = 180.0
     bars: float | None = None
     recovery: float | None = None
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
         self.asked()
+        check_tolerance(self.tolerance)
         if self.bars is not None and not self.resident:
             raise UsageError(f"--bars {self.bars:g}: a script under --mode restart writes no events to be noticed by")
 
@@ -131,6 +135,8 @@ class Storm:
                 {"fault": str(notice.fault), "by": notice.detector, "after": _rounded(notice.after)}
                 for notice in self.notices
             ],
+            "tolerance": self.verdict.tolerance,
+            "same_losses": self.verdict.same_losses,
             "broken": list(self.verdict.broken),
             "promises": [{**to_json(promise), "held": promise.held} for promise in self.verdict.promises],
             **history_document(self.outcome, self.verdict),
@@ -164,6 +170,8 @@ def play_storm(
         check(schedule.faults, nodes=job.nodes, steps=setting.steps or None, slots=job.slots)
         if not job.resident:
             check_restart(schedule.faults, steps=setting.steps)
+        if job.tolerance is not None and not tells_losses(quiet.picture.steps):
+            raise UsageError(f"--tolerance: {setting.target.name} tells no loss; have it print `step 12 loss 0.25`")
     with ExitStack() as stack:
         needs = {need for fault in makes for need in fault.ABOUT.needs}
         network = stack.enter_context(Network()) if Need.HOSTS in needs else None
@@ -205,9 +213,9 @@ def play_storm(
         outcome = replace(outcome, setting=setting)
     noticed = tuple(one for one in notices(outcome, outcome.events) if job.resident or one.detector in EVENTS)
     if job.resident:
-        verdict = judge(outcome, quiet, all_known=all_is_known(job.arguments))
+        verdict = judge(outcome, quiet, all_known=all_is_known(job.arguments), tolerance=job.tolerance)
     else:
-        verdict = judge_restart(outcome, quiet)
+        verdict = judge_restart(outcome, quiet, tolerance=job.tolerance)
     return Storm(
         schedule=schedule,
         outcome=outcome,

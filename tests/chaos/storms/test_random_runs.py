@@ -508,7 +508,7 @@ def test_a_search_that_is_ended_early_leaves_the_smallest_until_then(
 def test_what_is_left_is_a_test(tmp_path: Path) -> None:
     """It has the job and the schedule, whatever is in the arguments, and asks of times what the run was asked."""
     job = Job(script="/x/train.py", arguments=('--a="b"', "--steps=40"), nodes=3, conf={"lease": "5"}, patience=90.0)
-    job = replace(job, bars=2.0, recovery=30.0)
+    job = replace(job, bars=2.0, recovery=30.0, tolerance=1e-3)
     schedule = Schedule(faults=FAULTS, seed=7)
     text = as_test(schedule, job, name="7", promise="the same bits")
     names: dict[str, object] = {}
