@@ -27,12 +27,14 @@ from chaos.commands.storm import (
     Out,
     Recovery,
     Script,
+    StepPattern,
     Tolerance,
 )
 from chaos.report import junit
 from chaos.report.early import MOST, in_a_line, say
 from chaos.report.random_documents import SCHEMA, DrawnRun, RandomDocument, RunVerdict, SkippedFault
 from chaos.report.watching import clean_end
+from chaos.schedules.restart import TELL
 from chaos.storms.folders import writable_file, writable_folder
 from chaos.storms.random_runs import Chances, draw_run, play_run, saved_step, words_of
 from chaos.storms.storm import Job, undisturbed
@@ -55,6 +57,7 @@ def play_random(
     script: Script,
     arguments: Arguments = None,
     mode: InMode = Mode.RESIDENT,
+    step_pattern: StepPattern = "",
     seed: Annotated[int, typer.Option(help="Seed of the first run, and of the job; each later run has the next.")] = 7,
     runs: Annotated[
         int | None, typer.Option(min=1, help="Runs to play. Default: 10, or as many as --minutes has room for.")
@@ -111,6 +114,7 @@ def play_random(
             bars=bars,
             recovery=recovery,
             tolerance=tolerance,
+            step_pattern=step_pattern,
         )
         job.setting()
         bounds = numbers(each)
@@ -128,7 +132,7 @@ def play_random(
                 setting, quiet = undisturbed(job, workdir=Path(folder), kept=out, console=console)
             steps = setting.steps
             if not steps:
-                raise UsageError(f"{script.name}: it tells no step to draw from; have it print lines such as `step 12`")
+                raise UsageError(f"{script.name}: it tells no step to draw from; {TELL}")
             chances = Chances(
                 words=words,
                 each=bounds,

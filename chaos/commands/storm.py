@@ -53,6 +53,15 @@ InMode = Annotated[
         help="`restart`: any torchrun script, which is restarted at each change of nodes and loads its own checkpoints."
     ),
 ]
+StepPattern = Annotated[
+    str,
+    typer.Option(
+        metavar="REGEX",
+        help="Under `--mode restart`: what a line has that tells a step, with one group around its digits. "
+        "Default: `step 12`, `step=12` and the like.",
+        show_default=False,
+    ),
+]
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
@@ -98,6 +107,7 @@ def run_schedule(
     script: Script,
     arguments: Arguments = None,
     mode: InMode = Mode.RESIDENT,
+    step_pattern: StepPattern = "",
     nodes: Annotated[int, typer.Option(min=1, help="Nodes to start with, each a torchrun agent.")] = 4,
     slots: Annotated[int, typer.Option(min=1, help="Trainers per node.")] = 1,
     seed: Annotated[
@@ -132,6 +142,8 @@ def run_schedule(
 
         elastic3d chaos run storm.toml --script ddp.py --mode restart -- --out {out}
 
+        elastic3d chaos run storm.toml --script ddp.py --mode restart --step-pattern 'iter: *(\\d+)' -- --out {out}
+
         elastic3d chaos run storm.toml --script train.py --tolerance 1e-3 -- --reduction fast
     """
 
@@ -149,6 +161,7 @@ def run_schedule(
             bars=bars,
             recovery=recovery,
             tolerance=tolerance,
+            step_pattern=step_pattern,
         )
         if tolerance is not None and not compare:
             raise UsageError("--tolerance: it is of the losses of an undisturbed run; leave out --no-compare")

@@ -33,6 +33,7 @@ from chaos.machine.network import Network
 from chaos.machine.small_disk import SmallDisk
 from chaos.playing.own_script import ANY_SCRIPT, ScriptSetting, known_steps, quiet_run, sound
 from chaos.playing.play import RESIDENT, Outcome
+from chaos.playing.step_lines import step_pattern
 from chaos.report.facts import FaultFact, Points, RunFacts, facts
 from chaos.report.folder import PICTURE, write_report
 from chaos.report.plot import loss_plot
@@ -59,7 +60,7 @@ class Job:
     """What is needed to judge a job again. script: an absolute path. arguments: what ScriptSetting calls `given`.
 
     bars, recovery: what is asked of times, as `Bars` names it. tolerance: within which share of each loss losses are
-    judged, None to judge bits.
+    judged, None to judge bits. step_pattern: of lines that tell a step under `--mode restart`, "" for `step 12`.
     """
 
     script: str
@@ -72,10 +73,16 @@ class Job:
     bars: float | None = None
     recovery: float | None = None
     tolerance: float | None = None
+    step_pattern: str = ""
 
     def __post_init__(self) -> None:
         self.asked()
         check_tolerance(self.tolerance)
+        step_pattern(self.step_pattern)
+        if self.step_pattern and self.resident:
+            raise UsageError(
+                "--step-pattern: it is of --mode restart; a script that calls elastic3d.run tells its steps"
+            )
         if self.bars is not None and not self.resident:
             raise UsageError(f"--bars {self.bars:g}: a script under --mode restart writes no events to be noticed by")
 
@@ -102,6 +109,7 @@ class Job:
             seed=self.seed,
             conf=self.conf,
             patience=self.patience,
+            step_pattern=self.step_pattern,
         )
 
 
