@@ -146,4 +146,10 @@ FOUND: tuple[RealBug, ...] = (
         wrong="one reading of the copy timed out, and the script was said to have raised",
         test="training/test_state_loading.py::test_copies_that_cannot_be_reached_are_asked_for_again",
     ),
+    RealBug(
+        met="the only node's template was killed while the trainers of a join were prepared",
+        wrong="that they had ended took the place of what it said of those that trained, and the job waited for these "
+        "to leave for ever",
+        test="testdata/membership/template-dies-while-preparing.txt",
+    ),
 )
