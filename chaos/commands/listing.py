@@ -14,6 +14,7 @@ from rich.text import Text
 
 from chaos.faults.catalogue import KINDS, form, lacking, summary
 from chaos.faults.fault import Fault, Place
+from chaos.schedules.restart import WORDS as RESTART_WORDS
 from elastic3d.membership.injection import INJECTABLE
 from elastic3d.values import to_json
 
@@ -28,7 +29,8 @@ class FaultDocument:
     the table of failures on it, "" on others. detector: the event that says so, "" where nobody may say anything.
     bar: seconds until it is said, null for none. needs: beside a machine and a job. missing: which of that this machine
     has not, "" for nothing. replay: how exactly it happens again. form: its lines in a schedule.
-    live: whether `elastic3d chaos inject` can inject it into a live job.
+    live: whether `elastic3d chaos inject` can inject it into a live job. restart: whether a job under `--mode restart`
+    can meet it.
     """
 
     word: str
@@ -45,6 +47,7 @@ class FaultDocument:
     replay: str
     form: str
     live: bool
+    restart: bool
 
 
 def list_faults(
@@ -91,6 +94,7 @@ def document(kind: type[Fault]) -> FaultDocument:
         replay=about.replay.value,
         form=form(kind),
         live=kind.WORD in INJECTABLE,
+        restart=kind.WORD in RESTART_WORDS,
     )
 
 
@@ -118,6 +122,8 @@ def _told(one: FaultDocument) -> Text:
         text.append(f" Needs {', '.join(one.needs)}.", "yellow")
     if one.live:
         text.append(" Also into a live job.", "green")
+    if one.restart:
+        text.append(" Also under --mode restart.", "green")
     if one.missing:
         text.append(f"\nNot on this machine: {one.missing}", "red")
     return text
@@ -132,7 +138,8 @@ def page() -> str:
         "`make reference`. How to use it: [Breaking your own training](../guides/chaos.md). What is here",
         "can be made. *Exact*: it happens at the same place of the program again. *Near*: after the same event, some",
         "milliseconds after it is seen. *Timed*: it also lasts for real seconds, which no replay repeats exactly.",
-        "*Live*: `elastic3d chaos inject` can also inject it into a live job that allows it.",
+        "*Live*: `elastic3d chaos inject` can also inject it into a live job that allows it. *Restart*: a script under",
+        "`--mode restart` can meet it, too; what is promised there is in the guide.",
     ]
     for place in Place:
         lines += ["", f"## {place.value.capitalize()}", "", "| fault | what happens, and how it enters |"]
@@ -145,9 +152,10 @@ def page() -> str:
 
 
 def _row(one: FaultDocument) -> str:
+    marks = ", ".join(mark for mark, has in (("live", one.live), ("restart", one.restart)) if has)
     link = f"[promise]({'failures.md' if one.row else '../' + one.page})"
     cells: list[Any] = [
-        f"`{one.word}`{' (live)' if one.live else ''}",
+        f"`{one.word}`{f' ({marks})' if marks else ''}",
         f"{one.happens} By {one.enters}.",
         f"{one.promised} ({link})",
         f"`{one.detector}`{f' within {one.bar:g} s' if one.bar else ''}" if one.detector else "nobody",

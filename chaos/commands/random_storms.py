@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -28,11 +28,14 @@ from chaos.commands.storm import (
     Out,
     Recovery,
     Script,
+    StepPattern,
+    Tolerance,
 )
 from chaos.report import junit
-from chaos.report.early import in_a_line, say
+from chaos.report.early import MOST, in_a_line, say
 from chaos.report.random_documents import SCHEMA, DrawnRun, RandomDocument, RunVerdict, SkippedFault
 from chaos.report.watching import clean_end
+from chaos.schedules.restart import TELL
 from chaos.storms.folders import writable_file, writable_folder
 from chaos.storms.random_runs import Chances, draw_run, play_run, saved_step, words_of
 from chaos.storms.storm import Job, undisturbed
@@ -47,6 +50,7 @@ _STYLES = {
     RunVerdict.BROKEN: "bold red",
     RunVerdict.PARTLY: "yellow",
     RunVerdict.SKIPPED: "yellow",
+    RunVerdict.ERROR: "bold red",
 }
 
 
@@ -54,6 +58,7 @@ def play_random(
     script: Script,
     arguments: Arguments = None,
     mode: InMode = Mode.RESIDENT,
+    step_pattern: StepPattern = "",
     seed: Annotated[int, typer.Option(help="Seed of the first run, and of the job; each later run has the next.")] = 7,
     runs: Annotated[
         int | None, typer.Option(min=1, help="Runs to play. Default: 10, or as many as --minutes has room for.")
@@ -72,6 +77,7 @@ def play_random(
     bars: NoticedBars = None,
     recovery: Recovery = None,
     loopback: Loopback = False,
+    tolerance: Tolerance = None,
     out: Out = Path("chaos-out"),
     report: JUnit = None,
     as_json: AsJson = False,
@@ -81,11 +87,12 @@ def play_random(
     The job is the same each time and is played undisturbed once, so that each run is judged as `elastic3d chaos run`
     judges. Only what this machine can make is drawn, and only what surely happens and leaves the job a way to go on;
     what is left out for that is said. With --faults everything named is drawn, and skipped where it cannot be made.
-    A run in which a promise was broken is kept as failed-SEED. Ctrl-C ends everything, as an error does; what was
-    played until then is told and written all the same, and in JUnit XML the rest counts as an error.
+    A run in which a promise was broken is kept as failed-SEED. One that an error ends counts as an error, and the next
+    one is played; three in a row end everything, as Ctrl-C and a full disk do. What was played until then is told and
+    written all the same, and in JUnit XML the rest counts as an error.
 
-    Exit codes: 0 every promise held; 1 one was broken, or an error ended it; 2 it cannot be played, or --out or --junit
-    cannot be written; 4 every promise held, but faults were skipped; 130 after Ctrl-C.
+    Exit codes: 0 every promise held; 1 one was broken, or an error ended a run; 2 it cannot be played, or --out or
+    --junit cannot be written; 4 every promise held, but faults were skipped; 130 after Ctrl-C.
 
     Examples:
 
@@ -109,6 +116,8 @@ def play_random(
             bars=bars,
             recovery=recovery,
             loopback=loopback,
+            tolerance=tolerance,
+            step_pattern=step_pattern,
         )
         job.setting()
         bounds = numbers(each)
@@ -126,7 +135,7 @@ def play_random(
                 setting, quiet = undisturbed(job, workdir=Path(folder), kept=out, console=console)
             steps = setting.steps
             if not steps:
-                raise UsageError(f"{script.name}: it tells no step to draw from; have it print lines such as `step 12`")
+                raise UsageError(f"{script.name}: it tells no step to draw from; {TELL}")
             chances = Chances(
                 words=words,
                 each=bounds,
@@ -144,6 +153,9 @@ def play_random(
                     run = play_run(schedule, drawn, kept=out, out=out)
                 played.append(run)
                 console.print(line(run), soft_wrap=True, highlight=False)
+                if failing(played):
+                    error = f"errors ended {MOST} runs in a row; the last one, of {doing}: {run.error}"
+                    break
     except SystemExit as end:
         # Of Ctrl-C or SIGTERM: everything has ended by now.
         failure, interrupted = int(end.code or 0), True
@@ -191,6 +203,11 @@ def seeds(first: int, runs: int | None, minutes: float | None, now: Callable[[],
         yield first + number
 
 
+def failing(runs: Sequence[DrawnRun]) -> bool:
+    """Return whether errors ended so many runs in a row that none is begun after them."""
+    return len(runs) >= MOST and all(run.verdict is RunVerdict.ERROR for run in runs[-MOST:])
+
+
 def by_reason(left_out: tuple[SkippedFault, ...]) -> Iterator[tuple[str, list[str]]]:
     """Yield each reason for which faults are left out, with their words."""
     reasons = dict.fromkeys(one.why for one in left_out)
@@ -204,6 +221,8 @@ def line(run: DrawnRun) -> Text:
     text = Text(f"seed {run.seed}: {nodes}: {', '.join(run.faults)}: ")
     text.append(run.verdict, _STYLES[run.verdict])
     text.append(f", {run.seconds:.1f} s")
+    if run.error:
+        text.append(f"\n    {run.error}", "red")
     for one in run.skipped:
         text.append(f"\n    skipped: {one.fault}: {one.why}", "yellow")
     for promise in run.broken:
@@ -235,12 +254,12 @@ def summary(document: RandomDocument) -> RenderableType:
 
 
 def exit_code(document: RandomDocument, failure: int = 0) -> int:
-    """Return 1 where a promise was broken, INCOMPLETE where faults were skipped, else 0.
+    """Return 1 where a promise was broken or an error ended a run, INCOMPLETE where faults were skipped, else 0.
 
     failure: of what ended the runs, which is returned unless a promise was broken; after a signal in any case.
     """
     if document.interrupted:
         return failure
-    if document.count(RunVerdict.BROKEN):
+    if document.count(RunVerdict.BROKEN) or document.count(RunVerdict.ERROR):
         return 1
     return failure or (INCOMPLETE if any(run.skipped for run in document.runs) else 0)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from chaos.commands.storm import INCOMPLETE, AsJson
 from chaos.faults.catalogue import feasible
-from chaos.report.early import in_a_line, say
+from chaos.report.early import MOST, in_a_line, of_one_run, say
 from chaos.report.folder import write_report
 from chaos.report.random_documents import SCHEMA, ShrunkDocument
 from chaos.report.watching import clean_end
@@ -49,7 +49,8 @@ def shrink_schedule(
     if the same promise is broken, whatever the numbers are. What is left is kept as shrunk-SEED, a folder like that of
     a run, with a test that plays it. It is no more than the smallest schedule that was tried.
 
-    Ctrl-C or an error ends the search: the smallest schedule until then is kept with its test, and said to be that.
+    A try that an error ends counts as one that does not fail. Ctrl-C, a full disk or three errors in a row end the
+    search: the smallest schedule until then is kept with its test, and said to be that.
 
     Exit codes: 0 it was found again, and is kept with what could be left out; 1 it did not fail again, or an error came
     first; 2 the folder is of no run that failed, or what is kept cannot be written; 4 it is kept, but an error ended
@@ -67,7 +68,7 @@ def shrink_schedule(
         console.print(f"looking for less that breaks: {promise}", markup=False, highlight=False)
         with clean_end(), tempfile.TemporaryDirectory(prefix="elastic3d-chaos-") as work:
             tried = _Tries(job, promise, out, Path(work), console, tries)
-            document = tried.play(schedule, folder.name, minutes, SYSTEM)
+            document = tried.play(schedule, number_of(folder, schedule), minutes, SYSTEM)
     except Elastic3dError as error:
         raise typer.Exit(say(error)) from None
     if as_json:
@@ -104,17 +105,26 @@ def failed(folder: Path) -> tuple[Schedule, Job, str]:
     return schedule, job, broken[0]
 
 
+def number_of(folder: Path, schedule: Schedule) -> str:
+    """Return digits, and underscores between them, by which what is left is named.
+
+    They are the schedule's seed; of a schedule without one, as of a soak, they are of the name of its folder.
+    """
+    name = folder.absolute().name if schedule.seed is None else str(schedule.seed)
+    return re.sub(r"\D+", "_", name).strip("_") or "0"
+
+
 class _Tries:
     def __init__(self, job: Job, promise: str, out: Path, work: Path, console: Console, most: int) -> None:
         self._job, self._promise, self._out, self._work = job, promise, out, work
         self._console, self._most = console, most
-        self._made = 0
+        self._made = self._errors = 0
         self._best = work / "best"
         self._left: Schedule | None = None
         self.code = 0
 
-    def play(self, schedule: Schedule, name: str, minutes: float, clock: Clock) -> ShrunkDocument:
-        """Look for less, and keep it; `name` is that of the folder it began with. `code` is the exit code then.
+    def play(self, schedule: Schedule, number: str, minutes: float, clock: Clock) -> ShrunkDocument:
+        """Look for less, and keep it under a number, as `number_of` has it. `code` is the exit code then.
 
         What ends the search before anything has failed again is raised, and UsageError where nothing can be kept.
         """
@@ -131,7 +141,6 @@ class _Tries:
                 raise
             say(error)
             self.code, early = INCOMPLETE, in_a_line(error)
-        number = re.sub(r"\D+", "_", name).strip("_") or "0"
         left, folder, test = self._left or schedule, None, None
         if self._left is not None:
             folder = free_folder(self._out, f"shrunk-{number.replace('_', '.')}")
@@ -172,7 +181,19 @@ class _Tries:
             self._console.print(f"{text}cannot be made here", markup=False, highlight=False)
             return False
         silent = Console(file=io.StringIO())
-        storm = play_storm(schedule, self._job, workdir=work, kept=self._out, console=silent)
+        writable_folder(self._out)
+        try:
+            storm = play_storm(schedule, self._job, workdir=work, kept=self._out, console=silent)
+        except Exception as error:
+            # The first one has to be played; a smaller schedule may be one that the job cannot meet.
+            refused = isinstance(error, UsageError)
+            self._errors += not refused
+            if self._left is None or not (refused or of_one_run(error)) or self._errors == MOST:
+                raise
+            self._console.print(Text(f"{text}cannot be played: {in_a_line(error)}"), soft_wrap=True, highlight=False)
+            shutil.rmtree(work, ignore_errors=True)
+            return False
+        self._errors = 0
         broken = {promise.says for promise in storm.verdict.promises if promise.broken}
         fails = self._promise in broken
         if fails:

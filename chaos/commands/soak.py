@@ -15,10 +15,12 @@ from rich.console import Console
 from chaos.commands.storm import INCOMPLETE, JUnit
 from chaos.growth.draws import DEFAULT, WORDS, check_words
 from chaos.growth.measures import Measure, measures
-from chaos.growth.report import SoakVerdict, append, begin, cases, document, keep, replay_command, shown, verdict
+from chaos.growth.report import append, begin, cases, document, keep, replay_command, shown
 from chaos.growth.soak import TRAIN_SOAK, Plan, Soak, play_soak
+from chaos.growth.verdict import SoakVerdict, verdict
 from chaos.report import junit
 from chaos.report.early import say
+from chaos.report.folder import REPORT
 from chaos.report.watching import clean_end
 from chaos.storms.folders import writable_file
 from elastic3d.errors import Elastic3dError, UsageError
@@ -55,8 +57,8 @@ def soak(
     etcd, and the files of store and events. At the end a robust line through each series says whether it grows. No step
     may have other bits when it is done again, and every sample counts once. It ends when time is over, when a promise
     is broken, or by Ctrl-C, which leaves nothing behind and still reports what was measured, as an error does. A folder
-    named soak-SEED is kept, with growth.json, growth.svg, samples.jsonl, which grows meanwhile, and what was done as a
-    schedule: `elastic3d chaos replay` plays it again.
+    named soak-SEED is kept, with a report as a page of HTML, growth.json, growth.svg, samples.jsonl, which grows
+    meanwhile, and what was done as a schedule: `elastic3d chaos replay` plays it again.
 
     Exit codes: 0 nothing grows, and every promise held; 1 something grows, a promise was broken, or an error ended it;
     2 it cannot be played, or what is kept cannot be written; 4 nothing is wrong, but it was too short to tell, or ended
@@ -103,6 +105,8 @@ def soak(
             console.print(f"The end of {name}'s log", log, sep="\n", markup=False)
         console.print(shown(result, series))
         console.print(f"[bold]Kept[/]     {folder}", soft_wrap=True)
+        if kept:
+            console.print(f"[bold]Report[/]   {folder / REPORT}", soft_wrap=True)
         if result.broken and result.made and kept:
             console.print(f"[bold]Replay[/]   {replay_command(folder)}", soft_wrap=True)
     if junit_file is not None:

@@ -53,6 +53,15 @@ InMode = Annotated[
         help="`restart`: any torchrun script, which is restarted at each change of nodes and loads its own checkpoints."
     ),
 ]
+StepPattern = Annotated[
+    str,
+    typer.Option(
+        metavar="REGEX",
+        help="Under `--mode restart`: what a line has that tells a step, with one group around its digits. "
+        "Default: `step 12`, `step=12` and the like.",
+        show_default=False,
+    ),
+]
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
@@ -78,6 +87,14 @@ Recovery = Annotated[
         show_default=False,
     ),
 ]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Judge losses instead of bits: each within SHARE of the undisturbed run's. Default: the same bits.",
+        show_default=False,
+    ),
+]
 JUnit = Annotated[
     Path | None,
     typer.Option("--junit", metavar="FILE", help="Write what was judged as JUnit XML.", show_default=False),
@@ -98,6 +115,7 @@ def run_schedule(
     script: Script,
     arguments: Arguments = None,
     mode: InMode = Mode.RESIDENT,
+    step_pattern: StepPattern = "",
     nodes: Annotated[int, typer.Option(min=1, help="Nodes to start with, each a torchrun agent.")] = 4,
     slots: Annotated[int, typer.Option(min=1, help="Trainers per node.")] = 1,
     seed: Annotated[
@@ -108,6 +126,7 @@ def run_schedule(
     bars: NoticedBars = None,
     recovery: Recovery = None,
     loopback: Loopback = False,
+    tolerance: Tolerance = None,
     compare: Compare = True,
     out: Out = Path("chaos-out"),
     cases: JUnit = None,
@@ -118,7 +137,8 @@ def run_schedule(
     Its nodes are torchrun agents with an etcd and a store of their own: the store that the script names is not touched.
     The same job undisturbed says what is right: the same bits, every sample once, the last step saved. Less is asked of
     a script under `--mode restart`. Nothing is left behind, after Ctrl-C neither. A folder named passed-SEED or
-    failed-SEED is kept, with a report as a page of HTML; `elastic3d chaos replay` plays it again.
+    failed-SEED, by the schedule's seed if it has one, is kept, with a report as a page of HTML; `elastic3d chaos
+    replay` plays it again.
 
     Exit codes: 0 every promise held; 1 one was broken; 2 the schedule or the script cannot be played, or what is kept
     cannot be written; 4 every promise held, but faults were skipped for what this machine or the job lacks.
@@ -130,6 +150,10 @@ def run_schedule(
         elastic3d chaos run storm.json --script train.py -o out --json -- --seed {seed} --steps 60
 
         elastic3d chaos run storm.toml --script ddp.py --mode restart -- --out {out}
+
+        elastic3d chaos run storm.toml --script ddp.py --mode restart --step-pattern 'iter: *(\\d+)' -- --out {out}
+
+        elastic3d chaos run storm.toml --script train.py --tolerance 1e-3 -- --reduction fast
     """
 
     def given() -> tuple[Schedule, Job]:
@@ -146,7 +170,11 @@ def run_schedule(
             bars=bars,
             recovery=recovery,
             loopback=loopback,
+            tolerance=tolerance,
+            step_pattern=step_pattern,
         )
+        if tolerance is not None and not compare:
+            raise UsageError("--tolerance: it is of the losses of an undisturbed run; leave out --no-compare")
         return drawn, job
 
     _run(given, "run", out=out, compare=compare, cases=cases, as_json=as_json)

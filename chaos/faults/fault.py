@@ -7,6 +7,7 @@ and how soon, and what it needs of the machine: `About`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from chaos.faults.moment import When
 from chaos.history.follow import Picture
 from elastic3d.errors import UsageError
 
+NEWEST = "newest"
+"""Of a fault's node: the one that joined last."""
 LONGEST = 86400.0
 """Most seconds for which anything lasts, or is late: a day."""
 
@@ -146,7 +149,8 @@ class Fault(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfNode(Fault):
-    """Something that happens to one node: `node1`, `leader`, `stage0`, or `rank3`, the node that has that rank."""
+    """Something that happens to one node: `node1`, `leader`, `stage0`, `rank3`, the node that has that rank, or the one
+    that joined last, `newest`."""
 
     FIXED: ClassVar[bool] = False
     """Whether the node has to be named, since who has a role may change."""
@@ -168,9 +172,9 @@ class OfNode(Fault):
     def check(self) -> None:
         """Refuse what is no node."""
         # As the cluster names its nodes: node01 is none.
-        if not re.fullmatch(r"(node|rank)(0|[1-9][0-9]{0,5})|leader|stage0", self.node):
+        if not re.fullmatch(r"(node|rank)(0|[1-9][0-9]{0,5})|leader|stage0|newest", self.node):
             raise UsageError(
-                f"{self}: {self.node!r} is no node; give node0, node1..., leader, stage0 or rank0, rank1..."
+                f"{self}: {self.node!r} is no node; give node0, node1..., leader, stage0, newest or rank0, rank1..."
             )
         if self.FIXED and not self.node.startswith("node"):
             raise UsageError(f"{self}: name the node by its number; who is {self.node} may change")
@@ -211,8 +215,21 @@ def node_name(number: int) -> str:
     return f"node{number}"
 
 
+def newest(picture: Picture) -> str | None:
+    """Return the node that joined a job last: of the newest generation that has one that was in none just before it.
+
+    None where nobody has joined since the first one was formed. Where several have at once, it is the last one named.
+    """
+    for before, view in reversed([*itertools.pairwise(picture.generations)]):
+        members = {*before.nodes, *before.spares}
+        came = [node for node in (*view.nodes, *view.spares) if node not in members]
+        if came:
+            return came[-1]
+    return None
+
+
 def resolve(node: str, picture: Picture) -> str | None:
-    """Return the name of the node that `node` means now; None while no generation says."""
+    """Return the name of the node that `node` means now; None while no generation says, or nobody has joined yet."""
     if node.startswith("node"):
         return node
     view = picture.generation
@@ -220,6 +237,8 @@ def resolve(node: str, picture: Picture) -> str | None:
         return None
     if node == "leader":
         return view.leader
+    if node == NEWEST:
+        return newest(picture)
     slots = max(1, view.world // len(view.nodes))
     at = (0 if node == "stage0" else int(node.removeprefix("rank"))) // slots
     return view.nodes[at] if at < len(view.nodes) else None

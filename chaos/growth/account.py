@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from chaos.history.claims import ACCUSING, accusations, losses
 from chaos.history.follow import Event, GenerationView, Injection, Picture, Step, as_step, lineage, picture
 
 RECENT = 1000
@@ -17,6 +18,8 @@ GENERATIONS = 4
 REACH = 2000
 """Steps below the newest one that may be done again and still be compared with how they were done before."""
 _ERRORS = 20
+_NOTED = (*ACCUSING, "peer.lost", "job.ended")
+"""Events of which all are kept: some of each fault, and none of a step; of those that seal a generation, the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,8 @@ class Account:
         self._conflicts: set[int] = set()
         self._checkpoint = 0
         self._done: Step | None = None
+        self._noted: list[Event] = []
+        self._sealed: set[int] = set()
 
     def hear(self, events: Sequence[Event], injections: Sequence[Injection]) -> None:
         """Take new events into the account. injections: those of the last minutes."""
@@ -48,6 +53,7 @@ class Account:
         self._errors = [*self._errors, *latest.errors][-_ERRORS:]
         self._checkpoint = max(self._checkpoint, *latest.checkpoints, 0)
         self._events = self._latest([*self._events, *events])
+        self._note(events)
         self.picture = picture(self._events, injections)
         for view in self.picture.generations:
             before = self.generations.get(view.number)
@@ -61,6 +67,7 @@ class Account:
     def whole(self) -> Picture:
         """Return a picture of the whole job that the judge can look at: older steps are one, of all their samples."""
         steps, conflicts = lineage(self._steps)
+        noted = sorted(self._noted, key=lambda event: event.at)
         return replace(
             self.picture,
             generations=tuple(self._planned.values()),
@@ -68,6 +75,8 @@ class Account:
             conflicts=tuple(sorted({*self._conflicts, *conflicts})),
             errors=tuple(self._errors),
             checkpoints=(self._checkpoint,) if self._checkpoint else (),
+            accused=accusations(noted),
+            lost=losses(noted),
         )
 
     @property
@@ -76,6 +85,15 @@ class Account:
         if self._conflicts:
             return f"step {min(self._conflicts)} was done again with other bits"
         return self.broken[0] if self.broken else ""
+
+    def _note(self, events: Sequence[Event]) -> None:
+        """Keep what says who was named as being at fault, and who was taken for dead."""
+        for event in events:
+            if event.name == "generation.sealed" and int(event.fields["number"]) not in self._sealed:
+                self._sealed.add(int(event.fields["number"]))
+                self._noted.append(event)
+            elif event.name in _NOTED:
+                self._noted.append(event)
 
     def _latest(self, events: list[Event]) -> list[Event]:
         if len(events) <= 2 * RECENT:

@@ -26,6 +26,11 @@ class Group:
     unit: str = ""
     scale: float = 1.0
 
+    def shown(self, value: float) -> str:
+        """Return a value, or a slope, in the group's unit."""
+        value /= self.scale
+        return f"{value:.3f}" if 0.0005 < abs(value) < 0.1 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
+
 
 LASTING = Group(name="memory of lasting processes", unit="MB", scale=MB)
 KIND = Group(name="memory by kind, median", unit="MB", scale=MB)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from chaos.growth.measures import Group, Measure
@@ -29,13 +29,26 @@ def growth_plot(title: str, measures: Sequence[Measure]) -> str:
         f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<text x="16" y="26" font-size="15">{escape(title)}</text>',
     ]
-    ends = [point.at for measure in measures for point in measure.points]
-    since, until = min(ends, default=0.0), max(ends, default=1.0)
+    since, until = _ends(measures)
     for at, group in enumerate(groups):
         x, y = at % _COLUMNS * _WIDTH, _HEAD + at // _COLUMNS * _HEIGHT
         own = [measure for measure in measures if measure.group == group]
         parts += [f'<g transform="translate({x},{y})">', *_panel(group, own, since, until), "</g>"]
     return "\n".join([*parts, "</svg>", ""])
+
+
+def panels(measures: Sequence[Measure]) -> Iterator[str]:
+    """Yield an SVG element for each group, for a page that says how it looks in `chaos.report.style`."""
+    since, until = _ends(measures)
+    for group in dict.fromkeys(measure.group for measure in measures):
+        own = [measure for measure in measures if measure.group == group]
+        inner = "".join(_panel(group, own, since, until))
+        yield f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(group.name)}">{inner}</svg>'
+
+
+def _ends(measures: Sequence[Measure]) -> tuple[float, float]:
+    ends = [point.at for measure in measures for point in measure.points]
+    return min(ends, default=0.0), max(ends, default=1.0)
 
 
 def _panel(group: Group, measures: Sequence[Measure], since: float, until: float) -> list[str]:
@@ -64,10 +77,15 @@ def _panel(group: Group, measures: Sequence[Measure], since: float, until: float
         colour = _GROWS if measure.grows else _COLOURS[number % len(_COLOURS)]
         points = " ".join(f"{x(point.at):.1f},{y(point.value):.1f}" for point in _thinned(measure.points))
         bold = 2.4 if measure.grows else 1.3
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{bold}"/>')
+        look = f"g{number % len(_COLOURS)}" if not measure.grows else "grows"
+        parts.append(
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{bold}" class="{look}"/>'
+        )
         label = escape(f"{measure.name} grows" if measure.grows else measure.name)
         column, row = number % 3, number // 3
-        parts.append(f'<text x="{_LEFT + column * 150}" y="{30 + row * 13}" fill="{colour}">{label}</text>')
+        parts.append(
+            f'<text x="{_LEFT + column * 150}" y="{30 + row * 13}" fill="{colour}" class="{look}">{label}</text>'
+        )
     return parts
 
 

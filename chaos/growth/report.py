@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,50 +16,26 @@ from rich.table import Table
 from rich.text import Text
 
 from chaos.growth.again import job_of, schedule_of
+from chaos.growth.facts import SCHEMA as PICTURE_SCHEMA
+from chaos.growth.facts import SoakFacts, facts
 from chaos.growth.measures import Measure, measures
+from chaos.growth.page import soak_page
 from chaos.growth.plot import growth_plot
 from chaos.growth.sampling import Sample
 from chaos.growth.soak import Plan, Soak
+from chaos.growth.verdict import SoakVerdict, lacking, verdict, wrong
+from chaos.report.folder import PICTURE, REPORT
 from chaos.report.junit import Case, promise_cases
 from chaos.storms.folders import free_folder, in_words, writable_folder
 from chaos.storms.storm import VERDICT, copy_logs, write_job
-from elastic3d.values import to_json
+from elastic3d.errors import UsageError
+from elastic3d.values import from_json, to_json
 
 SCHEMA = 1
 GROWTH, PLOT, SAMPLES = "growth.json", "growth.svg", "samples.jsonl"
 
 
-class SoakVerdict(StrEnum):
-    """What a soak shows: `passed` only if it was long enough to tell, and `short` where nothing is wrong as far as
-    anything was measured."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    SHORT = "short"
-
-
 _STYLES = {SoakVerdict.PASSED: "bold green", SoakVerdict.FAILED: "bold red", SoakVerdict.SHORT: "bold yellow"}
-
-
-def verdict(soak: Soak, series: Sequence[Measure]) -> SoakVerdict:
-    """Return whether it failed, passed, or was too short to say that nothing grows."""
-    if soak.broken or soak.error or any(measure.grows for measure in series):
-        return SoakVerdict.FAILED
-    return SoakVerdict.SHORT if lacking(soak, series) else SoakVerdict.PASSED
-
-
-def lacking(soak: Soak, series: Sequence[Measure]) -> tuple[str, ...]:
-    """Return what a soak lacks for saying that nothing grows, each as a sentence's part; empty where it may say so."""
-    lacks = []
-    if soak.interrupted:
-        lacks.append("it was interrupted, and no promise was judged")
-    elif soak.trained < soak.plan.seconds:
-        lacks.append(f"faults were made for {soak.trained:.0f} s of {soak.plan.seconds:.0f} s")
-    if not soak.made:
-        lacks.append("no fault was made")
-    if not any(measure.bar is not None and measure.line is not None for measure in series):
-        lacks.append("no series with a bar has points enough for a line")
-    return tuple(lacks)
 
 
 def shown(soak: Soak, series: Sequence[Measure]) -> RenderableType:
@@ -74,7 +49,7 @@ def shown(soak: Soak, series: Sequence[Measure]) -> RenderableType:
         if group != previous:
             table.add_row(Text(f"{group.name}, {group.unit}" if group.unit else group.name, style="bold"))
             previous = group
-        values = [_value(number, measure) for number in _numbers(measure)] if line else ["-"] * 4
+        values = [measure.group.shown(number) for number in _numbers(measure)] if line else ["-"] * 4
         grew = "-" if measure.bar is None else "yes" if measure.grows else "no" if line else "too short"
         style = "bold red" if measure.grows else "dim" if measure.bar is None else ""
         table.add_row(f"  {measure.name}", *values, grew, style=style)
@@ -92,7 +67,7 @@ def shown(soak: Soak, series: Sequence[Measure]) -> RenderableType:
     words = {
         SoakVerdict.PASSED: "nothing grows, and every promise held",
         SoakVerdict.SHORT: f"too short to say that nothing grows: {'; '.join(lacking(soak, series))}",
-        SoakVerdict.FAILED: "\n         ".join(_wrong(soak, series)),
+        SoakVerdict.FAILED: "\n         ".join(wrong(soak, series)),
     }
     lines.append(Text.assemble(("Verdict  ", "bold"), (words[became], _STYLES[became])))
     return Group(*lines)
@@ -116,11 +91,6 @@ def cases(soak: Soak, series: Sequence[Measure], folder: Path | None) -> Iterato
 def replay_command(folder: Path) -> str:
     """Return the command that plays a soak again; not beside one that nothing happens to, which takes as long."""
     return f"elastic3d chaos replay {folder} --no-compare"
-
-
-def _wrong(soak: Soak, series: Sequence[Measure]) -> tuple[str, ...]:
-    grown = (f"grows: {measure.group.name}: {measure.name}" for measure in series if measure.grows)
-    return (*grown, *soak.broken, *([f"ended by an error: {soak.error}"] if soak.error else []))
 
 
 def document(soak: Soak, series: Sequence[Measure]) -> dict[str, Any]:
@@ -179,7 +149,10 @@ def keep(soak: Soak, folder: Path, workdir: Path) -> None:
     series = measures(soak.samples)
     title = f"{soak.steps} steps, {len(soak.generations)} generations, {len(soak.made)} faults, seed {soak.plan.seed}"
     shows = document(soak, series)
+    picture = facts(soak, series)
     with in_words(folder):
+        (folder / PICTURE).write_text(json.dumps(to_json(picture)) + "\n")
+        (folder / REPORT).write_text(soak_page(picture, series, str(folder)), encoding="utf-8")
         (folder / GROWTH).write_text(json.dumps(shows) + "\n")
         (folder / PLOT).write_text(growth_plot(title, series))
         if soak.made:
@@ -190,12 +163,25 @@ def keep(soak: Soak, folder: Path, workdir: Path) -> None:
             copy_logs(workdir, folder)
 
 
+def write_soak_report(folder: Path) -> Path:
+    """Make the page of a soak anew from what is kept in its folder; UsageError where that is none of a soak."""
+    path = folder / PICTURE
+    try:
+        kept = from_json(SoakFacts, json.loads(path.read_text(encoding="utf-8")))
+        lines = (folder / SAMPLES).read_text().splitlines() if kept.samples else []
+        samples = tuple(from_json(Sample, json.loads(line)) for line in lines)
+    except OSError as error:
+        raise UsageError(f"{folder}: no report can be made of it: {error.filename}: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{path}: it is no picture of a soak: {error}") from None
+    if kept.schema != PICTURE_SCHEMA:
+        raise UsageError(f"{path}: its schema is {kept.schema}, and {PICTURE_SCHEMA} is known here")
+    with in_words(folder):
+        (folder / REPORT).write_text(soak_page(kept, measures(samples), str(folder)), encoding="utf-8")
+    return folder / REPORT
+
+
 def _numbers(measure: Measure) -> tuple[float, ...]:
     line = measure.line
     assert line is not None
     return (line.start, line.per_hour, line.per_generation, line.growth)
-
-
-def _value(value: float, measure: Measure) -> str:
-    value /= measure.group.scale
-    return f"{value:.3f}" if 0.0005 < abs(value) < 0.1 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"

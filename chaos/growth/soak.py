@@ -23,7 +23,7 @@ from chaos.faults.moment import When
 from chaos.growth.account import Account, Known
 from chaos.growth.draws import DEFAULT, Draws
 from chaos.growth.sampling import Sample, etcd_sample, folder, processes, servers
-from chaos.judging.oracle import judge
+from chaos.judging.oracle import all_is_known, judge
 from chaos.judging.promise import Promise
 from chaos.machine.cluster import started_by
 from chaos.machine.preloaded import PreloadedServer
@@ -109,7 +109,7 @@ class Soak:
     promises: those that were judged, none where it was interrupted. trained: seconds in which faults were made.
     stopped: why it ended otherwise than it was asked to at its time, "" if it did not. interrupted: by the number of a
     signal, 0 if it was not. error: what else ended it, "" for nothing. logs: by node, the end of what an agent printed
-    that ended as it should not have.
+    that ended as it should not have. began: by the wall clock.
     """
 
     plan: Plan
@@ -125,6 +125,7 @@ class Soak:
     interrupted: int = 0
     error: str = ""
     logs: Mapping[str, str] = field(default_factory=dict)
+    began: float = 0.0
 
     @property
     def broken(self) -> tuple[str, ...]:
@@ -187,6 +188,7 @@ def play_soak(
         interrupted=interrupted,
         error=error,
         logs=outcome.logs,
+        began=player.began_at,
     )
 
 
@@ -202,11 +204,15 @@ def _promises(player: _Soaked, outcome: Outcome) -> tuple[Promise, ...]:
     else:
         outcome = replace(outcome, setting=replace(setting, steps=player.last or picture.step))
     if player.dismissed:
-        outcome = replace(outcome, digest="", store="")
+        # What nodes say of each other once all of them were told to end is of that.
+        lost = tuple(one for one in picture.lost if one.at < player.asked_at)
+        accused = tuple(one for one in picture.accused if one.at < player.asked_at)
+        outcome = replace(outcome, digest="", store="", picture=replace(picture, lost=lost, accused=accused))
     # Of steps so old that the judge has them as one.
     old = tuple(player.account.broken)
     settled = Promise(says="every sample is consumed once", page="guides/scripts.md", seen="", broken=old)
-    return (*([settled] if old else []), *judge(outcome).promises)
+    known = all_is_known(player.plan.given)
+    return (*([settled] if old else []), *judge(outcome, all_known=known).promises)
 
 
 class _Soaked(Player):
@@ -229,8 +235,9 @@ class _Soaked(Player):
         self._client, self._end, self._heard, self._hand_on = client, end, heard, sampled
         self._draws = Draws(plan.seed, plan.words, plan.nodes)
         self._joined = plan.nodes
+        self.began_at = clock.wall()
         self._told = 0
-        self._asked = 0.0
+        self._asked = self.asked_at = 0.0
         self._began = self._sampled = self._trained = clock.monotonic()
         self._each = max(plan.sample, plan.seconds / _SAMPLES)
 
@@ -320,7 +327,7 @@ class _Soaked(Player):
 
     def _ask_to_end(self) -> None:
         if self.plan.script is not None:
-            self.dismissed, self._asked = True, self.clock.monotonic()
+            self.dismissed, self._asked, self.asked_at = True, self.clock.monotonic(), self.clock.wall()
             self.stopped = f"the script had not ended by itself after step {self.picture.step}"
             return
         ahead = max(_AHEAD_STEPS, round(_AHEAD_SECONDS / (self._pace() or self.plan.pace)))

@@ -212,12 +212,7 @@ def picture(events: Iterable[Event], injections: Sequence[Injection] = (), start
     """Return the picture of `events`; `injections` and `started_at` give the generations' causes their time."""
     ordered = sorted(events, key=lambda event: event.at)
     committed = [as_step(event) for event in ordered if event.name == "step.committed"]
-    distrusted = [
-        (int(event.fields["step"]), int(event.fields["before"]))
-        for event in ordered
-        if event.name == "state.distrusted"
-    ]
-    steps, conflicts = lineage(committed, distrusted)
+    steps, conflicts = lineage(committed, distrusted(ordered))
     # Such a node says why: that is no mistake of the script's.
     failed = {done.node for done in injections if done.kind in _FAILED}
     return Picture(
@@ -271,13 +266,28 @@ def as_step(event: Event) -> Step:
     )
 
 
+def distrusted(events: Iterable[Event]) -> list[tuple[int, int]]:
+    """Return for each time that states were distrusted after which step and before which generation those were made."""
+    return [
+        (int(event.fields["step"]), int(event.fields["before"])) for event in events if event.name == "state.distrusted"
+    ]
+
+
+def same_bits(earlier: Step, later: Step) -> bool:
+    """Return whether a step has the same bits where it was made again."""
+    theirs = (earlier.loss, earlier.samples, earlier.sample_sum)
+    return theirs == (later.loss, later.samples, later.sample_sum)
+
+
 def lineage(
-    committed: Sequence[Step], distrusted: Sequence[tuple[int, int]] = ()
+    committed: Sequence[Step],
+    wrong: Sequence[tuple[int, int]] = (),
+    same: Callable[[Step, Step], bool] = same_bits,
 ) -> tuple[tuple[Step, ...], tuple[int, ...]]:
     """Return the history that counts among steps as they were committed, and the conflicts: see `Picture`.
 
-    distrusted: for each time that states were, after which step and before which generation those were made: their
-    steps may have had wrong bits.
+    wrong: as `distrusted` returns them; their steps may have had wrong bits. same: whether a step is the same where it
+    was made again.
     """
     history: dict[int, Step] = {}
     seen: dict[int, Step] = {}
@@ -288,16 +298,15 @@ def lineage(
             history = {number: old for number, old in history.items() if number < step.number}
             previous = step.generation
         earlier = seen.get(step.number)
-        if earlier is not None and earlier.excluded == step.excluded and not _is_distrusted(earlier, distrusted):
-            theirs = (earlier.loss, earlier.samples, earlier.sample_sum)
-            if theirs != (step.loss, step.samples, step.sample_sum):
-                conflicts.add(step.number)
+        compared = earlier is not None and earlier.excluded == step.excluded and not _is_distrusted(earlier, wrong)
+        if earlier is not None and compared and not same(earlier, step):
+            conflicts.add(step.number)
         seen[step.number] = history[step.number] = step
     return tuple(history[number] for number in sorted(history)), tuple(sorted(conflicts))
 
 
-def _is_distrusted(step: Step, distrusted: Sequence[tuple[int, int]]) -> bool:
-    return any(step.number > last and step.generation < before for last, before in distrusted)
+def _is_distrusted(step: Step, wrong: Sequence[tuple[int, int]]) -> bool:
+    return any(step.number > last and step.generation < before for last, before in wrong)
 
 
 def _generations(

@@ -6,7 +6,8 @@ promise; where any may have had a part in it, none is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -42,6 +43,10 @@ def made(outcome: Outcome, until: float) -> list[Made]:
     """Return what was made by then, or noted a little later."""
     pairs = zip_longest(outcome.made, outcome.hit, fillvalue="")
     all_made = [Made(fault=one[0], at=one[1], node=str(node)) for one, node in pairs if not isinstance(one, str)]
+    return _by_then(all_made, until)
+
+
+def _by_then(all_made: Sequence[Made], until: float) -> list[Made]:
     return [one for one in all_made if one.at <= until + (BEFORE if one.fault.ABOUT.replay is Replay.EXACT else 0.0)]
 
 
@@ -57,7 +62,10 @@ def promises(outcome: Outcome, quiet: Outcome | None, *, all_known: bool) -> Ite
 
 def _nodes(outcome: Outcome, all_known: bool) -> Promise:
     lost = outcome.picture.lost
-    wrong = {(one.event, one.node): _of_loss(one) for one in lost if not _explained(one, outcome)} if all_known else {}
+    # A soak has thousands of both.
+    all_made = made(outcome, math.inf) if all_known else []
+    unexplained = [one for one in lost if all_known and not _explained(one, _by_then(all_made, one.at))]
+    wrong = {(one.event, one.node): _of_loss(one) for one in unexplained}
     return Promise(
         says="a node is taken for dead only where something was done that may end it",
         page="reference/failures.md",
@@ -73,13 +81,12 @@ def _of_loss(loss: Loss) -> str:
     return f"{text}: {loss.detail}" if loss.detail else text
 
 
-def _explained(loss: Loss, outcome: Outcome) -> bool:
-    """Return whether a fault may be why a node was taken for dead.
+def _explained(loss: Loss, before: Sequence[Made]) -> bool:
+    """Return whether a fault that was made before may be why a node was taken for dead.
 
     Its own, or one of whoever says so, who may have been stopped or cut off. A node without a lease is lost once its
     trainers end, by whatever.
     """
-    before = made(outcome, loss.at)
     if any(one.ends_node(loss.node) or one.ends_node(loss.by) for one in before):
         return True
     of_etcd = any(one.fault.ABOUT.place is Place.ETCD for one in before)

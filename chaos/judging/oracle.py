@@ -12,6 +12,7 @@ from chaos.history.claims import deposed
 from chaos.history.follow import Ledger, ledger
 from chaos.judging import explained, notices
 from chaos.judging.explained import BEFORE, UNKNOWN
+from chaos.judging.losses import again_promise, near_promise
 from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
 
@@ -21,12 +22,18 @@ HARMLESS = (ClockJump.WORD, Nan.WORD, Spike.WORD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a history proves. same_bits: None if nothing was compared. broken: each broken promise, as text."""
+    """What a history proves. same_bits: None if nothing was compared. broken: each broken promise, as text.
+
+    tolerance: within which losses were judged instead of bits, None where bits were. same_losses: whether they are near
+    to those of the undisturbed run, None if they were not compared.
+    """
 
     same_bits: bool | None
     samples: Ledger
     broken: tuple[str, ...]
     promises: tuple[Promise, ...] = ()
+    tolerance: float | None = None
+    same_losses: bool | None = None
 
     @property
     def kept(self) -> bool:
@@ -45,24 +52,36 @@ class Verdict:
         return replace(self, promises=(*self.promises, *more), broken=(*self.broken, *broken))
 
 
-def judge(outcome: Outcome, quiet: Outcome | None = None, *, all_known: bool = False) -> Verdict:
+def all_is_known(arguments: Iterable[str]) -> bool:
+    """Return whether a script with these arguments does nothing to itself that no outcome has."""
+    return not any(one.startswith("--fault") for one in arguments)
+
+
+def judge(
+    outcome: Outcome, quiet: Outcome | None = None, *, all_known: bool = False, tolerance: float | None = None
+) -> Verdict:
     """Return what `outcome` proves; with `quiet`, whether it has the bits of an undisturbed run.
+
+    tolerance: within which share of each loss its losses are asked for, instead of its bits.
 
     all_known: `outcome` has all that was done to the job, so that nobody else may be named. A script that fails by
     itself does more.
     """
     samples = ledger(outcome.picture.steps, outcome.setting.steps * outcome.setting.global_batch)
-    promises = tuple(_promises(outcome, samples, quiet, all_known))
-    differences = [] if quiet is None else compare(outcome, quiet)
+    promises = tuple(_promises(outcome, samples, quiet, all_known, tolerance))
     return Verdict(
-        same_bits=None if quiet is None else not differences,
+        same_bits=None if quiet is None or tolerance is not None else not compare(outcome, quiet),
         samples=samples,
         broken=tuple(text for promise in promises for text in promise.broken),
         promises=promises,
+        tolerance=tolerance,
+        same_losses=None if tolerance is None else near_promise(outcome, quiet, tolerance).held,
     )
 
 
-def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_known: bool) -> Iterator[Promise]:
+def _promises(
+    outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_known: bool, tolerance: float | None
+) -> Iterator[Promise]:
     picture = outcome.picture
     yield Promise(
         says="the job never stands still for good",
@@ -101,12 +120,7 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
             for view in planned
         ),
     )
-    yield Promise(
-        says="a step that is made again has the same bits",
-        page="explanation/same-bits.md",
-        seen="no step was made with two losses, or of two sets of samples",
-        broken=tuple(f"step {step} was done again with other bits" for step in picture.conflicts),
-    )
+    yield _made_again(outcome) if tolerance is None else again_promise(outcome, tolerance)
     lost = f"{samples.missing} samples missing, {samples.repeated} repeated"
     yield Promise(
         says="every sample is consumed once",
@@ -135,7 +149,16 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
         broken=tuple(f"left behind: {left}" for left in outcome.leftovers),
         judged=not outcome.failure,
     )
-    yield _same_bits(outcome, quiet)
+    yield _same_bits(outcome, quiet) if tolerance is None else near_promise(outcome, quiet, tolerance)
+
+
+def _made_again(outcome: Outcome) -> Promise:
+    return Promise(
+        says="a step that is made again has the same bits",
+        page="explanation/same-bits.md",
+        seen="no step was made with two losses, or of two sets of samples",
+        broken=tuple(f"step {step} was done again with other bits" for step in outcome.picture.conflicts),
+    )
 
 
 def _exits(outcome: Outcome) -> Promise:

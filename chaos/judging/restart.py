@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from chaos.history.follow import Ledger
 from chaos.judging.explained import BEFORE
+from chaos.judging.losses import near_promise
 from chaos.judging.oracle import HARMLESS, Verdict, judge
 from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
@@ -31,27 +32,29 @@ _LOST = ("kill", "sigterm", "stop")
 _BACK = ("start", "cont")
 
 
-def judge_restart(outcome: Outcome, quiet: Outcome | None = None) -> Verdict:
+def judge_restart(outcome: Outcome, quiet: Outcome | None = None, *, tolerance: float | None = None) -> Verdict:
     """Return what `outcome` proves; with `quiet`, an undisturbed run, whether the script's result is the same.
 
-    The result is `digest` of `{out}/result.json`; same_bits is None where the script writes none.
+    The result is `digest` of `{out}/result.json`; same_bits is None where the script writes none. tolerance: within
+    which share of each loss that the script prints its losses are asked for, instead of that.
     """
-    promises = tuple(_promises(outcome, quiet))
-    same = next(promise for promise in promises if promise.says == _SAME)
+    last = _same_result(outcome, quiet) if tolerance is None else near_promise(outcome, quiet, tolerance)
+    promises = (*_promises(outcome), last)
     return Verdict(
-        same_bits=same.held,
+        same_bits=last.held if tolerance is None else None,
+        tolerance=tolerance,
+        same_losses=None if tolerance is None else last.held,
         samples=Ledger(consumed=0, repeated=0, missing=0),
         broken=tuple(text for promise in promises for text in promise.broken),
         promises=promises,
     )
 
 
-def _promises(outcome: Outcome, quiet: Outcome | None) -> Iterator[Promise]:
+def _promises(outcome: Outcome) -> Iterator[Promise]:
     by_name = {promise.says: promise for promise in judge(outcome).promises}
     yield from (by_name[says] for says in AS_OF_EVERY_JOB)
     yield _put_out(outcome)
     yield _membership(outcome)
-    yield _same_result(outcome, quiet)
 
 
 def _put_out(outcome: Outcome) -> Promise:

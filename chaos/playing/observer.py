@@ -7,20 +7,21 @@ of any other job:
     generation.sealed   the record of it has come to etcd; the ranks are all of one axis, `dp`
     member.joined       an incarnation of a node has come to etcd
     peer.lost           an incarnation was found dead by the others
-    step.committed      a worker has printed a line with `step 12`, in whatever words; its loss after `loss`, if any
+    step.committed      a worker has printed a line with `step 12`, in whatever words, or as the job's own pattern has
+                        it; its loss after `loss`, if any
     job.ended           an agent has ended; by an error where its exit code is not 0
 """
 
 from __future__ import annotations
 
 import json
-import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from chaos.machine.cluster import Cluster
+from chaos.playing.step_lines import step_of, step_pattern
 from elastic3d import etcd_keys as keys
 from elastic3d.clock import Clock
 from elastic3d.errors import EtcdError
@@ -33,25 +34,25 @@ from elastic3d.membership.records import BaseUnknown, Out
 from elastic3d.values import Generation
 
 FILE = "observed.jsonl"
-STEP = re.compile(r"\bstep\b\D{0,3}(\d+)", re.IGNORECASE)
-LOSS = re.compile(r"\bloss\b[^-\d]{0,3}(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)", re.IGNORECASE)
-
-
-def step_of(line: str) -> tuple[int, float] | None:
-    """Return the step and the loss that a line of a script tells, None where it tells no step; the loss may be NaN."""
-    step, loss = STEP.search(line), LOSS.search(line)
-    return None if step is None else (int(step[1]), float(loss[1]) if loss else float("nan"))
 
 
 class Observer:
     """Write down in a file of `folder` what is seen of a job: of its etcd on threads of its own, of the rest by `look`.
 
-    connect: returns a client of the job's etcd. root: the prefix of the job's keys.
+    connect: returns a client of the job's etcd. root: the prefix of the job's keys. steps: of lines that tell one, as
+    `step_pattern` takes it.
     """
 
     def __init__(
-        self, cluster: Cluster, connect: Callable[[], EtcdClient], root: str, folder: Path, clock: Clock
+        self,
+        cluster: Cluster,
+        connect: Callable[[], EtcdClient],
+        root: str,
+        folder: Path,
+        clock: Clock,
+        steps: str = "",
     ) -> None:
+        self._steps = step_pattern(steps)
         self._cluster, self._root, self._clock = cluster, root, clock
         self._file = (folder / FILE).open("a", buffering=1)
         self._lock = threading.Lock()
@@ -98,7 +99,7 @@ class Observer:
         whole = data.rfind(b"\n") + 1
         self._read[log] = offset + whole
         for line in data[:whole].decode(errors="replace").splitlines():
-            if (step := step_of(line)) is not None:
+            if (step := step_of(line, self._steps)) is not None:
                 self._note_step(name, *step)
         return whole > 0
 

@@ -86,6 +86,7 @@ def quiet_key(setting: ScriptSetting) -> str:
         "given": setting.given,
         "seed": setting.seed,
         **({} if setting.resident else {"mode": RESTART}),
+        **({"steps": setting.step_pattern} if setting.step_pattern else {}),
         "sources": _sources(),
         "torch": torch.__version__,
         "python": sys.version,

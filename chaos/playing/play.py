@@ -73,7 +73,8 @@ class Setting:
     labels: where the first nodes stand, in order, "" for nowhere in particular. proxy: what stands before the store.
     network: where each node is a host of its own; etcd has to serve at its address, too. clocks: where each node has a
     wall clock of its own. disk: what `store` is on, where it is a file system of its own. hung: the one of which the
-    script is told the folder, where it is told of one that does not answer.
+    script is told the folder, where it is told of one that does not answer. step_pattern: of lines that tell a step
+    where the script is restarted, as `chaos.playing.step_lines` takes it.
     """
 
     nodes: int = 4
@@ -91,6 +92,7 @@ class Setting:
     conf: Mapping[str, str] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     script: Path = TRAIN_GPT
+    step_pattern: str = ""
     # How long the job may be silent before the history is given up: see `standing`.
     patience: float = 180.0
     proxy: S3Proxy | None = field(default=None, compare=False, repr=False)
@@ -244,7 +246,11 @@ class Player:
             setting.clocks,
             readers=any(isinstance(fault, OfReader) for fault in faults),
         )
-        self._observer = None if setting.resident else Observer(self.cluster, etcd.client, self.root, events, clock)
+        self._observer = (
+            None
+            if setting.resident
+            else Observer(self.cluster, etcd.client, self.root, events, clock, setting.step_pattern)
+        )
         if any(isinstance(fault, EventsFull) for fault in faults):
             for number in range(setting.nodes):
                 self._lay_events(events, node_name(number), workdir / "disks")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 
-from elastic3d.errors import Elastic3dError
+from elastic3d.errors import Elastic3dError, UsageError
+
+MOST = 3
+"""Runs in a row that an error ends, after which no other one is begun: what fails each time is not of one run."""
 
 
 def say(error: Exception) -> int:
@@ -20,3 +24,9 @@ def say(error: Exception) -> int:
 def in_a_line(error: Exception) -> str:
     """Return an error as documents have it."""
     return str(error) if isinstance(error, Elastic3dError) else f"{type(error).__name__}: {error}"
+
+
+def of_one_run(error: Exception) -> bool:
+    """Return whether another run may do without an error: neither bad input, nor a disk that is full."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return not (full or isinstance(error, UsageError))

@@ -111,7 +111,8 @@ class Points:
 class RunFacts:
     """All that a report tells of a run. began, ended: by the wall clock. steps: that the job should make.
 
-    quiet: the losses of the undisturbed run. logs: by node, the end of what an agent printed that ended badly.
+    seed: the job's. drawn_from: the schedule's seed, None where it has none. quiet: the losses of the undisturbed run.
+    logs: by node, the end of what an agent printed that ended badly. same_bits, tolerance, same_losses: as a verdict's.
     """
 
     script: str
@@ -131,6 +132,9 @@ class RunFacts:
     moments: tuple[Moment, ...]
     quiet: Points = field(default_factory=Points)
     logs: dict[str, str] = field(default_factory=dict)
+    drawn_from: int | None = None
+    tolerance: float | None = None
+    same_losses: bool | None = None
     schema: int = SCHEMA
 
     @property
@@ -181,6 +185,8 @@ def facts(
         ended=ended,
         steps=outcome.setting.steps,
         same_bits=verdict.same_bits,
+        tolerance=verdict.tolerance,
+        same_losses=verdict.same_losses,
         faults=shown_faults,
         promises=verdict.promises,
         generations=generations,

@@ -87,6 +87,7 @@ def _drawn_case(run: DrawnRun) -> Case:
         broken=run.broken,
         more=(*more, *([run.unkept] if run.unkept else [])),
         skipped="" if run.verdict is RunVerdict.KEPT else skipped,
+        error=run.error,
     )
 
 

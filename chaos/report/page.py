@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePath
 
 from chaos.report.facts import Fate, FaultFact, GenerationFact, Points, RunFacts
+from chaos.report.parts import SPACE, count, duration, mark, pairs, promise_table, source, table, verdict_box, whole
 from chaos.report.plot import loss_curves
-from chaos.report.style import STYLE
 from chaos.report.timeline import timeline
 from elastic3d.pages.markup import Html, block, join, tag
 
-SPACE = "\N{NO-BREAK SPACE}"
 WIDE, NARROW = 1080, 376
 """CSS pixels of the picture on a desk and in a hand."""
-
-_NOTHING = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(facts: RunFacts, folder: str) -> str:
     """Return the page. folder: from which the run is replayed, as a person would type it."""
     title = f"{PurePath(facts.script).name}: {'a promise was broken' if facts.broken else 'every promise held'}"
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_NOTHING),
-        tag("title", title),
-        tag("style", Html(STYLE)),
-    )
-    body = tag(
-        "body",
-        tag("main", *_parts(facts, folder)),
-    )
-    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+    return whole(title, _parts(facts, folder))
 
 
 def _parts(facts: RunFacts, folder: str) -> Iterator[Html]:
@@ -49,7 +34,7 @@ def _parts(facts: RunFacts, folder: str) -> Iterator[Html]:
     yield tag("h2", "Generations")
     yield _generations(facts)
     yield tag("h2", "Promises")
-    yield _promises(facts)
+    yield promise_table(facts.promises)
     yield tag("h2", "Loss")
     yield tag("div", _loss(facts), class_="loss")
     if facts.logs:
@@ -64,35 +49,47 @@ def sentence(facts: RunFacts) -> str:
         return f"{len(facts.broken)} promises were broken."
     if facts.broken:
         return f"A promise was broken: {facts.broken[0].says}."
-    bits = "with the bits of a run that nothing happened to" if facts.same_bits else "but its bits were not compared"
-    what = f"after {_count(made, 'fault')} the job ended {bits}"
+    bits = _alike(facts)
+    what = f"after {count(made, 'fault')} the job ended {bits}"
     if facts.skipped:
-        return f"Every promise held, as far as it was tried: {what}; {_count(len(facts.skipped), 'fault')} skipped."
+        return f"Every promise held, as far as it was tried: {what}; {count(len(facts.skipped), 'fault')} skipped."
     return f"Every promise held: {what}."
 
 
+def _alike(facts: RunFacts) -> str:
+    if facts.tolerance is None:
+        return (
+            "with the bits of a run that nothing happened to" if facts.same_bits else "but its bits were not compared"
+        )
+    if facts.same_losses:
+        return f"with the losses of a run that nothing happened to, within {facts.tolerance:g} of each"
+    return "but its losses were not compared"
+
+
 def _verdict(facts: RunFacts) -> Html:
-    kind = "bad" if facts.broken else "warn" if facts.skipped or facts.same_bits is None else "good"
+    alike = facts.same_bits if facts.tolerance is None else facts.same_losses
+    kind = "bad" if facts.broken else "warn" if facts.skipped or alike is None else "good"
     seen = [text for promise in facts.broken for text in promise.broken]
-    listed = [tag("ul", *(tag("li", text) for text in seen))] if seen else []
-    return tag("header", tag("h1", sentence(facts)), *listed, class_=f"verdict-box {kind}")
+    return verdict_box(sentence(facts), seen, kind)
 
 
 def _about(facts: RunFacts, folder: str) -> Html:
     last = max((step.number for step in facts.made if step.counts), default=0)
     slots = "" if facts.slots == 1 else f" of {facts.slots} trainers each"
+    other = facts.drawn_from not in (None, facts.seed)
     rows = [
         ("script", tag("code", shlex.join([facts.script, *facts.arguments]))),
         ("nodes", f"{facts.nodes} to start with{slots}"),
-        ("seed", str(facts.seed)),
+        ("seed", f"{facts.seed}, of the schedule {facts.drawn_from}" if other else str(facts.seed)),
         ("steps", f"{last} of {facts.steps}"),
-        ("duration", _duration(facts.ended - facts.began)),
+        ("judged", "bits" if facts.tolerance is None else f"losses, within {facts.tolerance:g} of each"),
+        ("duration", duration(facts.ended - facts.began)),
         ("play again", tag("code", f"elastic3d chaos replay {shlex.quote(folder)}")),
     ]
     timed = [fault.text for fault in facts.faults if fault.replay == "timed"]
     if timed:
         rows.append(("not exactly again", f"{', '.join(timed)}: it lasts for real seconds"))
-    return tag("dl", *(tag(name, text) for row in rows for name, text in zip(("dt", "dd"), row, strict=True)))
+    return pairs(rows)
 
 
 def _legend() -> Html:
@@ -120,18 +117,9 @@ def _legend() -> Html:
     )
 
 
-def _table(names: Iterable[str], rows: Iterable[Iterable[Html | str]], kind: str | None = None) -> Html:
-    names = tuple(names)
-    head = tag("thead", tag("tr", *(tag("th", name, scope="col") for name in names)))
-    body = (
-        tag("tr", *(tag("td", cell, data_label=name) for name, cell in zip(names, row, strict=True))) for row in rows
-    )
-    return tag("table", head, tag("tbody", *body), class_=kind)
-
-
 def _faults(facts: RunFacts) -> Html:
     names = ("", "what", "where", "when", "what is promised", "noticed by", "next step", "promise")
-    return _table(names, (_fault(fault, facts) for fault in facts.faults))
+    return table(names, (_fault(fault, facts) for fault in facts.faults))
 
 
 def _fault(fault: FaultFact, facts: RunFacts) -> Iterator[Html | str]:
@@ -139,19 +127,19 @@ def _fault(fault: FaultFact, facts: RunFacts) -> Iterator[Html | str]:
     yield tag("strong", fault.text)
     yield (fault.node or "the job") if fault.at is not None else ""
     yield f"{fault.at - facts.origin:.2f}{SPACE}s" if fault.at is not None else ""
-    yield join(fault.promised, _source(fault.page, fault.row))
+    yield join(fault.promised, source(fault.page, fault.row))
     yield _noticed(fault)
     yield f"after{SPACE}{fault.next_step:.2f}{SPACE}s" if fault.next_step is not None else ""
     if fault.fate is Fate.SKIPPED:
-        yield join(_tag("skipped", "warn"), tag("div", fault.why, class_="small"))
+        yield join(mark("skipped", "warn"), tag("div", fault.why, class_="small"))
     elif fault.fate is Fate.MISSED:
-        yield join(_tag("not made", "bad"), tag("div", "its moment never came", class_="small"))
+        yield join(mark("not made", "bad"), tag("div", "its moment never came", class_="small"))
     elif facts.broken:
-        yield join(_tag("broken", "bad"), tag("div", "in this run; see Promises", class_="small"))
+        yield join(mark("broken", "bad"), tag("div", "in this run; see Promises", class_="small"))
     elif fault.detector and fault.noticed is None:
-        yield join(_tag("held", "good"), tag("div", "but nobody noticed it", class_="small"))
+        yield join(mark("held", "good"), tag("div", "but nobody noticed it", class_="small"))
     else:
-        yield _tag("held", "good")
+        yield mark("held", "good")
 
 
 def _noticed(fault: FaultFact) -> Html | str:
@@ -167,21 +155,13 @@ def _noticed(fault: FaultFact) -> Html | str:
         return join(tag("code", fault.detector), tag("div", "never", class_="small"))
     late = bool(fault.bar) and fault.noticed > fault.bar
     taken = f"after{SPACE}{fault.noticed:.2f}{SPACE}s{bar}"
-    shown = _tag(f"{taken}: late", "warn") if late else tag("div", taken, class_="small")
+    shown = mark(f"{taken}: late", "warn") if late else tag("div", taken, class_="small")
     return join(tag("code", fault.detector), Html(" "), shown)
-
-
-def _source(source: str, row: str = "") -> Html:
-    return tag("div", f"docs/{source}" + (f": {row}" if row else ""), class_="small")
-
-
-def _tag(text: str, kind: str) -> Html:
-    return tag("span", text, class_=f"tag {kind}")
 
 
 def _generations(facts: RunFacts) -> Html:
     names = ("", "cause", "nodes", "layout", "first step", "steps repeated", "to the first step", "state from")
-    return _table(names, map(_generation, facts.generations))
+    return table(names, map(_generation, facts.generations))
 
 
 def _generation(view: GenerationFact) -> Iterator[Html | str]:
@@ -195,16 +175,6 @@ def _generation(view: GenerationFact) -> Iterator[Html | str]:
     yield {"none": "the beginning", "": ""}.get(view.source, view.source)
 
 
-def _promises(facts: RunFacts) -> Html:
-    def rows() -> Iterator[Iterable[Html | str]]:
-        for promise in facts.promises:
-            marks = {True: _tag("held", "good"), False: _tag("broken", "bad"), None: _tag("not judged", "warn")}
-            seen = join(*(tag("div", text) for text in promise.broken)) if promise.broken else promise.seen
-            yield marks[promise.held], join(promise.says, _source(promise.page)), seen
-
-    return _table(("", "what is promised", "what was seen"), rows(), "long")
-
-
 def _loss(facts: RunFacts) -> Html:
     counted = [(step.number, float.fromhex(step.loss)) for step in facts.made if step.counts]
     marks = [(view.first_step, view.number, view.cause) for view in facts.generations if view.first_step is not None]
@@ -215,11 +185,3 @@ def _loss(facts: RunFacts) -> Html:
 
 def _curve(points: Points) -> list[tuple[int, float]]:
     return [(step, float.fromhex(loss)) for step, loss in zip(points.steps, points.losses, strict=False)]
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

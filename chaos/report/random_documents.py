@@ -11,12 +11,14 @@ SCHEMA = 1
 
 class RunVerdict(StrEnum):
     """What a run with a drawn schedule shows: `partly` where every promise held, but of some faults only, since others
-    could not be made; `skipped` where none could be made, so that nothing was played."""
+    could not be made; `skipped` where none could be made, so that nothing was played; `error` where an error ended the
+    run before it was judged."""
 
     KEPT = "kept"
     BROKEN = "broken"
     PARTLY = "partly"
     SKIPPED = "skipped"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class DrawnRun:
     """What is kept of a run that failed, from which it is replayed; null for others."""
     unkept: str = ""
     """Why nothing is kept of a run that failed, "" otherwise."""
+    error: str = ""
+    """What ended it before it was judged, "" for nothing."""
 
     @property
     def replay(self) -> str:

@@ -61,6 +61,18 @@ path.saved { fill: var(--saved); }
 .loss rect { fill: var(--paper); } .loss text { fill: var(--ink); } .loss line { stroke: var(--rule); }
 .loss line[stroke-dasharray] { stroke: var(--dim); } .loss polyline { stroke: var(--g0); }
 .loss polyline[stroke-width="6"] { stroke: var(--verdict); }
+.growth { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 12px; }
+.growth line { stroke: var(--rule); } .growth polyline { fill: none; } .growth text.grows { fill: var(--bad); }
+.growth polyline.grows { stroke: var(--bad); }
+.growth polyline.g0 { stroke: var(--g0); } .growth text.g0 { fill: var(--g0); }
+.growth polyline.g1 { stroke: var(--g1); } .growth text.g1 { fill: var(--g1); }
+.growth polyline.g2 { stroke: var(--g2); } .growth text.g2 { fill: var(--g2); }
+.growth polyline.g3 { stroke: var(--g3); } .growth text.g3 { fill: var(--g3); }
+.growth polyline.g4 { stroke: var(--g4); } .growth text.g4 { fill: var(--g4); }
+.growth polyline.g5 { stroke: var(--g5); } .growth text.g5 { fill: var(--g5); }
+.growth polyline.g6 { stroke: var(--g6); } .growth text.g6 { fill: var(--g6); }
+.growth polyline.g7 { stroke: var(--g7); } .growth text.g7 { fill: var(--g7); }
+path.done { stroke: var(--fault); stroke-width: 1.2; fill: none; }
 @media (max-width: 720px) {
   body { padding: 14px 12px 48px; } h1 { font-size: 19px; } .wide { display: none; } .narrow { display: block; }
   dl { grid-template-columns: 1fr; } dd { margin-bottom: 6px; }

@@ -107,6 +107,9 @@ def _verdict(verdict: Verdict) -> Text:
     }
     if verdict.same_bits is not False and not verdict.kept:
         return Text.assemble(("Verdict  ", "bold"), ("a promise was broken", "bold red"))
+    if verdict.same_losses:
+        near = f"losses within {verdict.tolerance:g} of those of the undisturbed run of the same seed"
+        return Text.assemble(("Verdict  ", "bold"), (near, "bold green"))
     return Text.assemble(("Verdict  ", "bold"), words[verdict.same_bits])
 
 

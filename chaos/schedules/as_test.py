@@ -38,6 +38,8 @@ JOB = Job(
     bars={bars},
     recovery={recovery},
     loopback={loopback},
+    tolerance={tolerance},
+    step_pattern={step_pattern},
 )
 SCHEDULE = """
 {schedule}"""
@@ -70,6 +72,8 @@ def as_test(schedule: Schedule, job: Job, *, name: str, promise: str) -> str:
         bars=job.bars,
         recovery=job.recovery,
         loopback=job.loopback,
+        tolerance=job.tolerance,
+        step_pattern=_quoted(job.step_pattern),
         schedule=to_toml(schedule),
         name=name,
     )

@@ -4,7 +4,7 @@
 
     [[fault]]
     do = "kill"                     # a word of the catalogue
-    node = "leader"                 # node1, leader, stage0, rank3; `any` for one that a seed draws
+    node = "leader"                 # node1, leader, stage0, newest, rank3; `any` for one that a seed draws
     at = {step = 20}                # a committed step; [10, 40] for one that a seed draws
 
     [[fault]]

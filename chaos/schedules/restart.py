@@ -27,6 +27,8 @@ WORDS: tuple[str, ...] = tuple(
 )
 """The faults that such a job can meet."""
 WHY = "it is not for --mode restart; --mode resident plays it, with a script that calls elastic3d.run"
+TELL = "have it print lines such as `step 12`, or say by --step-pattern how it tells them"
+"""What to do where no step was seen."""
 EVENTS = ("generation.sealed", "member.joined", "peer.lost", "step.committed", "job.ended")
 """The events that such a job is seen to make."""
 PARTS = (Part.AGENT, Part.TRAINERS)
@@ -46,4 +48,4 @@ def check_restart(faults: Iterable[Fault], *, steps: int | None = None) -> None:
         if when.event and when.event not in EVENTS:
             raise UsageError(f"{fault}: under --mode restart nobody writes {when.event}; give {', '.join(EVENTS)}")
         if steps == 0 and (when.step or when.event == "step.committed" or when.phase is Phase.STEPPED):
-            raise UsageError(f"{fault}: the script tells no step; have it print lines such as `step 12`")
+            raise UsageError(f"{fault}: the script tells no step; {TELL}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from chaos.faults.clock import ClockJump
 from chaos.faults.etcd import OUTAGES, EtcdEmpty, EtcdRestored
-from chaos.faults.fault import Fault, Need, OfNode, Replay, node_name
+from chaos.faults.fault import NEWEST, Fault, Need, OfNode, Replay, node_name
 from chaos.faults.orders import Join
 from chaos.faults.process import Continue, OfSlot, Stop
 from chaos.faults.script import InScript
@@ -50,7 +50,8 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
         if every < fault.LEAST_NODES:
             raise UsageError(f"{fault}: it is between nodes, and the job has {every}; give {fault.LEAST_NODES} or more")
         if isinstance(fault, OfNode):
-            _check_place(fault, every, slots)
+            comes = any(1 in other.CHANGES for other in faults if other is not fault)
+            _check_place(fault, every, slots, comes=comes)
         if isinstance(fault, InScript) and fault.rank >= every * slots:
             raise UsageError(f"{fault}: there is no such rank; the job has ranks 0 to {every * slots - 1} at most")
         most = 1 + AT_MOST * (len(faults) - 1)
@@ -118,11 +119,13 @@ _OF_ONE = (EtcdEmpty, EtcdRestored)
 _OF_FOLDER = (StoreGone, OfStoreDisk)
 
 
-def _check_place(fault: OfNode, nodes: int, slots: int) -> None:
-    """Refuse nodes, ranks and slots that the job has not."""
+def _check_place(fault: OfNode, nodes: int, slots: int, *, comes: bool) -> None:
+    """Refuse nodes, ranks and slots that the job has not. comes: whether another fault has a node join."""
     number = re.sub(r"\D", "", fault.node)
     if fault.node.startswith("node") and int(number) >= nodes:
         raise UsageError(f"{fault}: there is no such node; the job has node0 to {node_name(nodes - 1)}")
+    if fault.node == NEWEST and not comes:
+        raise UsageError(f"{fault}: nobody joins, so nobody is the newest; give a join as well, or name the node")
     if fault.node.startswith("rank") and int(number) >= nodes * slots:
         raise UsageError(f"{fault}: there is no such rank; the job has ranks 0 to {nodes * slots - 1} at most")
     if not isinstance(fault, OfSlot):

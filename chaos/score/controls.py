@@ -164,6 +164,7 @@ def play_control(control: Control, quiet: Outcome, *, workdir: Path, clock: Cloc
         control=control,
         seconds=SYSTEM.monotonic() - began,
         alarms=alarms(outcome, workdir),
+        # Its strains, its hogs and its slow store are not in the outcome; `alarms` has all that was said, whatever of.
         broken=(*judge(outcome, quiet).broken, *(f"{strain} did not happen" for strain in missing)),
     )
 

@@ -70,6 +70,7 @@ def read(
         recovered=min(later) - at if later else math.nan,
         steps_lost=sum(view.steps_repeated for view in cured),
         same_bits=not differences,
+        # Who is named is what the card judges; what the script does to itself, or hogs do, is not in the outcome.
         broken=(*missed, *judge(outcome).broken, *differences),
         liar=_marked(workdir, SECOND),
     )

@@ -156,8 +156,16 @@ FOUND: tuple[RealBug, ...] = (
         wrong="ranks that had read their own parts well went on from it while the others began at step 0: samples of "
         "another step, other bits, and a rank that left the program",
         test="training/test_falling_back.py::test_ranks_that_have_read_a_state_begin_again_with_one_that_finds_damage",
+    ),
+    RealBug(
         met="a process of a trainer's data loader was killed",
         wrong="the script was said to have raised, and the sockets of all loaders of that generation stayed in /tmp",
         test="worker/processes/test_faults.py::test_no_socket_of_a_loaders_process_is_left",
+    ),
+    RealBug(
+        met="the only node's template was killed while the trainers of a join were prepared",
+        wrong="that they had ended took the place of what it said of those that trained, and the job waited for these "
+        "to leave for ever",
+        test="testdata/membership/template-dies-while-preparing.txt",
     ),
 )

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from chaos.faults.catalogue import KINDS, feasible, kind_of, lacking
 from chaos.faults.fault import Need
+from chaos.report.early import in_a_line, of_one_run, say
 from chaos.report.random_documents import DrawnRun, RunVerdict, SkippedFault
 from chaos.schedules.draw import LASTING, NAMED, ORDINARY, draw_schedule, last_step
 from chaos.schedules.restart import WHY, check_restart
@@ -124,7 +125,8 @@ def saved_step(checkpoints: Sequence[int], steps: int) -> int:
 def play_run(schedule: Schedule, job: Job, *, kept: Path, out: Path, clock: Clock = SYSTEM) -> DrawnRun:
     """Play a drawn schedule and return what became of it; a run that failed is kept in a folder below `out`.
 
-    kept: the folder that has the undisturbed run. Nobody is told anything meanwhile.
+    kept: the folder that has the undisturbed run. Nobody is told anything meanwhile, but of an error that ends the run
+    and is its own: that is said on standard error. Others are raised.
     """
     began = clock.monotonic()
     seed = schedule.seed
@@ -147,13 +149,26 @@ def play_run(schedule: Schedule, job: Job, *, kept: Path, out: Path, clock: Cloc
     made = replace(made, skipped=tuple(SkippedFault(fault=str(fault), why=why) for fault, why in skips))
     if not makes:
         return made
+    try:
+        return _played(made, schedule, job, kept, out, began, clock)
+    except Exception as error:
+        if not of_one_run(error):
+            raise
+        say(error)
+        seconds = round(clock.monotonic() - began, 2)
+        return replace(made, verdict=RunVerdict.ERROR, seconds=seconds, error=in_a_line(error))
+
+
+def _played(
+    made: DrawnRun, schedule: Schedule, job: Job, kept: Path, out: Path, began: float, clock: Clock
+) -> DrawnRun:
     with tempfile.TemporaryDirectory(prefix="elastic3d-chaos-") as folder:
         workdir = Path(folder)
         storm = play_storm(schedule, job, workdir=workdir, kept=kept, console=Console(file=io.StringIO()))
         where, unkept = None, ""
         if not storm.kept:
             try:
-                where = keep(storm, job, out, workdir, f"failed-{seed}")
+                where = keep(storm, job, out, workdir)
             except UsageError as error:
                 # A promise was broken all the same.
                 unkept = str(error)

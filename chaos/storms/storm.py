@@ -22,8 +22,9 @@ from chaos.faults.fault import Fault, Need
 from chaos.history.follow import Event, Picture
 from chaos.judging import bars
 from chaos.judging.bars import Bars
+from chaos.judging.losses import check_tolerance, tells_losses
 from chaos.judging.notices import Notice, notices
-from chaos.judging.oracle import Verdict, judge
+from chaos.judging.oracle import Verdict, all_is_known, judge
 from chaos.judging.oracle import document as history_document
 from chaos.judging.restart import judge_restart
 from chaos.machine.clocks import Clocks
@@ -32,6 +33,7 @@ from chaos.machine.network import Network
 from chaos.machine.small_disk import SmallDisk
 from chaos.playing.own_script import ANY_SCRIPT, ScriptSetting, known_steps, quiet_run, sound
 from chaos.playing.play import RESIDENT, Outcome
+from chaos.playing.step_lines import step_pattern
 from chaos.report.facts import FaultFact, Points, RunFacts, facts
 from chaos.report.folder import PICTURE, write_report
 from chaos.report.plot import loss_plot
@@ -58,7 +60,9 @@ class Job:
     """What is needed to judge a job again. script: an absolute path. arguments: what ScriptSetting calls `given`.
 
     bars, recovery: what is asked of times, as `Bars` names it. loopback: whether its nodes are all on this machine's
-    loopback; otherwise each is a host of its own where that can be made, with no way out of this machine.
+    loopback; otherwise each is a host of its own where that can be made, with no way out of this machine. tolerance:
+    within which share of each loss losses are judged, None to judge bits. step_pattern: of lines that tell a step under
+    `--mode restart`, "" for `step 12`.
     """
 
     script: str
@@ -71,9 +75,17 @@ class Job:
     bars: float | None = None
     recovery: float | None = None
     loopback: bool = False
+    tolerance: float | None = None
+    step_pattern: str = ""
 
     def __post_init__(self) -> None:
         self.asked()
+        check_tolerance(self.tolerance)
+        step_pattern(self.step_pattern)
+        if self.step_pattern and self.resident:
+            raise UsageError(
+                "--step-pattern: it is of --mode restart; a script that calls elastic3d.run tells its steps"
+            )
         if self.bars is not None and not self.resident:
             raise UsageError(f"--bars {self.bars:g}: a script under --mode restart writes no events to be noticed by")
 
@@ -105,6 +117,7 @@ class Job:
             seed=self.seed,
             conf=self.conf,
             patience=self.patience,
+            step_pattern=self.step_pattern,
         )
 
 
@@ -138,6 +151,8 @@ class Storm:
                 {"fault": str(notice.fault), "by": notice.detector, "after": _rounded(notice.after)}
                 for notice in self.notices
             ],
+            "tolerance": self.verdict.tolerance,
+            "same_losses": self.verdict.same_losses,
             "broken": list(self.verdict.broken),
             "promises": [{**to_json(promise), "held": promise.held} for promise in self.verdict.promises],
             **history_document(self.outcome, self.verdict),
@@ -174,6 +189,8 @@ def play_storm(
         check(schedule.faults, nodes=job.nodes, steps=setting.steps or None, slots=job.slots)
         if not job.resident:
             check_restart(schedule.faults, steps=setting.steps)
+        if job.tolerance is not None and not tells_losses(quiet.picture.steps):
+            raise UsageError(f"--tolerance: {setting.target.name} tells no loss; have it print `step 12 loss 0.25`")
     with ExitStack() as stack:
         needs = {need for fault in makes for need in fault.ABOUT.needs}
         network = stack.enter_context(Network()) if job.on_hosts else None
@@ -215,9 +232,9 @@ def play_storm(
         outcome = replace(outcome, setting=setting)
     noticed = tuple(one for one in notices(outcome, outcome.events) if job.resident or one.detector in EVENTS)
     if job.resident:
-        verdict = judge(outcome, quiet, all_known=not any(one.startswith("--fault") for one in job.arguments))
+        verdict = judge(outcome, quiet, all_known=all_is_known(job.arguments), tolerance=job.tolerance)
     else:
-        verdict = judge_restart(outcome, quiet)
+        verdict = judge_restart(outcome, quiet, tolerance=job.tolerance)
     return Storm(
         schedule=schedule,
         outcome=outcome,
@@ -263,13 +280,17 @@ def undisturbed(job: Job, *, workdir: Path, kept: Path, console: Console) -> tup
     return setting, quiet
 
 
-def keep(storm: Storm, job: Job, out: Path, workdir: Path, name: str = "") -> Path:
-    """Write the folder of a storm below `out` and return it; UsageError where that fails.
+def seed_of(schedule: Schedule, job: Job) -> int:
+    """Return the seed by which a run is named: its schedule's, or the job's where the schedule has none."""
+    return job.seed if schedule.seed is None else schedule.seed
 
-    name: by default, how it went and the job's seed.
+
+def keep(storm: Storm, job: Job, out: Path, workdir: Path) -> Path:
+    """Write the folder of a storm below `out`, named by how it went and its seed, and return it.
+
+    UsageError where that fails.
     """
-    name = name or f"{'passed' if storm.kept else 'failed'}-{job.seed}"
-    folder = free_folder(out, name)
+    folder = free_folder(out, f"{'passed' if storm.kept else 'failed'}-{seed_of(storm.schedule, job)}")
     with in_words(folder):
         folder.mkdir(parents=True)
         write_job(folder, storm.schedule, job)
@@ -308,6 +329,7 @@ def _facts(storm: Storm, job: Job) -> RunFacts:
         noticed=storm.notices,
         quiet=Points(steps=tuple(step.number for step in quiet), losses=tuple(step.loss for step in quiet)),
     )
+    shown = replace(shown, drawn_from=storm.schedule.seed)
     return shown if job.resident else replace(shown, faults=tuple(map(as_restarted, shown.faults)))
 
 

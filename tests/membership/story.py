@@ -29,6 +29,7 @@ A story is a text of commands, one a line, behind `>`; what the members did beca
     > accuse c a b 30                the same on a and b, which say that it was a device of c's
     > spikes b 30                    they stop since the loss jumped up: the run goes back to step 30 or before
     > unprepared b                   the user's code raises while it prepares for a proposal
+    > template b                     its template dies, and with it what trains and what prepares for a proposal
     > stuck b                        b's trainers stand still, and all others wait for them: every node says so
     > hangs b                        the same, and what stands still is the script's own code
     > stalled                        every node waits for its data: all say so, and none is at fault
@@ -259,6 +260,13 @@ class Story:
                     key = self.cores[name].view.coming.key
                     self.trainers[name][key] = "dead"
                     self.to(name, e.TrainerFailed(key=key, detail="the trainer's own words", error=True))
+            case "template":
+                for name in words:
+                    core = self.cores[name]
+                    keys = [one.key for one in (core.running, core.view.coming) if one is not None]
+                    for key in keys:
+                        self.trainers[name][key] = "dead"
+                    self.to(name, *(e.TrainerFailed(key=key, detail="the template was killed") for key in keys))
             case "finish":
                 for name, core in list(self.cores.items()):
                     if core.running:

@@ -126,6 +126,14 @@ class Core:
     def _sealed(self) -> str:
         return self.view.generation.key if self.view.generation is not None else ""
 
+    def _may_replace(self, said: str, key: str) -> bool:
+        """Return whether a report may name what has ended in place of what it has `said`.
+
+        What trains and what is prepared may end at one moment, as with their template. A proposal can be made again,
+        but until the next generation is sealed nobody else tells that the trainers of the present one are gone.
+        """
+        return not said or said != self._sealed or key == said
+
     def alarm(self, now: float) -> float | None:
         """Return the latest time to call `handle`, with a `Tick` if nothing else came; None for never."""
         return None if self.exited or self._alarm.next == float("inf") else max(now, self._alarm.next)
@@ -268,14 +276,15 @@ class Core:
                         out_of_memory=event.out_of_memory,
                         short=event.short,
                     )
-                else:
+                elif self._may_replace(self.report.failed, event.key):
                     self.report = replace(self.report, failed=event.key, detail=event.detail)
             case e.TrainerLostPeer() if trainers.phase(event.key) is not None:
                 trainers.over(event.key)
                 # A report that a trainer failed, or that the script raised, says more than this.
                 worse = event.key in (self.report.error, self.report.failed)
                 detail = self.report.detail if worse else event.detail
-                self.report = replace(self.report, peer_lost=event.key, detail=detail)
+                if self._may_replace(self.report.peer_lost, event.key):
+                    self.report = replace(self.report, peer_lost=event.key, detail=detail)
             case e.StepReported():
                 if self.running is not None:
                     self._reach.stepped(self.running, now)

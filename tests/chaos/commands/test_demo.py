@@ -6,10 +6,16 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from chaos.commands import demo as demo_command
 from chaos.machine.processes import children, wait_until
+from chaos.servers.etcd import EtcdServer
+from tests.chaos.judging.test_oracle import naming
 
 DEMO = [sys.executable, "-c", "from elastic3d.cli import main; main()", "demo"]
 
@@ -64,6 +70,22 @@ def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals) -> No
         assert process.wait(30) == 128 + number
         assert process.stdout is not None
         assert process.stdout.read() == b""
+
+
+@pytest.mark.etcd
+def test_an_alarm_about_a_node_to_which_nothing_was_done_fails_the_demo(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All that is done to the job is known; to an etcd that others run, they may do more."""
+    app, named = typer.Typer(), naming("node2")
+    app.command()(demo_command.demo)
+    monkeypatch.setattr(demo_command, "play_watched", lambda *_, **__: named)
+    given = ["--kill", "1@3", "--steps", "6", "--no-compare", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, given)
+    assert (result.exit_code, "rank.stuck named node2" in result.stdout) == (1, True), result.output
+    with EtcdServer() as theirs:
+        result = CliRunner().invoke(app, [*given, "--etcd", theirs.endpoint])
+    assert result.exit_code == 0, result.output
 
 
 def test_help_shows_examples() -> None:

@@ -7,9 +7,10 @@ import io
 
 from rich.console import Console
 
-from chaos.commands.listing import document, table
+from chaos.commands.listing import document, page, table
 from chaos.faults.catalogue import KINDS
 from chaos.faults.fault import Need
+from chaos.schedules.restart import WORDS
 
 # What is not looked for on this machine.
 OF_JOBS = {Need.MEMBERS, Need.SLOTS, Need.SCRIPT}
@@ -43,3 +44,15 @@ def test_what_the_machine_lacks_is_shown() -> None:
     why = "there is no S3 server or client here: pip install 'moto[server]' 'elastic3d[s3]'"
     text = " ".join(" ".join(lines(why)).split())
     assert text.count(f"Not on this machine: {why}") == len(KNOWN)
+
+
+def test_what_a_job_under_mode_restart_can_meet_is_marked() -> None:
+    """In a terminal, in the document and on the page alike: what a schedule of such a job is not refused for."""
+    marked = {one.word for one in KNOWN if one.restart}
+    assert marked == {one.word for one in KNOWN if one.word in WORDS}
+    assert {"kill", "join", "cut"} <= {kind.WORD for kind in KINDS.values() if document(kind).restart}
+    text = " ".join(" ".join(lines("")).split())
+    assert text.count("Also under --mode restart.") == len(marked)
+    assert "| `kill` (live, restart) |" in page()
+    assert "| `join` (restart) |" in page()
+    assert "| `kill-keeper` (live) |" in page()

@@ -79,3 +79,18 @@ def test_a_step_long_gone_cannot_be_compared(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(account, "REACH", 20)
     one = heard([*long_job(2, 100), sealed(3, 500.0, "death", ["node0"]), step(3, 501.0, 3)])
     assert one.wrong == "step 3 was done again, more than 20 steps after it"
+
+
+def test_who_was_named_and_who_was_lost_is_known_of_the_whole_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long ago; also a node that a generation left out without a word, but not one whose job had ended."""
+    monkeypatch.setattr(account, "RECENT", 20)
+    events = long_job(10, 10)
+    first = events[3].at
+    named = event("rank.stuck", first, nodes=["node1"], ranks=[1], fault="stopped", act=True, detail="it stands")
+    events[4:4] = [named, event("peer.lost", first, peer="node1", evidence="refused")]
+    at = events[-1].at
+    left_out = [sealed(11, at + 1.0, "death", ["node0"]), step(92, at + 2.0, 11)]
+    ends = [event("peer.lost", at + 3.0, peer="node0", evidence="refused"), event("job.ended", at + 4.0, kind="done")]
+    whole = heard([*events, *left_out, *ends]).whole()
+    assert [one.nodes for one in whole.accused] == [("node1",)]
+    assert [(one.event, one.node) for one in whole.lost] == [("peer.lost", "node1"), ("generation.sealed", "node1")]

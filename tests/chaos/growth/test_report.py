@@ -21,7 +21,9 @@ from chaos.faults.orders import Join
 from chaos.faults.process import Kill
 from chaos.growth.account import Known
 from chaos.growth.again import job_of
+from chaos.growth.facts import facts
 from chaos.growth.measures import MB, measures
+from chaos.growth.page import soak_page
 from chaos.growth.plot import growth_plot, nice
 from chaos.growth.report import append, begin, cases, document, keep, shown
 from chaos.growth.sampling import Sample
@@ -31,6 +33,7 @@ from chaos.report.junit import junit
 from chaos.schedules.schedule import check
 from elastic3d.values import from_json
 from tests.chaos.growth.test_sampling import samples
+from tests.chaos.pages import Page
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -103,6 +106,57 @@ def test_growth_and_broken_promises_are_failures() -> None:
     assert f"{BROKEN.says} (explanation/same-bits.md): step 3 was done again with other bits" in text
     assert "ended by an error: no endpoint answered" in text
     assert json.dumps(document(broken, measures(broken.samples)))
+
+
+def test_the_page_has_all_that_a_soak_has_shown(tmp_path: Path) -> None:
+    """In one file that loads nothing: what was measured, slopes beside their bars, plots, faults and promises; it is
+    made anew from the folder."""
+    held = replace(BROKEN, says="every <sample> counts", broken=(), seen="none missing")
+    soak = replace(made_up(MB), promises=(BROKEN, held), stopped="step 3 was done again", began=10.0)
+    folder = begin(soak.plan, tmp_path / "out")
+    for sample in soak.samples:
+        append(folder, sample)
+    (tmp_path / "job" / "nodes").mkdir(parents=True)
+    (tmp_path / "job" / "events").mkdir()
+    keep(soak, folder, tmp_path)
+    text = (folder / "report.html").read_text()
+    page = Page(text)
+    assert page.links == []
+    assert not {"script", "img", "link", "iframe"} & {*page.tags}
+    assert "2 things went wrong in 20 min 50 s with 1 fault." in page.words
+    assert "grows: memory of lasting processes: node0 keeper" in page.words
+    assert "2400, 1 of them again" in page.words
+    assert "kill node1@20 20 s" in page.words
+    assert "every <sample> counts docs/explanation/same-bits.md none missing" in page.words
+    assert f"elastic3d chaos replay {folder} --no-compare" in page.words
+    assert page.tags.count("polyline") == len(measures(soak.samples))
+    # At the start, by the hour, by the generation, over the run, and in its later half.
+    slopes = "MB 95.8 60.0 bar 2.0 1.0 bar 0.012 14.8 floor 8.0 60.0 yes"
+    assert f"node0 keeper memory of lasting processes, {slopes}" in page.words
+    (folder / "report.html").unlink()
+    result = CliRunner().invoke(app, ["report", str(folder)])
+    assert (result.exit_code, result.stdout.strip()) == (0, str(folder / "report.html"))
+    assert (folder / "report.html").read_text() == text
+    (folder / "picture.json").write_text("{}")
+    result = CliRunner().invoke(app, ["report", str(folder)])
+    assert (result.exit_code, "it is no picture of a soak" in result.stderr) == (2, True)
+
+
+def test_the_page_of_a_long_soak_can_be_opened() -> None:
+    """A day with a fault every few seconds: of what there are thousands the page has some, and says how many."""
+    kinds = (Kill(node="node1", when=When(step=20)), Join(when=When(step=40)))
+    made = tuple((kinds[number % 2], 4.0 * number) for number in range(20_000))
+    many = replace(BROKEN, broken=tuple(f"step {number} was done again" for number in range(5000)))
+    first = samples(MB)
+    long = [replace(one, at=one.at + 1250.0 * lap) for lap in range(70) for one in first][:5000]
+    soak = replace(made_up(), samples=tuple(long), made=made, promises=(many,), seconds=86_400.0)
+    series = measures(soak.samples)
+    text = soak_page(facts(soak, series), series, "out/soak-7")
+    words = Page(text).words
+    assert len(text) < 1_000_000
+    assert "the first 100 and the last 100 of 20000" in words
+    assert "kill (10000)" in words
+    assert "and 4980 more" in words
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from chaos.growth.measures import measures
-from chaos.growth.report import SoakVerdict, verdict
-from chaos.growth.soak import Plan, SoakSetting, play_soak
+from chaos.growth.soak import Plan, Soak, SoakSetting, play_soak
+from chaos.growth.verdict import SoakVerdict, verdict
 from chaos.machine.processes import wait_until
 from chaos.playing.play import Setting
 
@@ -25,6 +25,15 @@ COMMAND = [sys.executable, "-c", "from elastic3d.cli import main; main()", "chao
 
 LONGER = Path(__file__).parent / "longer.py"
 """A script that would train for hours."""
+
+
+NAMED = "nobody is named as being at fault to whom nothing was done"
+LOST = "a node is taken for dead only where something was done that may end it"
+
+
+def judged(soak: Soak) -> set[str]:
+    """Return the promises that were judged of a soak."""
+    return {promise.says for promise in soak.promises if promise.judged}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +59,7 @@ def test_nothing_grows_in_a_short_soak(tmp_path: Path) -> None:
     assert not [measure.name for measure in found if measure.grows]
     assert verdict(soak, found) is SoakVerdict.PASSED
     assert soak.made, "faults were made"
+    assert judged(soak) >= {NAMED, LOST}
     lasting = {measure.name for measure in found if measure.group.name.endswith("lasting processes")}
     assert {"node0 agent", "node0 keeper", "etcd"} <= lasting
 
@@ -76,6 +86,8 @@ def test_a_script_that_goes_on_for_longer_is_ended_at_its_time(tmp_path: Path) -
     assert soak.stopped.startswith("the script had not ended by itself after step ")
     assert soak.steps > 20
     assert soak.seconds < 150
+    # What nodes say of each other as all of them leave is no alarm.
+    assert judged(soak) >= {NAMED, LOST}
 
 
 @pytest.mark.slow

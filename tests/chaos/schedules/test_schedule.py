@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 
 import pytest
 
@@ -10,7 +11,7 @@ from chaos.faults.clock import ClockJump
 from chaos.faults.data import Spike
 from chaos.faults.etcd import EtcdCertificate, EtcdEmpty, EtcdMemberPause, EtcdPassword, EtcdPause, EtcdRestart, Revoke
 from chaos.faults.events import EventsFull
-from chaos.faults.fault import Fault, OfNode
+from chaos.faults.fault import Fault, OfNode, resolve
 from chaos.faults.frozen import FreezeKeeper, FreezeTemplate
 from chaos.faults.memory import Squeeze
 from chaos.faults.moment import Phase, When
@@ -19,9 +20,12 @@ from chaos.faults.orders import Announce, Drain, Join
 from chaos.faults.process import Continue, Crowd, Freeze, Kill, KillCompanion, KillTrainer, Pause, Slow, Stop
 from chaos.faults.store import StoreBusy, StoreGone
 from chaos.faults.store_disk import StoreDiskFull, StoreReadOnly
+from chaos.history.follow import Picture, picture
 from chaos.schedules.draw import ORDINARY, draw_schedule
-from chaos.schedules.schedule import bounds, check
+from chaos.schedules.files import parse, to_toml
+from chaos.schedules.schedule import Schedule, bounds, check
 from elastic3d.errors import UsageError
+from tests.chaos.made_up_events import sealed
 
 A, B = When(step=5), When(step=9)
 
@@ -40,6 +44,9 @@ A, B = When(step=5), When(step=9)
         ([Kill(node="node01", when=A)], "'node01' is no node"),
         ([Kill(node="node\N{ARABIC-INDIC DIGIT ONE}", when=A)], "is no node"),
         ([Kill(node="rank00", when=A)], "'rank00' is no node"),
+        ([Kill(node="newest", when=A)], "nobody joins, so nobody is the newest; give a join as well"),
+        ([Kill(node="newest", when=B), Kill(node="node1", when=A)], "nobody joins, so nobody is the newest"),
+        ([Announce(node="newest", when=B), Join(when=A)], "name the node by its number; who is newest may change"),
         ([Kill(node=f"node1{'0' * 5000}", when=A)], "is no node"),
         ([Freeze(node="node1", slot=-1, when=A)], "slot=-1 is none that it happens to; give 0 or more"),
         ([KillCompanion(node="node1", slot=0, when=A)], "slot=0 is none that it happens to; give 1 or more"),
@@ -146,3 +153,30 @@ def test_more_losses_than_nodes_are_not_drawn() -> None:
     """The number that can happen is named."""
     with pytest.raises(UsageError, match="3 faults cannot happen to 3 nodes in 40 steps; ask for 2"):
         draw_schedule(1, nodes=3, steps=40, faults=3, words=["kill"], saved=5)
+
+
+def test_who_joined_last_is_the_newest() -> None:
+    """Nobody before anybody has joined; a node that was lost and came back as much as a fresh one, and a spare too."""
+    four = ["node0", "node1", "node2", "node3"]
+    events = [sealed(1, 1.0, "start", four)]
+    assert (resolve("newest", Picture()), resolve("newest", picture(events))) == (None, None)
+    events.append(sealed(2, 2.0, "death", four[:3]))
+    assert resolve("newest", picture(events)) is None
+    events.append(sealed(3, 3.0, "join", [*four[:3], "node4"]))
+    assert resolve("newest", picture(events)) == "node4"
+    events.append(sealed(4, 4.0, "death", four[:3]))
+    assert resolve("newest", picture(events)) == "node4", "it is dead, and what waits for one waits for the next"
+    events.append(sealed(5, 5.0, "join", ["node3", *four[:2]], spares=("node2",)))
+    assert resolve("newest", picture(events)) == "node3"
+    events.append(sealed(6, 6.0, "join", ["node3", *four[:2]], spares=("node2", "node5")))
+    assert resolve("newest", picture(events)) == "node5"
+
+
+def test_the_newest_is_named_in_schedules_and_never_drawn() -> None:
+    """It is written and read as any other node; draws are what they were."""
+    schedule = Schedule(faults=(Join(when=A), Kill(node="newest", when=B)))
+    check(schedule.faults, nodes=2, steps=60)
+    assert parse(tomllib.loads(to_toml(schedule)), "schedule", nodes=2) == schedule
+    check([Cut(node="node1", seconds=5.0, when=A), Pause(node="newest", when=B)], nodes=3, steps=60)
+    drawn = [draw_schedule(seed, nodes=4, steps=60, faults=3, words=["join", "kill"]) for seed in range(30)]
+    assert "newest" not in {fault.node for one in drawn for fault in one.faults if isinstance(fault, OfNode)}

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from chaos.commands import random_storms, shrink
 from chaos.commands.app import app
 from chaos.commands.random_storms import exit_code, line, numbers, seeds, summary
-from chaos.commands.shrink import failed
+from chaos.commands.shrink import failed, number_of
 from chaos.faults.catalogue import KINDS
 from chaos.faults.etcd import EtcdDeleted, EtcdEmpty, EtcdPause, EtcdRestart, Revoke
 from chaos.faults.fault import Fault, Need, OfNode
@@ -242,20 +242,10 @@ def test_runs_as_junit_xml(tmp_path: Path) -> None:
     assert partly[0].get("message") == "join @9: no gate"
 
 
-def played(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, third: BaseException, *more: str
-) -> tuple[Result, ElementTree.Element]:
-    """Return what comes of three runs, of which the last one ends with an exception, and the suite of JUnit XML."""
+def invoked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *more: str) -> tuple[Result, ElementTree.Element]:
+    """Return what comes of the command on a job of 40 steps, and the suite of JUnit XML."""
     script = tmp_path / "train.py"
     script.write_text("")
-    runs = iter((KEPT, PARTLY, third))
-
-    def play(*_: object, **__: object) -> DrawnRun:
-        one = next(runs)
-        if isinstance(one, BaseException):
-            raise one
-        return one
-
     calm = Outcome(
         setting=ScriptSetting(target=script, steps=40),
         faults=(),
@@ -267,12 +257,67 @@ def played(
         leftovers=(),
     )
     monkeypatch.setattr(random_storms, "undisturbed", lambda *_, **__: (calm.setting, calm))
-    monkeypatch.setattr(random_storms, "play_run", play)
     xml = tmp_path / "chaos.xml"
     given = ["random", "--script", str(script), "--out", str(tmp_path / "out"), "--junit", str(xml), *more]
     result = CliRunner().invoke(app, given)
     (suite,) = ElementTree.parse(xml).getroot()
     return result, suite
+
+
+def played(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, third: BaseException, *more: str
+) -> tuple[Result, ElementTree.Element]:
+    """Return what comes of three runs, of which the last one ends with an exception, and the suite of JUnit XML."""
+    runs = iter((KEPT, PARTLY, third))
+
+    def play(*_: object, **__: object) -> DrawnRun:
+        one = next(runs)
+        if isinstance(one, BaseException):
+            raise one
+        return one
+
+    monkeypatch.setattr(random_storms, "play_run", play)
+    return invoked(monkeypatch, tmp_path, *more)
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdicts", "early"),
+    [
+        (("etcd", "", "etcd", "etcd"), ["error", "partly", "error", "error"], ""),
+        (("", "etcd", "etcd", "etcd", ""), ["partly", "error", "error", "error"], "errors ended 3 runs in a row"),
+        (("", "disk", ""), ["partly"], "seed 8: OSError: [Errno 28] No space left on device"),
+        (("", "input", ""), ["partly"], "seed 8: there is no such file"),
+    ],
+    ids=["some", "all", "disk", "input"],
+)
+def test_an_error_of_one_run_does_not_end_the_others(
+    ends: tuple[str, ...], verdicts: list[str], early: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It counts as an error; what no other run can do without ends them all, as three errors in a row do."""
+    errors: dict[str, Exception] = {
+        "etcd": EtcdUnavailable("no endpoint answered"),
+        "disk": OSError(28, "No space left on device"),
+        "input": UsageError("there is no such file"),
+    }
+    (tmp_path / "other.py").write_text("import elastic3d\n")
+    runs = iter(ends)
+
+    def play(*_: object, **__: object) -> Storm:
+        if end := next(runs):
+            raise errors[end]
+        return storm(setting(tmp_path / "other.py"))
+
+    monkeypatch.setattr(random_runs, "play_storm", play)
+    more = ("--runs", str(len(ends)), "--faults", "kill,join", "--each", "1", "--json")
+    result, suite = invoked(monkeypatch, tmp_path, *more)
+    assert result.exit_code == (2 if "input" in ends else 1)
+    kept = json.loads(result.stdout)
+    assert [one["verdict"] for one in kept["runs"]] == verdicts
+    assert kept["error"].startswith(early)
+    assert bool(kept["error"]) is bool(early)
+    assert {one["error"] for one in kept["runs"] if one["verdict"] == "error"} <= {"no endpoint answered"}
+    assert suite.get("errors") == str(verdicts.count("error") + bool(early))
+    assert result.stderr.count("elastic3d: no endpoint answered") == verdicts.count("error")
 
 
 @pytest.mark.parametrize(
@@ -329,7 +374,7 @@ def test_what_is_told_of_runs() -> None:
     assert "skipped: join @9: no gate" in str(line(PARTLY))
     told = io.StringIO()
     Console(width=200, file=told).print(summary(document(KEPT, BROKEN, PARTLY, NOTHING)))
-    assert re.findall(r"\d+", told.getvalue()) == ["4", "1", "1", "1", "1", "8", "3", "9", "3", "10"]
+    assert re.findall(r"\d+", told.getvalue()) == ["4", "1", "1", "1", "1", "0", "8", "3", "9", "3", "10"]
     codes = [exit_code(document(*runs)) for runs in ((KEPT,), (KEPT, PARTLY), (NOTHING,), (PARTLY, BROKEN))]
     assert codes == [0, 4, 4, 1]
 
@@ -424,6 +469,13 @@ def test_failures_are_alike_by_the_promise_and_not_by_numbers(tmp_path: Path) ->
         assert failed(tmp_path)[2] == "it goes on"
 
 
+def test_what_is_left_is_named_by_the_schedules_seed() -> None:
+    """Whatever the folder is named; without a seed, as of a soak, by the folder's name."""
+    folder = Path("out/failed-7.2")
+    assert [number_of(folder, Schedule(faults=FAULTS, seed=seed)) for seed in (12, 0, None)] == ["12", "0", "7_2"]
+    assert number_of(Path("mine"), Schedule(faults=FAULTS)) == "0"
+
+
 def test_only_what_failed_is_made_small(tmp_path: Path) -> None:
     """A folder of a run that passed, or of none, is refused."""
     result = CliRunner().invoke(app, ["shrink", str(tmp_path)])
@@ -435,18 +487,19 @@ def test_only_what_failed_is_made_small(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("third", "code", "early"),
+    ("end", "since", "code", "early"),
     [
-        (EtcdUnavailable("no endpoint answered"), 4, "no endpoint answered"),
-        (OSError(28, "No space left on device"), 4, "OSError: [Errno 28] No space left on device"),
-        (SystemExit(143), 143, "it was interrupted"),
+        (EtcdUnavailable("no endpoint answered"), 2, 4, "no endpoint answered"),
+        (EtcdUnavailable("no endpoint answered"), 3, 0, ""),
+        (OSError(28, "No space left on device"), 3, 4, "OSError: [Errno 28] No space left on device"),
+        (SystemExit(143), 3, 143, "it was interrupted"),
     ],
-    ids=["etcd", "disk", "sigterm"],
+    ids=["three errors", "two errors", "disk", "sigterm"],
 )
 def test_a_search_that_is_ended_early_leaves_the_smallest_until_then(
-    third: BaseException, code: int, early: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    end: BaseException, since: int, code: int, early: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With its test, and a report that names the folder it is replayed from."""
+    """With its test, and a report that names the folder it is replayed from; errors of two tries end nothing."""
     script = tmp_path / "train.py"
     script.write_text("import elastic3d\n")
     broken = storm(setting(script), digest="other bits")
@@ -454,8 +507,8 @@ def test_a_search_that_is_ended_early_leaves_the_smallest_until_then(
 
     def play(schedule: Schedule, job: Job, *, workdir: Path, **_: object) -> Storm:
         tried.append(schedule)
-        if len(tried) == 3:
-            raise third
+        if len(tried) >= since:
+            raise end
         (workdir / "job" / "nodes").mkdir(parents=True)
         (workdir / "job" / "events").mkdir()
         return replace(broken, schedule=schedule)
@@ -466,18 +519,19 @@ def test_a_search_that_is_ended_early_leaves_the_smallest_until_then(
     monkeypatch.setattr(shrink, "play_storm", play)
     result = CliRunner().invoke(app, ["shrink", str(folder), "--json"])
     assert result.exit_code == code, result.output
+    assert result.stderr.count(": cannot be played: no endpoint answered") == 2 * isinstance(end, EtcdUnavailable)
     kept = json.loads(result.stdout)
-    assert (kept["early"], kept["before"], kept["faults"]) == (early, 3, [str(one) for one in tried[1].faults])
+    assert (kept["early"], kept["before"], kept["faults"]) == (early, 3, [str(one) for one in tried[since - 2].faults])
     left = tmp_path / "out" / "shrunk-7"
     assert (kept["folder"], kept["test"]) == (str(left), str(left / "test_found_7.py"))
-    assert kept_storm(left)[0] == tried[1]
+    assert kept_storm(left)[0] == tried[since - 2]
     assert f"elastic3d chaos replay {left}" in (left / "report.html").read_text()
 
 
 def test_what_is_left_is_a_test(tmp_path: Path) -> None:
     """It has the job and the schedule, whatever is in the arguments, and asks of times what the run was asked."""
     job = Job(script="/x/train.py", arguments=('--a="b"', "--steps=40"), nodes=3, conf={"lease": "5"}, patience=90.0)
-    job = replace(job, bars=2.0, recovery=30.0)
+    job = replace(job, bars=2.0, recovery=30.0, tolerance=1e-3)
     schedule = Schedule(faults=FAULTS, seed=7)
     text = as_test(schedule, job, name="7", promise="the same bits")
     names: dict[str, object] = {}

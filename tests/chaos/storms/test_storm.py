@@ -141,6 +141,17 @@ def test_what_is_kept_of_a_run_is_played_again(script: Path, tmp_path: Path) -> 
     ]
 
 
+def test_a_run_is_named_by_its_schedules_seed(script: Path, tmp_path: Path) -> None:
+    """Each of the drawn runs of one job has another one, also where it is played again; without one, by the job's."""
+    job = Job(script=str(script), seed=7)
+    made = storm(setting(script))
+    of_seeds = [replace(made, schedule=replace(made.schedule, seed=seed)) for seed in (12, 0, None)]
+    folders = [keep(one, job, tmp_path, tmp_path) for one in of_seeds]
+    assert [folder.name for folder in folders] == ["passed-12", "passed-0", "passed-7"]
+    assert "7, of the schedule 12" in (folders[0] / "report.html").read_text()
+    assert "7, of the schedule" not in (folders[2] / "report.html").read_text()
+
+
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     """With what is missing in it, or wrong."""
     with pytest.raises(UsageError, match=r"no folder of a run: job.json: No such file"):
