@@ -280,7 +280,8 @@ def decide(
             again = f"step {reached} was in memory that is gone: from step {saved.step} on they are done again"
             saved = replace(saved, detail="; ".join(filter(None, (saved.detail, again))))
         return saved
-    if behind or any(one.step == known.failed_after for one in held):
+    # Whole states alone are passed over for an error: what is damaged or lost in part is lost, whatever raised.
+    if behind or (servers and choose(held, specs, replace(known, failed_after=-1))):
         return _from_the_beginning(known)
     if passed >= 0:
         far = {one.before for one in known.rollbacks if not one.near_the_beginning}
@@ -290,7 +291,7 @@ def decide(
     if known.reached > 0 and not known.fresh:
         where = f"{at.url} holds no checkpoint" if at is not None else "there is no store"
         raise StateError(
-            f"step {known.reached} had been made and was held in memory, and nothing is left of it: no keeper holds a "
+            f"step {reached} had been made and was held in memory, and nothing is left of it: no keeper holds a "
             f"whole snapshot, and {where}. Trying again helps only if a node that held one comes back; to begin anew "
             "at step 0, knowing that, start the job with elastic3d.run(..., fresh=True); with store= and every= less "
             "would be lost next time"
