@@ -123,16 +123,18 @@ class Assembly:
             model = initial.skeleton(build, seed)
         elif expects_state or weights is not None:
             model = initial.blank(build, seed, outline)
-        self.deferred: Deferred | None = None
+        blank = model is not None
+        model = initial.whole(build, seed) if model is None else model
         if weights is not None:
-            values = of_chosen(build, seed, lambda: weights.match().fresh) if model is not None else of_nothing
-            model = initial.whole(build, seed) if model is None else model
+            values = of_chosen(build, seed, lambda: weights.match().fresh) if blank else of_nothing
             device, arrived = self.mesh.computes_on, self.mesh.progress.tick
-            self.deferred = Deferred(model, values, lambda: weights.fill(self.model, device, arrived))
-        elif expects_state and model is not None:
+            self._initial = Deferred(model, values, lambda: weights.fill(self.model, device, arrived))
+        else:
             values = of_modules(build, seed, self.mesh.computes_on) if self._large else of_whole(build, seed)
-            self.deferred = Deferred(model, values)
-        return initial.whole(build, seed) if model is None else model
+            self._initial = Deferred(model, values)
+        waits = weights is not None or (expects_state and blank)
+        self.deferred: Deferred | None = self._initial if waits else None
+        return model
 
     def _take_up(self) -> list[list[FSDPModule]]:
         """Take up every block and then what is around them; return the units of each part."""
@@ -182,10 +184,14 @@ class Assembly:
         if self.deferred is not None and not self.deferred.stop():
             self.deferred = None
 
-    def initialise(self) -> None:
-        """Give the weights their initial values where they have none: there is no state."""
-        if self.deferred is not None:
-            self.deferred.make()
+    def initialise(self, *, again: bool = False) -> None:
+        """Give the weights their initial values where they have none: there is no state.
+
+        again: also where they have some, of a state that was read and is not gone on from.
+        """
+        deferred = self._initial if again else self.deferred
+        if deferred is not None:
+            deferred.make()
             self.deferred = None
 
     def prepare(self, batches: Batches) -> None:

@@ -27,6 +27,7 @@ from elastic3d.provenance.record import Provenance
 from elastic3d.rollback import Rollback, new_to
 from elastic3d.training import identity, initial_weights, loading, restoring, starting, state_facts
 from elastic3d.training.extras import Extras
+from elastic3d.training.initial_state import InitialState
 from elastic3d.training.state_facts import AskedState, HealthFacts, StateFacts
 from elastic3d.training.tiers import announced_read
 
@@ -87,7 +88,7 @@ class StateLoader:
         """Load the decided state, the same on all ranks. scale: the loss scale of a run that begins.
 
         Damage shows when tiles are read. If any rank finds one that has no good copy, all go back to an older state: in
-        memory, else in the store.
+        memory, else in the store. Nothing of what was read until then is left.
         """
         store, rank = self.assignment.store, self.assignment.rank
         with self.peers():
@@ -98,6 +99,7 @@ class StateLoader:
         ledger: Ledger = ()
         damaged: tuple[str, ...] = ()
         spoilt: tuple[tuple[int, int], ...] = ()
+        initial = InitialState.of(self.assembly.model, self.optimizer)
         while True:
             with self.peers():
                 decision = self._decide(go, damaged, spoilt)
@@ -105,11 +107,14 @@ class StateLoader:
             identity.check_same_config(self.config, now, self.assignment.node)
             missing: MissingTile | None = None
             begun, renamed = None, ""
+            read_before = bool(damaged or spoilt)
+            if read_before:
+                initial.put_back(self.assembly.model, self.optimizer)
             if decision.source == restoring.NONE:
                 if self.weights is not None:
                     with self.peers():
                         begun = initial_weights.agree(self.weights, self.assembly.mesh)
-                self.assembly.initialise()
+                self.assembly.initialise(again=read_before)
             else:
                 if starting.is_foreign(decision):
                     initial_weights.check_imported(self.weights)
