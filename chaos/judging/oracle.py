@@ -10,7 +10,7 @@ from chaos.faults.clock import ClockJump
 from chaos.faults.data import Nan, Spike
 from chaos.history.claims import deposed
 from chaos.history.follow import Ledger, ledger
-from chaos.judging import explained, notices
+from chaos.judging import endings, explained, notices
 from chaos.judging.explained import BEFORE, UNKNOWN
 from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
@@ -51,7 +51,9 @@ def judge(outcome: Outcome, quiet: Outcome | None = None, *, all_known: bool = F
     all_known: `outcome` has all that was done to the job, so that nobody else may be named. A script that fails by
     itself does more.
     """
-    samples = ledger(outcome.picture.steps, outcome.setting.steps * outcome.setting.global_batch)
+    # A job that has to end consumes what it has made steps of.
+    steps = outcome.setting.steps if endings.of_job(outcome) is None else outcome.picture.step
+    samples = ledger(outcome.picture.steps, steps * outcome.setting.global_batch)
     promises = tuple(_promises(outcome, samples, quiet, all_known))
     differences = [] if quiet is None else compare(outcome, quiet)
     return Verdict(
@@ -71,26 +73,10 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
         broken=(outcome.failure,) if outcome.failure else (),
     )
     yield _exits(outcome)
-    raising = sorted({fault.WORD for fault, _ in outcome.made if fault.RAISES})
-    yield Promise(
-        says="nothing that happens makes the script raise",
-        page="reference/failures.md",
-        seen=f"{', '.join(raising)} makes it raise" if raising else "nothing was raised",
-        broken=tuple(
-            f"user code raised: {error.strip().splitlines()[-1]}"
-            for error in picture.errors
-            if error.strip() and not raising
-        ),
-        judged=not raising,
-    )
+    yield _errors(outcome)
+    yield endings.promise(outcome)
     yield from _ending(outcome)
-    # A job that ends early leaves faults out, and is what went wrong then.
-    yield Promise(
-        says="every fault of the schedule comes to pass",
-        page="guides/chaos.md",
-        seen=f"{len(outcome.faults) - len(outcome.undone)} of {len(outcome.faults)}",
-        broken=tuple(f"{fault}: its moment never came" for fault in outcome.undone),
-    )
+    yield _made(outcome)
     planned = [view for view in picture.generations if view.planned_repeats]
     yield Promise(
         says="a planned change of nodes repeats no step",
@@ -136,11 +122,40 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
     yield _same_bits(outcome, quiet)
 
 
+def _errors(outcome: Outcome) -> Promise:
+    raising = sorted({fault.WORD for fault, _ in outcome.made if fault.RAISES})
+    ends = endings.endings(outcome)
+    return Promise(
+        says="nothing that happens makes the script raise",
+        page="reference/failures.md",
+        seen=f"{', '.join(raising)} makes it raise" if raising else "nothing was raised",
+        broken=tuple(
+            f"user code raised: {error.strip().splitlines()[-1]}"
+            for error in outcome.picture.errors
+            if error.strip() and not raising and not any(one.explains(error) for one in ends)
+        ),
+        judged=not raising,
+    )
+
+
+def _made(outcome: Outcome) -> Promise:
+    """Judge whether no fault was left out: a job that ends early leaves some out, and is what went wrong then."""
+    ending = endings.of_job(outcome)
+    done = f"{len(outcome.faults) - len(outcome.undone)} of {len(outcome.faults)}"
+    return Promise(
+        says="every fault of the schedule comes to pass",
+        page="guides/chaos.md",
+        seen=done if ending is None else f"{done}, until the job had to end by {ending.made.fault}",
+        broken=tuple(f"{fault}: its moment never came" for fault in outcome.undone) if ending is None else (),
+    )
+
+
 def _exits(outcome: Outcome) -> Promise:
     broken, well = [], 0
     for name, code in outcome.exit_codes.items():
         # After SIGTERM torchrun ends with 1, whatever its workers return.
-        if name not in outcome.killed and code != (1 if name in outcome.dismissed else 0):
+        fails = name in outcome.dismissed or endings.of_node(outcome, name) is not None
+        if name not in outcome.killed and code != (endings.FAILED if fails else 0):
             broken.append(f"{name} ended with {'no exit code' if code is None else f'exit code {code}'}")
         elif name not in outcome.killed:
             well += 1
@@ -153,15 +168,17 @@ def _exits(outcome: Outcome) -> Promise:
 
 
 def _ending(outcome: Outcome) -> Iterator[Promise]:
-    steps, picture = outcome.setting.steps, outcome.picture
+    steps, picture, ending = outcome.setting.steps, outcome.picture, endings.of_job(outcome)
     whole = picture.step == steps
     broken = [] if whole else [f"the job ended after step {picture.step} of {steps}"]
     broken += [] if outcome.digest is not None else ["the job left no digest"]
+    digest = f"the digest of its state is {outcome.digest or 'not there'}"
     yield Promise(
         says="the job makes all its steps",
         page="reference/failures.md",
-        seen=f"{picture.step} of {steps}; the digest of its state is {outcome.digest or 'not there'}",
-        broken=tuple(broken),
+        seen=f"{picture.step} of {steps}; {digest if ending is None else f'it had to end by {ending.made.fault}'}",
+        broken=tuple(broken) if ending is None else (),
+        judged=ending is None,
     )
     newest = max(picture.checkpoints, default=0)
     saved = steps in picture.checkpoints
@@ -216,7 +233,9 @@ def _same_bits(outcome: Outcome, quiet: Outcome | None) -> Promise:
         page="explanation/same-bits.md",
         seen="it was not compared with an undisturbed run"
         if quiet is None
-        else f"{len(outcome.picture.steps)} losses, their samples, and the digest of the state at the end",
+        else f"{len(outcome.picture.steps)} losses, their samples, and the digest of the state at the end"
+        if endings.of_job(outcome) is None
+        else f"{len(outcome.picture.steps)} losses and their samples, until the job had to end",
         broken=() if quiet is None else tuple(compare(outcome, quiet)),
         judged=quiet is not None,
     )
@@ -227,7 +246,7 @@ def _names(nodes: Sequence[str] | set[str]) -> str:
 
 
 def compare(outcome: Outcome, quiet: Outcome) -> list[str]:
-    """Return how two histories of one job differ in their bits; empty if they do not."""
+    """Return how two histories of one job differ in their bits, as far as it has to come; empty if they do not."""
     if quiet.digest is None:
         return [f"the undisturbed run failed: {quiet.failure or 'it left no digest'}"]
     differences = []
@@ -238,6 +257,8 @@ def compare(outcome: Outcome, quiet: Outcome) -> list[str]:
         if (mine.samples, mine.sample_sum) != (theirs.samples, theirs.sample_sum):
             differences.append(f"step {mine.number} consumed other samples than the undisturbed run")
             break
+    if endings.of_job(outcome) is not None:
+        return differences
     if len(outcome.picture.steps) != len(quiet.picture.steps):
         differences.append(f"{len(outcome.picture.steps)} steps, undisturbed {len(quiet.picture.steps)}")
     if outcome.digest != quiet.digest:
