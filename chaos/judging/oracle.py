@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from chaos.judging.explained import BEFORE, UNKNOWN
 from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
 
+_EXITED = re.compile(r"the trainer of rank \d+ exited with code \d+")
 HARMLESS = (ClockJump.WORD, Nan.WORD, Spike.WORD)
 """What nobody to whom it is done may be named for."""
 
@@ -125,13 +127,16 @@ def _promises(outcome: Outcome, samples: Ledger, quiet: Outcome | None, all_know
 def _errors(outcome: Outcome) -> Promise:
     raising = sorted({fault.WORD for fault, _ in outcome.made if fault.RAISES})
     ends = endings.endings(outcome)
+    # An error by which something has to end is told in words when it is raised, and by an exit code thereafter.
+    errors = [error for error in outcome.picture.errors if not (ends and _EXITED.fullmatch(error.strip()))]
+    errors += [str(one.fields["error"]) for one in outcome.events if ends and one.name == "script.raised"]
     return Promise(
         says="nothing that happens makes the script raise",
         page="reference/failures.md",
         seen=f"{', '.join(raising)} makes it raise" if raising else "nothing was raised",
         broken=tuple(
             f"user code raised: {error.strip().splitlines()[-1]}"
-            for error in outcome.picture.errors
+            for error in errors
             if error.strip() and not raising and not any(one.explains(error) for one in ends)
         ),
         judged=not raising,

@@ -167,6 +167,18 @@ def test_who_had_left_before_need_not_end_so() -> None:
     assert ENDS in broken(judged(replace(left, injections=())))
 
 
+@pytest.mark.parametrize(("raised", "held"), [(LOST, True), ("rank 0 on node0: ValueError: no", False)])
+def test_what_trainers_raise_on_the_way_is_what_the_job_ends_by(raised: str, held: bool) -> None:
+    """They say it in words as they raise it, and are known by their exit code thereafter."""
+    exited = {"pid": 1, "kind": "error", "step": 3, "error": "the trainer of rank 0 exited with code 83"}
+    tried = [
+        event("script.raised", 14.0, generation=2, error=raised, traceback=None, final=False),
+        event("trainer.exited", 14.1, generation=2, **exited),
+    ]
+    verdict = broken(judged(job(FLIPS, [*tried, *both(LOST)])))
+    assert ("nothing that happens makes the script raise" not in verdict) is held
+
+
 def test_faults_that_come_after_the_end_are_not_held_against_it() -> None:
     """Where the end was not certain beforehand; those of a job that has to go on are, as ever."""
     undone = (Kill(node="node1", when=When(step=5)),)
