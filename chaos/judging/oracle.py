@@ -192,8 +192,8 @@ def _ending(outcome: Outcome) -> Iterator[Promise]:
         says="the last step is saved",
         page="guides/checkpoints.md",
         seen=f"a checkpoint of step {newest}" if saved else "it has no store, or did not come to its last step",
-        broken=(missing,) if whole and outcome.store and not saved else (),
-        judged=saved or bool(whole and outcome.store),
+        broken=(missing,) if whole and outcome.store and not saved and ending is None else (),
+        judged=saved or bool(whole and outcome.store and ending is None),
     )
     yield Promise(
         says="every checkpoint that was committed can be restored",

@@ -104,7 +104,8 @@ def _check_memory(faults: Sequence[Fault], saved: bool) -> None:
     """Refuse losses of both copies of the state where no checkpoint can take their place."""
     lost = [fault for fault in faults if takes_memory(fault)]
     # Whoever takes all copies at once needs no second one, and the job may end by it where nothing is saved.
-    lost = [fault for fault in faults if isinstance(fault, AllSnapshotFlips)] * 2 or lost
+    every: list[Fault] = [fault for fault in faults if isinstance(fault, AllSnapshotFlips)]
+    lost = every * 2 or lost
     if len(lost) < 2:
         return
     if not saved and lost[0] is not lost[1]:

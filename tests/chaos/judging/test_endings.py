@@ -100,6 +100,13 @@ def test_who_ends_otherwise_is_named(said: list[Event], codes: tuple[int, int], 
     assert ("a node that nobody kills ends well" in verdict) is (codes != (1, 1))
 
 
+def test_a_job_of_unknown_length_need_not_save_its_last_step() -> None:
+    """Without an undisturbed run it is as long as it was when it had to end."""
+    seen = job(FEW, both(BELOW))
+    short = replace(seen, setting=replace(seen.setting, steps=3))
+    assert broken(judge(short, all_known=True)) == {}
+
+
 def test_a_job_that_goes_on_though_it_has_to_end_breaks_a_promise() -> None:
     """All its steps do not make up for that."""
     verdict = broken(judged(job(FEW, both(""), steps=6, codes=(0, 0))))
@@ -170,10 +177,10 @@ def test_who_had_left_before_need_not_end_so() -> None:
 @pytest.mark.parametrize(("raised", "held"), [(LOST, True), ("rank 0 on node0: ValueError: no", False)])
 def test_what_trainers_raise_on_the_way_is_what_the_job_ends_by(raised: str, held: bool) -> None:
     """They say it in words as they raise it, and are known by their exit code thereafter."""
-    exited = {"pid": 1, "kind": "error", "step": 3, "error": "the trainer of rank 0 exited with code 83"}
+    code = "the trainer of rank 0 exited with code 83"
     tried = [
         event("script.raised", 14.0, generation=2, error=raised, traceback=None, final=False),
-        event("trainer.exited", 14.1, generation=2, **exited),
+        event("trainer.exited", 14.1, generation=2, pid=1, kind="error", step=3, error=code),
     ]
     verdict = broken(judged(job(FLIPS, [*tried, *both(LOST)])))
     assert ("nothing that happens makes the script raise" not in verdict) is held
