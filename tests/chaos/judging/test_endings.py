@@ -17,6 +17,7 @@ from chaos.faults.memory import AllSnapshotFlips
 from chaos.faults.moment import When
 from chaos.faults.process import Kill, KillBelow
 from chaos.history.follow import Event, Injection
+from chaos.judging.bars import Bars, promises
 from chaos.judging.oracle import Verdict, judge
 from chaos.playing.play import Outcome
 from tests.chaos.judging.test_oracle import quiet
@@ -98,6 +99,12 @@ def test_who_ends_otherwise_is_named(said: list[Event], codes: tuple[int, int], 
     verdict = broken(judged(job(EVERYWHERE, said, codes=codes)))
     assert seen in " ".join(verdict[ENDS])
     assert ("a node that nobody kills ends well" in verdict) is (codes != (1, 1))
+
+
+def test_no_step_has_to_follow_by_which_a_job_ends() -> None:
+    """However soon somebody asks for the next one."""
+    (asked,) = promises(job(FEW, both(BELOW)), (), Bars(recovered=1.0))
+    assert (asked.broken, asked.judged) == ((), False)
 
 
 def test_a_job_of_unknown_length_need_not_save_its_last_step() -> None:
