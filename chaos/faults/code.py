@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chaos.faults.fault import About, Place
-from chaos.faults.script import InScript, about
+from chaos.faults.fault import About, Ends, Place
+from chaos.faults.live import LiveJob
+from chaos.faults.script import InScript, OfScript, about
 
 STUCK = (
     "one trainer stands still while its node lives: stopped, its interpreter held, blocked in the kernel, waiting for "
@@ -108,4 +109,101 @@ class Raised(InScript):
     )
 
 
-KINDS = (Held, Locked, Spin, Raised, Skip, Order, Shape, Dtype, Deadlock)
+_ASKED = r"RuntimeError: rank \d+ was asked to raise"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedEverywhere(InScript):
+    """Every rank's code raises, on each try; rank `rank` says that it has happened."""
+
+    WORD = "raise-everywhere"
+    RAISES = True
+    ABOUT = about(
+        Place.CODE,
+        "an error of its own in the forward pass",
+        "after three tries the job ends everywhere with the traceback; checkpoints stay",
+        RAISING,
+        "script.raised",
+        5.0,
+        ends=Ends.JOB,
+        says=(_ASKED, "Traceback"),
+    )
+
+    def make(self, job: LiveJob) -> bool:
+        """Return whether the script has done it; note it then, of no node in particular."""
+        come = job.marked(self.when.step) is not None
+        if come:
+            job.note(self.WORD)
+        return come
+
+
+_ALONE = "your code raises on one node alone: a newcomer before its first step, or one node on every try"
+_PUT_OUT = "that node is put out, with its traceback; the others go on"
+_MEND = "the job goes on without it. Mend what is wrong on that node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedOnNode(InScript):
+    """The code of the node of a rank raises, on each try, whatever rank it is by then."""
+
+    WORD = "raise-on-node"
+    RAISES = True
+    CHANGES = (-1,)
+    LEAST_NODES = 2
+    ABOUT = about(
+        Place.CODE,
+        "an error of its own in the forward pass",
+        _PUT_OUT,
+        _ALONE,
+        "script.raised",
+        5.0,
+        ends=Ends.NODE,
+        says=(r"raised in each of \d+ tries, and no other's did", _MEND, _ASKED, "Traceback"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedByNewcomer(OfScript):
+    """The code of the first node that joins then or later raises in its first step, on each try."""
+
+    WORD = "raise-newcomer"
+    RAISES = True
+    LEAST_NODES = 2
+    ABOUT = about(
+        Place.CODE,
+        "an error of its own in the forward pass",
+        _PUT_OUT,
+        _ALONE,
+        "script.raised",
+        5.0,
+        ends=Ends.NODE,
+        says=("raised (before its first step|while it prepared)", _MEND, _ASKED, "Traceback"),
+    )
+
+    def asked(self) -> str:
+        """Return the fault of a newcomer as the script has it."""
+        return f"{RaisedOnNode.WORD}:newcomer@{self.when.step}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedForGood(InScript):
+    """A rank's code raises an error that says that trying again cannot mend it."""
+
+    WORD = "raise-final"
+    RAISES = True
+    ABOUT = about(
+        Place.CODE,
+        'a call of the runtime that it refuses: `run.pause("eval", "a while")`',
+        "the job ends at once and says what to change; checkpoints stay",
+        "your code raises an error that trying again cannot mend",
+        "script.raised",
+        5.0,
+        ends=Ends.JOB,
+        says=("run.pause: longest", "'a while'", "Traceback"),
+    )
+
+
+KINDS = (
+    *(Held, Locked, Spin, Raised, RaisedEverywhere, RaisedOnNode, RaisedByNewcomer, RaisedForGood),
+    *(Skip, Order, Shape, Dtype, Deadlock),
+)

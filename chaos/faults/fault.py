@@ -10,15 +10,16 @@ import dataclasses
 import itertools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
-from chaos.history.follow import Picture
+from chaos.history.follow import Event, Picture
 from elastic3d.errors import UsageError
 
 NEWEST = "newest"
@@ -81,6 +82,8 @@ class Ends(StrEnum):
     """All its nodes are in the next one, with whoever joins."""
     NODE = "a node"
     """The one that it happens to; any, where it happens to none."""
+    JOB = "the job"
+    """All its nodes, by one error; what has been saved stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,9 @@ class About:
     it, "" where nothing may be said. bar: seconds until it is said, 0 for none. needs: beside a machine and a job.
     spreads: others than the node that it happens to may be named for it, or lost. ends: the most that may end by it.
     again: only steps since the newest snapshot are made again. sure: its detector comes across it in any job, also in
-    one whose nodes share the processors, or write nothing while it lasts.
+    one whose nodes share the processors, or write nothing while it lasts. says: patterns of what the error has to say,
+    every one of them, by which the node that it happens to ends, or with Ends.JOB the job; none where nobody ends by an
+    error. unless: what keeps the job from ending by it, "" where nothing does: then nothing comes after it.
     """
 
     place: Place
@@ -108,6 +113,13 @@ class About:
     ends: Ends = Ends.NODE
     again: bool = False
     sure: bool = True
+    says: tuple[str, ...] = ()
+    unless: str = ""
+
+    @property
+    def fatal(self) -> bool:
+        """Whether the job ends by it for certain."""
+        return self.ends is Ends.JOB and not self.unless
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +146,18 @@ class Fault(ABC):
     def arguments(self) -> tuple[str, ...]:
         """Return what the job's script is started with for it."""
         return ()
+
+    def conf(self) -> Mapping[str, str]:
+        """Return what the job's nodes are started with for it, of --rdzv-conf."""
+        return MappingProxyType({})
+
+    def spared(self, events: Sequence[Event], at: float) -> bool:
+        """Return whether the job goes on though Ends.JOB: by all of its events, for one that was made at that time."""
+        return False
+
+    def says(self, events: Sequence[Event], at: float) -> tuple[str, ...]:
+        """Return patterns of what has to be said by whoever ends by it: as `spared`."""
+        return self.ABOUT.says
 
     def check(self) -> None:  # noqa: B027 (most faults have nothing to check)
         """Raise UsageError where its own values make no sense."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chaos.faults.fault import LONGEST, About, Ends, Need, OfNode, Place, Replay
+from chaos.faults.fault import LONGEST, About, Ends, Fault, Need, OfNode, Place, Replay
 from chaos.faults.live import LiveJob
 from chaos.faults.script import InScript, about
+from chaos.history.follow import Event
 from chaos.machine.flips import flip
 from chaos.machine.processes import Part, send
 from elastic3d.errors import UsageError
@@ -129,4 +131,58 @@ class SnapshotFlip(OfNode):
         return True
 
 
-KINDS = (Rest, Short, DeviceShort, Squeeze, SnapshotFlip)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllSnapshotFlips(Fault):
+    """A bit changes in every 4 KiB of the snapshots that all nodes hold, and a trainer is killed: no copy is whole."""
+
+    WORD = "flip-all-snapshots"
+    ABOUT = About(
+        place=Place.MEMORY,
+        enters="a write to all keepers' shared memory while all trainers are stopped, then SIGKILL to one of them",
+        promised="all go on from the newest checkpoint; where none was committed before, the job ends and says which "
+        "step was lost",
+        row="all copies are lost: no memory, no checkpoint",
+        detector="copy.damaged",
+        bar=10.0,
+        ends=Ends.JOB,
+        says=(r"step \d+ had been made and was held in memory, and nothing is left of it", "fresh=True"),
+        unless="a checkpoint was committed before",
+    )
+
+    def make(self, job: LiveJob) -> bool:
+        """Change them; not yet while there are none, or a node of the generation has no trainer."""
+        view = job.picture.generation
+        nodes = [node for node in job.cluster.nodes if node.alive and not node.stopped and not node.held]
+        active = [node for node in nodes if view is not None and node.name in view.nodes]
+        trainers = {node.name: node.processes(Part.TRAINERS) for node in active}
+        if not active or not all(trainers.values()):
+            return False
+        every = [pid for pids in trainers.values() for pid in pids]
+        # Meanwhile no step is made of which a whole snapshot would be left.
+        send(every, signal.SIGSTOP)
+        try:
+            if not sum(flip(pid) for node in nodes for pid in node.processes(Part.KEEPERS)):
+                return False
+            job.note(self.WORD)
+            send(every[:1], signal.SIGKILL)
+        finally:
+            send(every, signal.SIGCONT)
+        return True
+
+    def spared(self, events: Sequence[Event], at: float) -> bool:
+        """Return whether there was a checkpoint then, or a whole state was read after it all the same."""
+        saved = any(event.name == "checkpoint.committed" and event.at <= at for event in events)
+        read = (event for event in events if event.name == "state.restored" and event.at > at)
+        return saved or any(event.fields["source"] != "none" for event in read)
+
+    def says(self, events: Sequence[Event], at: float) -> tuple[str, ...]:
+        """Return as which step the lost one has to be named: one that was safe by then, or newer."""
+        made = [event for event in events if event.name == "step.committed" and event.at <= at]
+        safe = max((int(event.fields.get("safe_step", 0)) for event in made), default=0)
+        # The newest may have been made just now, and be said afterwards.
+        newest = max((int(event.fields["step"]) for event in made), default=0) + 1
+        lost = "|".join(map(str, range(max(1, safe), newest + 1)))
+        return (f"step ({lost}) had been made", *self.ABOUT.says)
+
+
+KINDS = (Rest, Short, DeviceShort, Squeeze, SnapshotFlip, AllSnapshotFlips)

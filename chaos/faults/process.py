@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
@@ -46,6 +47,50 @@ class Kill(OfNode):
         job.note("kill", name)
         job.cluster.kill_node(name)
         return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillBelow(Fault):
+    """SIGKILL to the agents of all nodes but one, fewer than the minimum of two, for longer than `timeout` seconds."""
+
+    WORD = "kill-below"
+    LEAST_NODES = 2
+    MINIMUM: ClassVar[int] = 2
+    """What `--nnodes` says of a job to which it happens."""
+    timeout: float = 30.0
+    ABOUT = About(
+        place=Place.PROCESS,
+        enters="SIGKILL to the agents, in a job with `--nnodes=2:` and that `--rdzv-conf=timeout=`",
+        promised="the job ends once the time is over and says so; checkpoints stay",
+        row="fewer nodes than the minimum for longer than the timeout",
+        detector="peer.lost",
+        bar=5.0,
+        replay=Replay.TIMED,
+        ends=Ends.JOB,
+        says=(r"1 node\(s\) for [\d.]+ s, the minimum is 2", "start more nodes, lower --nnodes, or raise"),
+    )
+
+    def make(self, job: LiveJob) -> bool:
+        """Kill them, whoever came meanwhile included; not before a generation says who there is."""
+        view = job.picture.generation
+        there = [node.name for node in job.cluster.nodes if node.alive and not node.held]
+        stays = [name for name in view.nodes if name in there] if view is not None else []
+        if len(stays) < self.MINIMUM:
+            return False
+        job.note(self.WORD)
+        for name in there:
+            if name != stays[-1]:
+                job.note("kill", name)
+                job.cluster.kill_node(name)
+        return True
+
+    def conf(self) -> Mapping[str, str]:
+        """Return the time that the job waits for more nodes."""
+        return {"timeout": f"{self.timeout:g}"}
+
+    def check(self) -> None:
+        """Refuse a time that is none."""
+        check_seconds(self, self.timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,6 +437,7 @@ class Crowd(Fault):
 
 KINDS = (
     Kill,
+    KillBelow,
     KillTrainer,
     KillTemplate,
     KillKeeper,

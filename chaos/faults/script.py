@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Self
@@ -26,6 +27,7 @@ def about(
     spreads: bool = False,
     ends: Ends = Ends.GENERATION,
     sure: bool = True,
+    says: tuple[str, ...] = (),
 ) -> About:
     """Return what the catalogue says of a fault within the script: it happens again at the same place."""
     return About(
@@ -40,27 +42,26 @@ def about(
         spreads=spreads,
         ends=ends,
         sure=sure,
+        says=says,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InScript(Fault):
-    """Rank `rank` fails after `when.step` steps, in its pass `micro_batch` of the next one.
+class OfScript(Fault):
+    """The script fails after `when.step` steps.
 
-    OPTIONS: of the script, besides the fault; without them nobody looks for it. WORD is the script's name of it.
+    OPTIONS: of the script, besides the fault; without them nobody looks for it.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
-    rank: int = 0
-    micro_batch: int = 0
+
+    @abstractmethod
+    def asked(self) -> str:
+        """Return the fault as the script's option `--fault` has it."""
 
     def arguments(self) -> tuple[str, ...]:
         """Return what the script is asked for."""
-        return (f"--fault={self.WORD}:{self.rank}@{self.when.step}:{self.last()}", *self.OPTIONS)
-
-    def last(self) -> float:
-        """Return the number at the end of what the script is asked for."""
-        return self.micro_batch
+        return (f"--fault={self.asked()}", *self.OPTIONS)
 
     def make(self, job: LiveJob) -> bool:
         """Return whether the script has done it; note it then."""
@@ -70,9 +71,32 @@ class InScript(Fault):
         return node is not None
 
     def check(self) -> None:
-        """Refuse other moments than a step, and numbers below 0."""
+        """Refuse other moments than a step."""
         if self.when != When(step=self.when.step):
             raise UsageError(f"{self}: it happens within the script, so that its moment is a step alone")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InScript(OfScript):
+    """Rank `rank` fails after `when.step` steps, in its pass `micro_batch` of the next one.
+
+    WORD is the script's name of it.
+    """
+
+    rank: int = 0
+    micro_batch: int = 0
+
+    def asked(self) -> str:
+        """Return the fault with its rank, its step and its pass."""
+        return f"{self.WORD}:{self.rank}@{self.when.step}:{self.last()}"
+
+    def last(self) -> float:
+        """Return the number at the end of what the script is asked for."""
+        return self.micro_batch
+
+    def check(self) -> None:
+        """Refuse other moments than a step, and numbers below 0."""
+        OfScript.check(self)
         if self.rank < 0 or self.micro_batch < 0:
             raise UsageError(f"{self}: ranks and micro-batches are numbered from 0")
 

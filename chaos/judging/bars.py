@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from chaos.judging import endings
 from chaos.judging.notices import Notice
 from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
@@ -69,7 +70,7 @@ def _noticed(outcome: Outcome, noticed: Sequence[Notice], factor: float, ended: 
 
 def _recovered(outcome: Outcome, bar: float, ended: float) -> Promise:
     steps = sorted(event.at for event in outcome.events if event.name == "step.committed")
-    whole = outcome.picture.step == outcome.setting.steps
+    whole = outcome.picture.step == outcome.setting.steps or endings.of_job(outcome) is not None
     late, took = [], []
     for fault, at in outcome.made:
         after = next((step - at for step in steps if step > at), math.inf)

@@ -36,7 +36,7 @@ class Made:
     def ends_node(self, node: str) -> bool:
         """Return whether that node may be lost by it."""
         about = self.fault.ABOUT
-        return about.spreads or (about.ends is Ends.NODE and self.node in ("", node))
+        return about.spreads or about.ends is Ends.JOB or (about.ends is Ends.NODE and self.node in ("", node))
 
 
 def made(outcome: Outcome, until: float) -> list[Made]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,12 +11,13 @@ from chaos.faults.clock import ClockJump
 from chaos.faults.data import Nan, Spike
 from chaos.history.claims import deposed
 from chaos.history.follow import Ledger, ledger
-from chaos.judging import explained, notices
+from chaos.judging import endings, explained, notices
 from chaos.judging.explained import BEFORE, UNKNOWN
 from chaos.judging.losses import again_promise, near_promise
 from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
 
+_EXITED = re.compile(r"the trainer of rank \d+ exited with code \d+")
 HARMLESS = (ClockJump.WORD, Nan.WORD, Spike.WORD)
 """What nobody to whom it is done may be named for."""
 
@@ -67,7 +69,9 @@ def judge(
     all_known: `outcome` has all that was done to the job, so that nobody else may be named. A script that fails by
     itself does more.
     """
-    samples = ledger(outcome.picture.steps, outcome.setting.steps * outcome.setting.global_batch)
+    # A job that has to end consumes what it has made steps of.
+    steps = outcome.setting.steps if endings.of_job(outcome) is None else outcome.picture.step
+    samples = ledger(outcome.picture.steps, steps * outcome.setting.global_batch)
     promises = tuple(_promises(outcome, samples, quiet, all_known, tolerance))
     return Verdict(
         same_bits=None if quiet is None or tolerance is not None else not compare(outcome, quiet),
@@ -90,26 +94,10 @@ def _promises(
         broken=(outcome.failure,) if outcome.failure else (),
     )
     yield _exits(outcome)
-    raising = sorted({fault.WORD for fault, _ in outcome.made if fault.RAISES})
-    yield Promise(
-        says="nothing that happens makes the script raise",
-        page="reference/failures.md",
-        seen=f"{', '.join(raising)} makes it raise" if raising else "nothing was raised",
-        broken=tuple(
-            f"user code raised: {error.strip().splitlines()[-1]}"
-            for error in picture.errors
-            if error.strip() and not raising
-        ),
-        judged=not raising,
-    )
+    yield _errors(outcome)
+    yield endings.promise(outcome)
     yield from _ending(outcome)
-    # A job that ends early leaves faults out, and is what went wrong then.
-    yield Promise(
-        says="every fault of the schedule comes to pass",
-        page="guides/chaos.md",
-        seen=f"{len(outcome.faults) - len(outcome.undone)} of {len(outcome.faults)}",
-        broken=tuple(f"{fault}: its moment never came" for fault in outcome.undone),
-    )
+    yield _made(outcome)
     planned = [view for view in picture.generations if view.planned_repeats]
     yield Promise(
         says="a planned change of nodes repeats no step",
@@ -161,6 +149,37 @@ def _made_again(outcome: Outcome) -> Promise:
     )
 
 
+def _errors(outcome: Outcome) -> Promise:
+    raising = sorted({fault.WORD for fault, _ in outcome.made if fault.RAISES})
+    ends = endings.endings(outcome)
+    # An error by which something has to end is told in words when it is raised, and by an exit code thereafter.
+    errors = [error for error in outcome.picture.errors if not (ends and _EXITED.fullmatch(error.strip()))]
+    errors += [str(one.fields["error"]) for one in outcome.events if ends and one.name == "script.raised"]
+    return Promise(
+        says="nothing that happens makes the script raise",
+        page="reference/failures.md",
+        seen=f"{', '.join(raising)} makes it raise" if raising else "nothing was raised",
+        broken=tuple(
+            f"user code raised: {error.strip().splitlines()[-1]}"
+            for error in errors
+            if error.strip() and not raising and not any(one.explains(error) for one in ends)
+        ),
+        judged=not raising,
+    )
+
+
+def _made(outcome: Outcome) -> Promise:
+    """Judge whether no fault was left out: a job that ends early leaves some out, and is what went wrong then."""
+    ending = endings.of_job(outcome)
+    done = f"{len(outcome.faults) - len(outcome.undone)} of {len(outcome.faults)}"
+    return Promise(
+        says="every fault of the schedule comes to pass",
+        page="guides/chaos.md",
+        seen=done if ending is None else f"{done}, until the job had to end by {ending.made.fault}",
+        broken=tuple(f"{fault}: its moment never came" for fault in outcome.undone) if ending is None else (),
+    )
+
+
 def _exits(outcome: Outcome) -> Promise:
     broken, well = [], 0
     taken = {name for view in outcome.picture.generations for name in (*view.nodes, *view.spares)}
@@ -170,7 +189,8 @@ def _exits(outcome: Outcome) -> Promise:
                 broken.append(f"{name}, which had to stay out, {'took part' if name in taken else 'ended with 0'}")
             continue
         # After SIGTERM torchrun ends with 1, whatever its workers return.
-        if name not in outcome.killed and code != (1 if name in outcome.dismissed else 0):
+        fails = name in outcome.dismissed or endings.of_node(outcome, name) is not None
+        if name not in outcome.killed and code != (endings.FAILED if fails else 0):
             broken.append(f"{name} ended with {'no exit code' if code is None else f'exit code {code}'}")
         elif name not in outcome.killed:
             well += 1
@@ -184,15 +204,17 @@ def _exits(outcome: Outcome) -> Promise:
 
 
 def _ending(outcome: Outcome) -> Iterator[Promise]:
-    steps, picture = outcome.setting.steps, outcome.picture
+    steps, picture, ending = outcome.setting.steps, outcome.picture, endings.of_job(outcome)
     whole = picture.step == steps
     broken = [] if whole else [f"the job ended after step {picture.step} of {steps}"]
     broken += [] if outcome.digest is not None else ["the job left no digest"]
+    digest = f"the digest of its state is {outcome.digest or 'not there'}"
     yield Promise(
         says="the job makes all its steps",
         page="reference/failures.md",
-        seen=f"{picture.step} of {steps}; the digest of its state is {outcome.digest or 'not there'}",
-        broken=tuple(broken),
+        seen=f"{picture.step} of {steps}; {digest if ending is None else f'it had to end by {ending.made.fault}'}",
+        broken=tuple(broken) if ending is None else (),
+        judged=ending is None,
     )
     newest = max(picture.checkpoints, default=0)
     saved = steps in picture.checkpoints
@@ -201,8 +223,8 @@ def _ending(outcome: Outcome) -> Iterator[Promise]:
         says="the last step is saved",
         page="guides/checkpoints.md",
         seen=f"a checkpoint of step {newest}" if saved else "it has no store, or did not come to its last step",
-        broken=(missing,) if whole and outcome.store and not saved else (),
-        judged=saved or bool(whole and outcome.store),
+        broken=(missing,) if whole and outcome.store and not saved and ending is None else (),
+        judged=saved or bool(whole and outcome.store and ending is None),
     )
     yield Promise(
         says="every checkpoint that was committed can be restored",
@@ -247,7 +269,9 @@ def _same_bits(outcome: Outcome, quiet: Outcome | None) -> Promise:
         page="explanation/same-bits.md",
         seen="it was not compared with an undisturbed run"
         if quiet is None
-        else f"{len(outcome.picture.steps)} losses, their samples, and the digest of the state at the end",
+        else f"{len(outcome.picture.steps)} losses, their samples, and the digest of the state at the end"
+        if endings.of_job(outcome) is None
+        else f"{len(outcome.picture.steps)} losses and their samples, until the job had to end",
         broken=() if quiet is None else tuple(compare(outcome, quiet)),
         judged=quiet is not None,
     )
@@ -258,7 +282,7 @@ def _names(nodes: Sequence[str] | set[str]) -> str:
 
 
 def compare(outcome: Outcome, quiet: Outcome) -> list[str]:
-    """Return how two histories of one job differ in their bits; empty if they do not."""
+    """Return how two histories of one job differ in their bits, as far as it has to come; empty if they do not."""
     if quiet.digest is None:
         return [f"the undisturbed run failed: {quiet.failure or 'it left no digest'}"]
     differences = []
@@ -269,6 +293,8 @@ def compare(outcome: Outcome, quiet: Outcome) -> list[str]:
         if (mine.samples, mine.sample_sum) != (theirs.samples, theirs.sample_sum):
             differences.append(f"step {mine.number} consumed other samples than the undisturbed run")
             break
+    if endings.of_job(outcome) is not None:
+        return differences
     if len(outcome.picture.steps) != len(quiet.picture.steps):
         differences.append(f"{len(outcome.picture.steps)} steps, undisturbed {len(quiet.picture.steps)}")
     if outcome.digest != quiet.digest:

@@ -116,6 +116,11 @@ class AgentNode:
         """Whether the agent runs."""
         return self.process.poll() is None
 
+    @property
+    def held(self) -> bool:
+        """Whether it waits at its gate."""
+        return self.gate is not None and not self.gate.exists()
+
     def keepers(self) -> list[int]:
         """Return the pids of the processes the agent started, one per slot."""
         return children(self.pid)

@@ -123,7 +123,7 @@ class Network:
         """Return the processes that still run on a host after `patience` seconds, whoever started them, as text."""
 
         def left() -> list[str]:
-            pids = {host: _ip("netns", "pids", self._space(host), check=False).split() for host in self._hosts}
+            pids = {host: _ip("netns", "pids", self.space(host), check=False).split() for host in self._hosts}
             return [f"process {pid} on the host of {host}" for host, some in pids.items() for pid in some]
 
         wait_until(lambda: not left(), patience)

@@ -236,7 +236,12 @@ class Player:
                 max_nodes=high,
                 slots=setting.slots,
                 # The first generation waits for all nodes, however far apart their agents start on a busy machine.
-                conf={"mode": RESIDENT, "last_call": "60" if high == setting.nodes else "8", **setting.conf},
+                conf={
+                    "mode": RESIDENT,
+                    "last_call": "60" if high == setting.nodes else "8",
+                    **setting.conf,
+                    **{key: value for fault in faults for key, value in fault.conf().items()},
+                },
                 max_restarts=0 if setting.resident else TRIES * len(faults),
                 # elastic3d.run sees to that itself.
                 environment={} if setting.resident or setting.network is None else {"GLOO_SOCKET_IFNAME": DEVICE},

@@ -12,12 +12,12 @@ from chaos.faults.catalogue import KINDS, kind_of
 from chaos.faults.events import EventsFull
 from chaos.faults.fault import Fault, Need, OfNode, node_name
 from chaos.faults.frozen import FreezeAgent, FreezeCompanion, FreezeKeeper, FreezeTemplate
-from chaos.faults.memory import Squeeze
+from chaos.faults.memory import AllSnapshotFlips, Squeeze
 from chaos.faults.moment import When
 from chaos.faults.network import CutFromEtcd, CutFromPeers, OneWay, Refuse, Strange
 from chaos.faults.orders import Join, JoinOther, JoinUnfit, Late
-from chaos.faults.process import Continue, Kill, KillLoader
-from chaos.faults.script import InScript
+from chaos.faults.process import Continue, Kill, KillBelow, KillLoader
+from chaos.faults.script import OfScript
 from chaos.faults.store import StoreStale, StoreStrips
 from chaos.faults.store_disk import StoreDiskFull, StoreReadOnly
 from chaos.schedules.schedule import Schedule, check
@@ -69,6 +69,8 @@ NAMED: Mapping[type[Fault], str] = MappingProxyType(
         StoreDiskFull: "a store has one place, a folder or a server",
         StoreReadOnly: "a store has one place, a folder or a server",
         StoreStale: "a small job lists nothing",
+        KillBelow: "the job ends by it",
+        AllSnapshotFlips: "the job ends by it where no checkpoint was committed before",
         StoreStrips: "nothing is promised of two leaders that write to such a store at once",
         Strange: "what it meets is the same in any job",
         JoinUnfit: "what it meets is the same in any job",
@@ -156,7 +158,7 @@ def _to_a_trainer(fault: Fault, chance: random.Random, nodes: int, slots: int) -
 def _at_another_moment(fault: Fault, drawn: Sequence[Fault], chance: random.Random) -> Fault:
     """Return the fault, now and then at the moment of one before it, or in the recovery from one."""
     luck = chance.random()
-    if isinstance(fault, InScript | Continue) or not drawn:
+    if isinstance(fault, OfScript | Continue) or not drawn:
         return fault
     if luck < TOGETHER:
         return dataclasses.replace(fault, when=drawn[-1].when)

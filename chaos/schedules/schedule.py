@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from chaos.faults.clock import ClockJump
+from chaos.faults.code import RaisedByNewcomer
 from chaos.faults.etcd import OUTAGES, EtcdEmpty, EtcdRestored
 from chaos.faults.fault import NEWEST, Fault, Need, OfNode, Replay, node_name
 from chaos.faults.orders import Join
-from chaos.faults.process import Continue, OfSlot, Stop
-from chaos.faults.script import InScript
+from chaos.faults.process import Continue, KillBelow, OfSlot, Stop
+from chaos.faults.script import InScript, OfScript
 from chaos.faults.store import StoreGone
 from chaos.faults.store_disk import OfStoreDisk
 from elastic3d.errors import UsageError
@@ -76,7 +77,7 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
             raise UsageError(f"{first} and {second}: an etcd whose data are replaced has another password")
         if same and first == second and not isinstance(first, Join):
             raise UsageError(f"{first}: it is there twice")
-        if isinstance(first, InScript) and isinstance(second, InScript) and first.when.step == second.when.step:
+        if isinstance(first, OfScript) and isinstance(second, OfScript) and first.when.step == second.when.step:
             raise UsageError(f"{first} and {second}: the script fails once in a step; give them different steps")
         folder = isinstance(first, _OF_FOLDER) or isinstance(second, _OF_FOLDER)
         if folder and Need.S3 in first.ABOUT.needs | second.ABOUT.needs:
@@ -85,6 +86,7 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
             raise UsageError(f"{first} and {second}: a folder that is gone can be nothing else; give one of the two")
         if same and isinstance(first, OUTAGES) and isinstance(second, OUTAGES):
             raise UsageError(f"{first} and {second}: etcd is away already; give them different moments")
+    _check_end(faults, nodes)
     leaving = [fault for fault in faults if fault.CHANGES == (-1,)]
     if len(leaving) >= every + sum(isinstance(fault, Continue) for fault in faults):
         raise UsageError(f"{len(leaving)} losses leave none of {every} nodes; leave at least one")
@@ -97,6 +99,8 @@ def bounds(faults: Sequence[Fault], nodes: int) -> tuple[int, int]:
     """
     lowest = min(_counts(faults, nodes, late=lambda fault: -1 not in fault.CHANGES))
     highest = max(_counts(faults, nodes, late=lambda fault: -1 in fault.CHANGES))
+    if any(isinstance(fault, KillBelow) for fault in faults):
+        return KillBelow.MINIMUM, max(KillBelow.MINIMUM, highest)
     return max(1, min(2, lowest)), highest
 
 
@@ -158,6 +162,38 @@ def _check_nodes(faults: Sequence[Fault], nodes: int) -> None:
                 raise UsageError(f"{fault}: {fault.node} is gone by then, after {before}")
         if fault.node in come and later(come[fault.node], fault, same=True):
             raise UsageError(f"{fault}: {fault.node} has not come by then; it comes with {come[fault.node]}")
+
+
+def _check_end(faults: Sequence[Fault], nodes: int) -> None:
+    """Refuse what comes after the job's certain end, and what may keep it from ending so."""
+    for end in (fault for fault in faults if fault.ABOUT.fatal):
+        for fault in faults:
+            if later(fault, end):
+                raise UsageError(f"{fault}: its moment never comes, since the job ends by {end} before")
+            if fault is not end and fault.ABOUT.fatal:
+                raise UsageError(f"{fault} and {end}: the job ends by the one or by the other; give one of the two")
+        others = [fault for fault in faults if fault is not end]
+        if isinstance(end, KillBelow):
+            _check_below(end, others, nodes)
+    arrivals = [fault for fault in faults if isinstance(fault, Join)]
+    for newcomer in (fault for fault in faults if isinstance(fault, RaisedByNewcomer)):
+        if not arrivals:
+            raise UsageError(f"{newcomer}: its moment never comes, since no node does; give a join as well")
+        if all(later(newcomer, join) for join in arrivals):
+            raise UsageError(
+                f"{newcomer}: its moment never comes, since all who join do so before; give an earlier one"
+            )
+
+
+def _check_below(end: Fault, others: Sequence[Fault], nodes: int) -> None:
+    """Refuse nodes that may come while the job waits for more, and losses that leave too few before."""
+    for fault in others:
+        if 1 in fault.CHANGES and not later(end, fault):
+            raise UsageError(
+                f"{fault} and {end}: a node that comes then may be enough; give {fault.WORD} an earlier step"
+            )
+    if min(_counts(others, nodes, late=lambda fault: -1 not in fault.CHANGES)) < KillBelow.MINIMUM:
+        raise UsageError(f"{end}: too few nodes are left by then; at least {KillBelow.MINIMUM} must be")
 
 
 def later(one: Fault, other: Fault, *, same: bool = False) -> bool:

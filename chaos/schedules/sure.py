@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from chaos.faults.etcd import EtcdDeleted, EtcdEmpty, EtcdPause, EtcdRestart, EtcdRestored, Revoke
 from chaos.faults.fault import Fault, OfNode, Place
-from chaos.faults.memory import SnapshotFlip
+from chaos.faults.memory import AllSnapshotFlips, SnapshotFlip
 from chaos.faults.network import Cut, CutFromEtcd, OfCable, Reset
 from chaos.faults.orders import Announce, Drain, Terminate
 from chaos.faults.process import Flap, Freeze, Kill, KillCompanion, KillKeeper, KillTrainer, Pause, Slow, Stop
@@ -114,9 +114,12 @@ def _check_node(fault: Fault, faults: Sequence[Fault]) -> None:
 def _check_memory(faults: Sequence[Fault], saved: bool) -> None:
     """Refuse losses of both copies of the state where no checkpoint can take their place."""
     lost = [fault for fault in faults if takes_memory(fault)]
+    # Whoever takes all copies at once needs no second one, and the job may end by it where nothing is saved.
+    every: list[Fault] = [fault for fault in faults if isinstance(fault, AllSnapshotFlips)]
+    lost = every * 2 or lost
     if len(lost) < 2:
         return
-    if not saved:
+    if not saved and lost[0] is not lost[1]:
         raise UsageError(f"{lost[0]} and {lost[1]}: they may be all that hold the state, before a checkpoint has it")
     for fault in faults:
         if isinstance(fault, StoreFlips | StoreFlipsWrites) or fault.ABOUT.detector == "checkpoint.failed":

@@ -15,6 +15,9 @@ KIND, in the forward pass of micro-batch MB (0 by default) of the step after STE
     stall       the data set returns after 20 s
     nodata      the data set returns after 45 s, on every rank; RANK is the one that says that it happened
     raise       an error of the script
+    raise-everywhere  the same on every rank, on each try
+    raise-on-node     the same on the rank's node alone, on each try
+    raise-final  an error that trying again cannot mend: `run.pause` is called wrongly
     skip        it leaves out the exchanges of the step's gradients
     order       it calls another collective before the vote
     shape       it votes with a vector of another size
@@ -46,9 +49,9 @@ steps or more have been made, in its first one. BLOCK is the first of the rank's
 default, and only for flips. MB counts the passes of the rank within the step, those of an audit too; for what samples
 bring it is the number of the micro-batch, and RANK is the one that says that it happened.
 
-What is slow stays with the node, whatever its rank becomes. Each of the others happens once in the life of the job,
-whatever generation follows (with --again, in each), and no two at one step; `<out>/fault-STEP.json` says when, where
-and to whom.
+What is slow stays with the node, whatever its rank becomes. Each of the others, but for those of each try, happens
+once in the life of the job, whatever generation follows (with --again, in each), and no two at one step;
+`<out>/fault-STEP.json` says when, where and to whom first.
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ def main(run: elastic3d.Run) -> None:
     if blocks:
         blocks[0].first = True
     for one in faults:
-        one.again = own.again
+        one.again, one.run = own.again or one.injector.again, run
         one.blocks, one.hung, one.armed = blocks, own.hung, not (options.out / mark_of(one.step)).exists()
         one.node, one.rank, one.world = run._assignment.node, run._assignment.rank, run._assignment.world
         one.newcomer = run._assignment.newcomer

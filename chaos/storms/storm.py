@@ -19,6 +19,7 @@ from rich.console import Console
 
 from chaos.faults.catalogue import feasible, lacking
 from chaos.faults.fault import Fault, Need
+from chaos.faults.process import KillBelow
 from chaos.history.follow import Event, Picture
 from chaos.judging import bars
 from chaos.judging.bars import Bars
@@ -169,6 +170,11 @@ def play_storm(
     """
     setting = job.setting()
     check(schedule.faults, nodes=job.nodes, slots=job.slots)
+    for fault in schedule.faults:
+        if isinstance(fault, KillBelow) and fault.timeout >= job.patience:
+            raise UsageError(
+                f"{fault}: the job is given up before, after --patience {job.patience:g}; give more of that"
+            )
     if not job.resident:
         check_restart(schedule.faults)
     makes, skipped = feasible(

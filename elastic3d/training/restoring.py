@@ -194,6 +194,9 @@ def offers(
     return tiles
 
 
+LOST = "had been made and was held in memory, and nothing is left of it"
+"""What is said of a step that is lost for good. It is no error of the script's, after which a state is passed over."""
+
 AHEAD = 64
 """Steps by which a snapshot may be ahead of what the keepers know: they learn of steps a moment after the ranks."""
 
@@ -259,6 +262,9 @@ def decide(
     StateError if steps were once safe and nothing is left of them, or of those before such a spike; StateUnfit if the
     only state was made right after the step at which the user's code raised, so that the error would be skipped.
     """
+    if LOST in known.failure:
+        # What is lost is looked for again, and said again, rather than passed over as what the script raised after.
+        known = replace(known, failed_after=-1, failure="")
     offered = tiers.inventories(servers) if servers else ()
     held = [one for one in offered if not refused(known.distrusted, one.generation, one.step)]
     doubtful = [one for one in offered if refused(known.distrusted, one.generation, one.step)]
@@ -280,7 +286,8 @@ def decide(
             again = f"step {reached} was in memory that is gone: from step {saved.step} on they are done again"
             saved = replace(saved, detail="; ".join(filter(None, (saved.detail, again))))
         return saved
-    if behind or any(one.step == known.failed_after for one in held):
+    # Whole states alone are passed over for an error: what is damaged or lost in part is lost, whatever raised.
+    if behind or (servers and choose(held, specs, replace(known, failed_after=-1))):
         return _from_the_beginning(known)
     if passed >= 0:
         far = {one.before for one in known.rollbacks if not one.near_the_beginning}
@@ -290,10 +297,9 @@ def decide(
     if known.reached > 0 and not known.fresh:
         where = f"{at.url} holds no checkpoint" if at is not None else "there is no store"
         raise StateError(
-            f"step {known.reached} had been made and was held in memory, and nothing is left of it: no keeper holds a "
-            f"whole snapshot, and {where}. Trying again helps only if a node that held one comes back; to begin anew "
-            "at step 0, knowing that, start the job with elastic3d.run(..., fresh=True); with store= and every= less "
-            "would be lost next time"
+            f"step {reached} {LOST}: no keeper holds a whole snapshot, and {where}. Trying again helps only if a node "
+            "that held one comes back; to begin anew at step 0, knowing that, start the job with "
+            "elastic3d.run(..., fresh=True); with store= and every= less would be lost next time"
         )
     detail = ""
     if reached > 0:

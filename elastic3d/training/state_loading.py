@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -16,7 +17,7 @@ from checkpointing.reading.sources import TileSource
 from elastic3d.data import Batches
 from elastic3d.data.ledger import Ledger
 from elastic3d.data.noise import NoiseScale
-from elastic3d.errors import StateUnfit
+from elastic3d.errors import StateError, StateUnfit
 from elastic3d.log import process_log
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.numerics.scale import LossScale
@@ -32,6 +33,9 @@ from elastic3d.training.tiers import announced_read
 
 READS = 3
 """How often a state is read before a copy that cannot be reached is given up; its holder is put out by then if dead."""
+
+_DECIDED, _REFUSED = b"\0", b"\1"
+"""What a decision begins with as rank 0 sends it, and what the error begins with that is in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +223,7 @@ class StateLoader:
         newest = mesh.highest(go.newest)
         # A node that was not there when the code raised cannot know that nothing would be skipped.
         failed_after = -mesh.highest(-go.failed_after)
-        decided = None
+        decided: bytes | StateError | None = None
         if given.rank == 0:
             known = restoring.Known(
                 generation=given.generation,
@@ -234,12 +238,31 @@ class StateLoader:
                 distrusted=go.distrusted,
                 rollbacks=go.rollbacks,
             )
-            decision = restoring.decide(self.tiers, go.servers, given.store, self.assembly.specs, known)
-            untrained = max(known.reached, known.newest) <= 0 and not known.fresh
-            if decision.source == restoring.NONE and given.store is not None and untrained:
-                starting.check_imported(given.store)
-            decided = restoring.dump(replace(decision, provenance=self._provenance(decision)))
-        return starting.from_the_start(restoring.load(mesh.broadcast(decided)))
+            try:
+                decision = restoring.decide(self.tiers, go.servers, given.store, self.assembly.specs, known)
+                untrained = max(known.reached, known.newest) <= 0 and not known.fresh
+                if decision.source == restoring.NONE and given.store is not None and untrained:
+                    starting.check_imported(given.store)
+                decided = restoring.dump(replace(decision, provenance=self._provenance(decision)))
+            except StateError as error:
+                decided = error
+        return starting.from_the_start(restoring.load(self._shared(decided)))
+
+    def _shared(self, decided: bytes | StateError | None) -> bytes:
+        """Return rank 0's decision on all ranks; StateError on all of them where there is none.
+
+        If it were rank 0 alone that raised, its node would be blamed for it.
+        """
+        data = _DECIDED + decided if isinstance(decided, bytes) else None
+        if isinstance(decided, StateError):
+            data = _REFUSED + json.dumps([isinstance(decided, StateUnfit), str(decided)]).encode()
+        data = self.assembly.mesh.broadcast(data)
+        if isinstance(decided, StateError):
+            raise decided
+        if data.startswith(_REFUSED):
+            final, words = json.loads(data.removeprefix(_REFUSED))
+            raise (StateUnfit if final else StateError)(words)
+        return data.removeprefix(_DECIDED)
 
     def _provenance(self, decision: restoring.Decision) -> str:
         """Return what makes the states from here on, with what made those before it."""

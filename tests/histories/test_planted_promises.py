@@ -50,6 +50,13 @@ PLANTS = (
     ),
     Plant(name="exits", promise="a node that nobody kills ends well", faults="join,drain,etcd-compact,revoke"),
     Plant(name="raises", promise="nothing that happens makes the script raise"),
+    Plant(
+        name="mute",
+        promise="what has to end by a fault ends, by an error that says why",
+        faults="kill-below",
+        options=("--each=1",),
+        seen="ended by another error: planted",
+    ),
     Plant(name="early", promise="the job makes all its steps"),
     Plant(name="ends", promise="every fault of the schedule comes to pass"),
     Plant(name="unsaved", promise="the last step is saved"),

@@ -11,9 +11,10 @@ from rich.console import Console
 
 from chaos.faults.catalogue import KINDS, feasible, lacking
 from chaos.faults.clock import ClockJump
+from chaos.faults.code import RaisedByNewcomer
 from chaos.faults.etcd import EtcdCertificate, EtcdFull, EtcdMemberRestart, EtcdPassword, EtcdPause, EtcdSlow
 from chaos.faults.fault import Fault, Need, OfNode, Place
-from chaos.faults.memory import SnapshotFlip, Squeeze
+from chaos.faults.memory import AllSnapshotFlips, SnapshotFlip, Squeeze
 from chaos.faults.moment import Phase, When
 from chaos.faults.network import Cut, Delay, HalfOpen, Loss, Narrow, Reset
 from chaos.faults.orders import Drain, Join
@@ -209,10 +210,23 @@ def test_bits_that_flip_in_a_nodes_snapshots(quiet_runs: Path, tmp_path: Path) -
     assert (notice.detector, notice.after is not None) == ("copy.damaged", True)
 
 
+@pytest.mark.slow
+def test_bits_that_flip_in_all_snapshots_before_there_is_a_checkpoint(quiet_runs: Path, tmp_path: Path) -> None:
+    """The job ends on all nodes and says which step was lost, and nothing begins again in silence."""
+    job = Job(script=str(TRAIN_GPT), arguments=(*QUICK, "--checkpoint-every=30"), nodes=3, seed=7)
+    flips = AllSnapshotFlips(when=EIGHT)
+    storm = played(job, Schedule(faults=(flips,)), quiet_runs, tmp_path)
+    assert 8 <= storm.outcome.picture.step < 30
+    assert storm.outcome.picture.checkpoints == ()
+    assert set(storm.outcome.exit_codes.values()) == {1}
+
+
 def one_of(kind: type[Fault]) -> tuple[Fault, ...]:
     """Return a fault of a kind at step 8, and what it needs to have happened before."""
     if kind is Continue:
         return Stop(node="node1", when=EIGHT), Continue(node="node1", when=When(event="generation.sealed", count=4))
+    if kind is RaisedByNewcomer:
+        return RaisedByNewcomer(when=EIGHT), Join(when=EIGHT)
     fault = dataclasses.replace(kind.drawn(Random(kind.WORD), nodes=4, steps=80), when=EIGHT)
     if isinstance(fault, OfNode):
         fault = dataclasses.replace(fault, node="node1")

@@ -300,6 +300,22 @@ def test_a_damaged_state_in_memory_is_replaced_by_the_newest_older_one() -> None
     assert (gone.source, gone.step) == ("store", 30)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_state_that_is_lost_is_not_begun_anew_because_its_loss_was_an_error(whole: bool) -> None:
+    """The error of the try before: what it was raised after is there in no whole copy, and a person decides."""
+    stocks = [Stock(step=step, generation=1, tiles=[rows(W, 0, 4 if whole else 2)]) for step in (5, 6)]
+    known = restoring.Known(generation=3, newest=6, reached=3, failed_after=6)
+    known = replace(known, spoilt=((5, 1), (6, 1)) if whole else ())
+    with pytest.raises(StateError, match="step 6 had been made and was held in memory, and nothing is left") as lost:
+        restoring.decide(Checkpoints([], stocks), ["a:1"], SHELF, [W], known)
+    # Who says so again reads the newest state again: damage was found by another generation's trainers.
+    again = replace(known, spoilt=(), failure=f"rank 0 on node1: StateError: {lost.value}")
+    if whole:
+        assert restoring.decide(Checkpoints([], stocks), ["a:1"], SHELF, [W], again).step == 6
+    anew = restoring.decide(Checkpoints([], stocks), ["a:1"], SHELF, [W], replace(known, fresh=True))
+    assert anew.source == "none"
+
+
 SHELF = StoreAt(url="file:///x")
 
 

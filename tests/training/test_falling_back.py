@@ -30,7 +30,7 @@ from elastic3d.distrust import Distrust
 from elastic3d.errors import StateError
 from elastic3d.membership.records import SavedStep
 from elastic3d.port import Go, LocalState, NearMemory, StateRestored
-from elastic3d.training import Main, Run
+from elastic3d.training import Main, Run, restoring
 from elastic3d.training.restoring import Decision
 from elastic3d.training.standalone import StandalonePort
 from elastic3d.training.tiers import KeepersAndStore
@@ -350,3 +350,21 @@ def test_a_snapshot_without_a_good_copy_costs_the_steps_since_the_one_before(
     port = Remembering(tmp_path / "store", 2, tmp_path / "memory")
     assert train(Run(port, tiers=Spoilt(spoilt)), steps=6) == undisturbed
     assert (port.outcome["source"], port.outcome["step"]) == (source, step)
+
+
+class Forgetful(KeepersAndStore):
+    """A store of which nothing is left once a checkpoint was found damaged, as memory is that is lost for good."""
+
+    def checkpoint(
+        self, at: StoreAt, wanted: str, damaged: Sequence[str], distrusted: Sequence[Distrust] = ()
+    ) -> restoring.Decision | None:
+        return None if damaged else super().checkpoint(at, wanted, damaged, distrusted)
+
+
+def test_what_was_read_of_a_damaged_state_leaves_no_trace(folder: Path) -> None:
+    """A run that begins anew after it has the bits of one that has read nothing, also those of its optimizer."""
+    undisturbed = go_through(Keeping(folder.parent / "other", 1), steps=6)
+    spoil_tiles(open_store(str(folder)), 4, older=())
+    port = Keeping(folder, 2)
+    assert train(Run(port, tiers=Forgetful("run")), steps=6) == undisturbed
+    assert (port.outcome["source"], port.outcome["step"], len(port.outcome["damaged"])) == ("none", 0, 0)

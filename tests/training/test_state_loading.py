@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from checkpointing.errors import MissingTile
+from elastic3d.errors import StateError, StateUnfit
 from elastic3d.training import loading
 from elastic3d.training.restoring import Decision
 from elastic3d.training.state_loading import READS, StateLoader
@@ -56,3 +57,21 @@ def test_copies_that_stay_away_or_are_damaged_are_given_up(monkeypatch: pytest.M
         with pytest.raises(MissingTile):
             read(reads, monkeypatch)
         assert (reads.tries, reads.closed) == (tries, tries)
+
+
+@pytest.mark.parametrize("error", [StateError("step 6 is lost"), StateUnfit("another model")], ids=repr)
+def test_where_nothing_can_be_decided_all_ranks_raise(error: StateError) -> None:
+    """The same error as rank 0: if it raised alone, its node would be put out for it."""
+    sent: list[bytes] = []
+
+    def broadcast(data: bytes | None) -> bytes:
+        sent.extend([] if data is None else [data])
+        return sent[0]
+
+    rank = cast(StateLoader, SimpleNamespace(assembly=SimpleNamespace(mesh=SimpleNamespace(broadcast=broadcast))))
+    for decided in (error, None):
+        with pytest.raises(type(error)) as raised:
+            StateLoader._shared(rank, decided)
+        assert (type(raised.value), str(raised.value)) == (type(error), str(error))
+    sent.clear()
+    assert [StateLoader._shared(rank, decided) for decided in (b"\1a decision", None)] == [b"\1a decision"] * 2

@@ -125,3 +125,10 @@ def test_no_secret_of_a_store_url_is_repeated(tmp_path: Path) -> None:
             fails()
         assert "host/run" in str(raised.value)
         assert "hidden" not in str(raised.value)
+
+
+def test_what_is_lost_for_good_is_named_by_its_newest_step() -> None:
+    """The membership notes the first step that was safe; nodes know of later ones."""
+    known = restoring.Known(generation=2, newest=12, reached=3)
+    with pytest.raises(StateError, match=r"step 12 had been made and was held in memory, .* there is no store"):
+        restoring.decide(KeepersAndStore("run"), (), None, [SPEC], known)

@@ -25,6 +25,13 @@ def fail(fault: Fault) -> None:
     raise RuntimeError(f"rank {fault.rank} was asked to raise")
 
 
+def misuse(fault: Fault) -> None:
+    """Call the runtime as nobody may: it says what to change, and trying again cannot mend it."""
+    assert fault.run is not None
+    with fault.run.pause("eval", "a while"):
+        pass
+
+
 def skip(fault: Fault) -> None:
     whole = Lane.exchange
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -16,6 +16,7 @@ from chaos.scripts.injectors.injector import Injector, Where
 from elastic3d.clock import SYSTEM
 
 if TYPE_CHECKING:
+    import elastic3d
     from chaos.scripts.injectors.blocks import FaultyBlock
 
 LEADER, NEWCOMER = -1, -2
@@ -59,6 +60,7 @@ class Fault:
     newcomer: bool = False
     leads: Callable[[], bool] = lambda: False
     optimizer: torch.optim.Optimizer | None = None
+    run: elastic3d.Run | None = None
 
     present_one: ClassVar[Fault | None] = None
     """The one of the present step, or the one before."""
@@ -116,10 +118,16 @@ class Fault:
 
     def _marked(self) -> bool:
         """Whether this node is slow since an earlier generation: its trainers have one parent."""
+        marked = self._read_mark()
+        return marked is not None and int(marked["parent"]) == os.getppid()
+
+    def _read_mark(self) -> dict[str, Any] | None:
+        """Return what the mark says, None while there is none, or not all of it."""
         try:
-            return int(json.loads((self.out / mark_of(self.step)).read_text())["parent"]) == os.getppid()
+            marked: dict[str, Any] = json.loads((self.out / mark_of(self.step)).read_text())
         except (OSError, ValueError):
-            return False
+            return None
+        return marked
 
     def wrong(self, block: FaultyBlock) -> str:
         """Return what is wrong in this pass of a block, as `Injector.wrong`; to be called in it, after `forward`."""
@@ -146,7 +154,14 @@ class Fault:
             # Of the first generation all nodes are; and whoever is let in comes some steps later.
             return self.newcomer and self.present == self.first >= self.step > 0
         come = self.present >= self.step if later else self.present == self.step
-        return come and (self.rank == self.of or (self.of == LEADER and self.leads()))
+        return come and self._mine()
+
+    def _mine(self) -> bool:
+        """Whether it happens to this rank."""
+        marked = self._read_mark() if self.injector.stays else None
+        if marked is not None:
+            return bool(marked["node"] == self.node)
+        return self.injector.everyone or self.rank == self.of or (self.of == LEADER and self.leads())
 
     def _mark(self, name: str) -> bool:
         mark = {

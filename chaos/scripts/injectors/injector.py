@@ -33,7 +33,8 @@ class Injector:
 
     wrong: of a block, what is wrong: "weight" for a bit of the gradient of a weight, "nan" for all of it, "output" for
     a bit of what it returns, "input" for one of the gradient of its input, "gathered" for one of a weight, "memory" for
-    that of its device. sticky: that is so from then on. second: the next rank does the same.
+    that of its device. sticky: that is so from then on. second: the next rank does the same. again: it happens on each
+    try. everyone: on every rank. stays: on the node that it happened to first, whatever its ranks become.
     """
 
     where: Where = Where.FORWARD
@@ -41,3 +42,6 @@ class Injector:
     wrong: str = ""
     sticky: bool = False
     second: bool = False
+    again: bool = False
+    everyone: bool = False
+    stays: bool = False

@@ -22,6 +22,9 @@ KINDS: Mapping[str, Injector] = {
     "stall": Injector(where=Where.DATA, inject=samples.stall),
     "nodata": Injector(where=Where.SAMPLE, inject=samples.no_data),
     "raise": Injector(inject=astray.fail),
+    "raise-everywhere": Injector(inject=astray.fail, again=True, everyone=True),
+    "raise-on-node": Injector(inject=astray.fail, again=True, stays=True),
+    "raise-final": Injector(inject=astray.misuse),
     "skip": Injector(inject=astray.skip),
     "order": Injector(inject=astray.order),
     "shape": Injector(inject=astray.shape),
@@ -53,7 +56,7 @@ _NAMED = {"leader": LEADER, "newcomer": NEWCOMER}
 
 def parse(text: str, out: Path) -> Fault:
     """Return the fault that KIND:RANK@STEP[:MB[:BLOCK]] asks for; ValueError where it is not one."""
-    match = re.fullmatch(r"([a-z]+):(\d+|leader|newcomer)@(\d+)(?::(\d+(?:\.\d+)?))?(?::(\d+))?", text)
+    match = re.fullmatch(r"([a-z-]+):(\d+|leader|newcomer)@(\d+)(?::(\d+(?:\.\d+)?))?(?::(\d+))?", text)
     if match is None or match[1] not in KINDS:
         raise ValueError(f"--fault {text!r}: expected KIND:RANK@STEP[:MB[:BLOCK]], KIND one of {', '.join(KINDS)}")
     last = float(match[4] or 0)

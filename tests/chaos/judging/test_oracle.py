@@ -128,6 +128,7 @@ def test_every_promise_says_where_it_stands() -> None:
     promises = judge(outcome(a_death_and_a_join())).promises
     assert all((ROOT / "docs" / promise.page).exists() and promise.seen for promise in promises)
     assert {promise.says: promise.held for promise in promises if not promise.held} == {
+        "what has to end by a fault ends, by an error that says why": None,
         "the last step is saved": None,
         "every checkpoint that was committed can be restored": None,
         "nobody is named as being at fault to whom nothing was done": None,

@@ -8,16 +8,28 @@ import tomllib
 import pytest
 
 from chaos.faults.clock import ClockJump
+from chaos.faults.code import RaisedByNewcomer, RaisedEverywhere, RaisedForGood, RaisedOnNode
 from chaos.faults.data import Spike
 from chaos.faults.etcd import EtcdCertificate, EtcdEmpty, EtcdMemberPause, EtcdPassword, EtcdPause, EtcdRestart, Revoke
 from chaos.faults.events import EventsFull
 from chaos.faults.fault import Fault, OfNode, resolve
 from chaos.faults.frozen import FreezeKeeper, FreezeTemplate
-from chaos.faults.memory import Squeeze
+from chaos.faults.memory import AllSnapshotFlips, Squeeze
 from chaos.faults.moment import Phase, When
 from chaos.faults.network import Cut, Narrow, OneWay, Refuse, Reset
 from chaos.faults.orders import Announce, Drain, Join
-from chaos.faults.process import Continue, Crowd, Freeze, Kill, KillCompanion, KillTrainer, Pause, Slow, Stop
+from chaos.faults.process import (
+    Continue,
+    Crowd,
+    Freeze,
+    Kill,
+    KillBelow,
+    KillCompanion,
+    KillTrainer,
+    Pause,
+    Slow,
+    Stop,
+)
 from chaos.faults.store import StoreBusy, StoreGone
 from chaos.faults.store_disk import StoreDiskFull, StoreReadOnly
 from chaos.history.follow import Picture, picture
@@ -86,6 +98,18 @@ A, B = When(step=5), When(step=9)
         ([Pause(node="node1", seconds=0.0, when=A)], "more than 0 s"),
         ([Slow(node="node1", share=1.5, when=A)], "between 0 and 1"),
         ([Kill(node=f"node{n}", when=A) for n in range(4)], "leave at least one"),
+        (
+            [RaisedForGood(when=A), Kill(node="node1", when=B)],
+            "kill node1@9: its moment never comes, since the job ends",
+        ),
+        ([KillBelow(when=A), RaisedEverywhere(when=B)], "its moment never comes, since the job ends by kill-below"),
+        ([KillBelow(when=A), RaisedEverywhere(when=A)], "the job ends by the one or by the other"),
+        ([KillBelow(when=B), Join(when=When(event="peer.lost"))], "a node that comes then may be enough"),
+        ([KillBelow(when=B), *(Kill(node=f"node{n}", when=A) for n in range(3))], "at least 2 must be"),
+        ([KillBelow(when=A, timeout=0)], "more than 0 s"),
+        ([RaisedByNewcomer(when=A)], "its moment never comes, since no node does; give a join as well"),
+        ([RaisedByNewcomer(when=B), Join(when=A)], "its moment never comes, since all who join do so before"),
+        ([RaisedByNewcomer(when=When(event="peer.lost"))], "its moment is a step alone"),
     ],
     ids=lambda value: None if isinstance(value, str) else "-".join(str(fault) for fault in value),
 )
@@ -126,6 +150,11 @@ def test_a_second_slot_is_needed_or_the_fault_is_skipped() -> None:
         [Cut(node="node1", when=A), Announce(node="node2", when=B), StoreBusy(when=A)],
         [EtcdPause(when=A), EtcdRestart(when=B)],
         [Pause(node="node1", when=A), Kill(node="node1", when=B)],
+        [AllSnapshotFlips(when=A), Kill(node="node1", when=B)],
+        [Kill(node="node1", when=A), RaisedEverywhere(when=B)],
+        [Join(when=A), Kill(node="node1", when=A), KillBelow(when=B)],
+        [RaisedByNewcomer(when=A), Join(when=B)],
+        [RaisedOnNode(rank=1, when=A), Kill(node="node2", when=B)],
     ],
     ids=lambda faults: "-".join(str(fault) for fault in faults),
 )
@@ -147,6 +176,15 @@ def test_drawn_schedules_can_happen_and_are_those_of_their_seed() -> None:
         assert bounds(schedule.faults, nodes)[0] >= 1
         words |= {fault.WORD for fault in schedule.faults}
     assert words == set(ORDINARY)
+
+
+def test_a_job_that_is_to_have_too_few_nodes_says_so_on_its_command_line() -> None:
+    """It asks for two at the least, whatever else is lost before."""
+    few = KillBelow(when=B)
+    assert bounds([few], 4) == (2, 4)
+    assert bounds([Kill(node="node1", when=A), few], 3) == (2, 3)
+    assert bounds([Kill(node="node1", when=A)], 2) == (1, 2)
+    assert few.conf() == {"timeout": "30"}
 
 
 def test_more_losses_than_nodes_are_not_drawn() -> None:

@@ -202,6 +202,16 @@ def unheard() -> None:
     replace(Journal, "emit_at", emit)
 
 
+def mute() -> None:
+    """Keep it from everybody why the job ends."""
+
+    def emit(journal: Journal, level: Level | None, name: str, **fields: Any) -> None:
+        more = {"error": "planted"} if name == "job.ended" and fields["error"] else {}
+        emit_at(journal, level, name, **{**fields, **more})
+
+    replace(Journal, "emit_at", emit)
+
+
 def forgets() -> None:
     """Go on from a checkpoint, of which there is one by then, whatever is in memory."""
     choose = restoring.choose
@@ -238,7 +248,7 @@ AGAIN: Mapping[str, Callable[[Batches, torch.optim.Optimizer, int], int]] = {
 HEARD: Mapping[str, Callable[[Journal, str, Fields], None]] = {
     one.__name__: one for one in (alarm, buries, crashes, left, damage, stands, exits)
 }
-OTHERWISE: Mapping[str, Callable[[], None]] = {one.__name__: one for one in (repeats, unheard, forgets, usurps)}
+OTHERWISE: Mapping[str, Callable[[], None]] = {one.__name__: one for one in (repeats, unheard, mute, forgets, usurps)}
 _changed: list[int] = []
 _trainers: list[int] = []
 _folders: list[Path] = []
