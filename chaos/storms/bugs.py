@@ -158,6 +158,12 @@ FOUND: tuple[RealBug, ...] = (
         test="training/test_falling_back.py::test_ranks_that_have_read_a_state_begin_again_with_one_that_finds_damage",
     ),
     RealBug(
+        met="all copies of the newest steps were damaged before there was a checkpoint",
+        wrong="the error that said so counted as one of the script's, and the next try passed over what was lost and "
+        "began at step 0 without a word",
+        test="parallel/test_state.py::test_a_state_that_is_lost_is_not_begun_anew_because_its_loss_was_an_error",
+    ),
+    RealBug(
         met="a process of a trainer's data loader was killed",
         wrong="the script was said to have raised, and the sockets of all loaders of that generation stayed in /tmp",
         test="worker/processes/test_faults.py::test_no_socket_of_a_loaders_process_is_left",
