@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from chaos.machine import network as module
 from chaos.machine.impairments import Impairment
 from chaos.machine.network import Network
 from chaos.machine.processes import wait_until
@@ -212,3 +213,27 @@ def test_a_process_that_still_runs_on_a_host_is_named(network: Network) -> None:
         finally:
             process.kill()
     assert network.occupied() == []
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_host_that_cannot_be_reached_is_plugged_in_anew(mended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not help is an error: its node would be lost from the beginning."""
+    ip, late = module._ip, list[tuple[str, ...]]()
+
+    def without_its_device(*arguments: str, **options: bool) -> str:
+        if arguments[0] == "-n" and arguments[2:] == ("link", "set", module.DEVICE, "up"):
+            late.append(arguments)
+            return ""
+        if mended and arguments[-1] == "nomaster":
+            ip(*late[0])
+        return ip(*arguments, **options)
+
+    monkeypatch.setattr(module, "_REACHED", 0.3)
+    monkeypatch.setattr(module, "_ip", without_its_device)
+    with Network() as network:
+        if mended:
+            network.add("a")
+            assert network.plugged("a")
+        else:
+            with pytest.raises(OSError, match=r"host a at .* cannot be reached over the bridge"):
+                network.add("a")
