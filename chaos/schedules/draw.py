@@ -127,7 +127,7 @@ def draw_schedule(
         place = chance.choice(places)
         kind = chance.choice([kind for kind in kinds if kind.ABOUT.place is place])
         one = _to_a_trainer(kind.drawn(chance, nodes=nodes, steps=last + 1), chance, nodes, slots)
-        one = _at_another_moment(one, drawn, chance)
+        one = _at_another_moment(one, drawn, chance, slots)
         some = saved_before([*drawn, one], saved, last)
         try:
             check(some, nodes=nodes, steps=steps, slots=slots)
@@ -155,14 +155,14 @@ def _to_a_trainer(fault: Fault, chance: random.Random, nodes: int, slots: int) -
     return dataclasses.replace(fault, node=f"rank{slots * chance.randrange(sure_ranks(nodes, slots))}")
 
 
-def _at_another_moment(fault: Fault, drawn: Sequence[Fault], chance: random.Random) -> Fault:
+def _at_another_moment(fault: Fault, drawn: Sequence[Fault], chance: random.Random, slots: int) -> Fault:
     """Return the fault, now and then at the moment of one before it, or in the recovery from one."""
     luck = chance.random()
     if isinstance(fault, OfScript | Continue) or not drawn:
         return fault
     if luck < TOGETHER:
         return dataclasses.replace(fault, when=drawn[-1].when)
-    if luck < TOGETHER + RECOVERING and any(one.when.step and begins_generation(one) for one in drawn):
+    if luck < TOGETHER + RECOVERING and any(one.when.step and begins_generation(one, slots) for one in drawn):
         return dataclasses.replace(fault, when=When(generation=2))
     return fault
 

@@ -35,8 +35,10 @@ def sure_ranks(nodes: int, slots: int = 1) -> int:
     return 1 << (nodes.bit_length() - 1) if slots == 1 else max(1, nodes // 2)
 
 
-def begins_generation(fault: Fault) -> bool:
-    """Return whether another generation follows for certain."""
+def begins_generation(fault: Fault, slots: int = 1) -> bool:
+    """Return whether another generation follows for certain: not where a node of several slots goes, maybe a spare."""
+    if slots > 1:
+        return isinstance(fault, KillTrainer)
     return isinstance(fault, Kill | KillKeeper | KillCompanion | KillTrainer | Flap | Drain | Terminate)
 
 

@@ -71,11 +71,16 @@ def test_what_befalls_a_snapshot_is_drawn_for_a_rank() -> None:
 
 
 def test_where_nodes_have_two_slots_what_befalls_trainers_is_drawn_for_the_first_half() -> None:
-    """Four nodes of two slots may have a spare: six ranks are as quick with four micro-batches as eight."""
-    chances = replace(CHANCES, words=("flip-snapshot", "kill-trainer", "clock"), slots=2)
+    """Four nodes of two slots may have a spare: six ranks are as quick with four micro-batches as eight.
+
+    Nor does anything wait for a generation that follows if such a node goes.
+    """
+    chances = replace(CHANCES, words=("flip-snapshot", "kill-trainer", "clock", "drain"), slots=2)
     for seed in range(40):
         schedule, job = draw_run(seed, chances, JOB)
         if job.slots == 2:
+            waits = any(fault.when.generation for fault in schedule.faults)
+            assert not waits or any(isinstance(fault, KillTrainer) for fault in schedule.faults)
             drawn = (fault.node for fault in schedule.faults if isinstance(fault, SnapshotFlip | KillTrainer))
             assert {int(node.removeprefix("rank")) for node in drawn} <= set(range(0, job.nodes // 2 * 2, 2))
 
