@@ -308,7 +308,9 @@ class Cluster:
             clock = {} if self.clocks is None else self.clocks.environment(name)
             own = {MARK: self.mark, "TMPDIR": str(temp), **clock}
             whole = {DEVICE.name: "cpu", **os.environ, **self.launch.environment, **(environment or {}), **own}
-            process = self._start(name, conf, folder / "torchrun", whole, output, group.entries)
+            # Neither a library that is preloaded nor a setting that torch reads once reaches a process that is there.
+            start = start_fresh if clock or environment else _starter.get()
+            process = self._start(start, name, conf, folder / "torchrun", whole, output, group.entries)
         node = AgentNode(
             name=name, process=process, log=log, gate=gate, temp=temp, group=group, life=life, reader=reader
         )
@@ -318,6 +320,7 @@ class Cluster:
 
     def _start(
         self,
+        start: Starter,
         name: str,
         conf: Mapping[str, str],
         logs: Path,
@@ -330,8 +333,6 @@ class Cluster:
             if name not in self.network.hosts:
                 self.network.add(name)
             address, space = self.network.address_of(name), self.network.space(name)
-        # Nothing is preloaded into a process that is there already.
-        start = _starter.get() if self.clocks is None else start_fresh
         return start(self.launch.command(conf, logs, address), environment, output, entries, space)
 
     def release_node(self, name: str) -> None:

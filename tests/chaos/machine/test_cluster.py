@@ -7,10 +7,11 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from chaos.machine.cluster import Cluster, Launch, left_in
+from chaos.machine.cluster import Cluster, Launch, left_in, started_by
 from chaos.machine.processes import MARK, end_all, leashed, marked, wait_until
 
 WAITS = """
@@ -60,6 +61,19 @@ def test_the_command_line_is_that_of_torchrun(tmp_path: Path) -> None:
         *("--rdzv-endpoint=127.0.0.1:2379", "--rdzv-id=gpt", "--rdzv-conf=mode=resident,node=node1"),
         *("--local-addr=127.0.0.1", "--max-restarts=0", f"--log-dir={tmp_path}", "train.py", "--steps=3"),
     ]
+
+
+@pytest.mark.gloo
+def test_a_node_with_an_environment_of_its_own_is_started_fresh(script: Path, tmp_path: Path) -> None:
+    """What is there already has read its settings, such as which instructions torch computes with."""
+
+    def not_by_this(*_: object) -> NoReturn:
+        raise AssertionError("the node was forked")
+
+    with started_by(not_by_this), Cluster(launch(script, tmp_path), tmp_path / "nodes") as cluster:
+        cluster.start_node("node0", environment={"ATEN_CPU_CAPABILITY": "default"})
+        with pytest.raises(AssertionError, match="the node was forked"):
+            cluster.start_node("node1")
 
 
 @pytest.mark.gloo
