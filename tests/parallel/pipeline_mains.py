@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import torch
 from torch import nn
 
 from elastic3d.training import Run
-from tests.parallel.models import Model, NamedPlain, Recomputing, Sentences, loss_fn
+from tests.parallel.models import Block, Model, NamedPlain, Recomputing, Sentences, loss_fn
 
 
 class Folded(Model):
@@ -56,3 +58,45 @@ def recomputing(run: Run) -> str:
 def bfloat16(run: Run) -> str:
     """Train in bf16 over fp32 state."""
     return train(run, precision="bf16")
+
+
+class _Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise ValueError("of the block's backward")
+
+
+class Failing(Block):
+    """A block that fails in its forward or backward pass, once a run makes steps."""
+
+    fails: ClassVar[str] = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fails == "forward":
+            raise ValueError("of the block's forward")
+        out: torch.Tensor = super().forward(x)
+        if self.fails == "backward":
+            out = _Raises.apply(out)  # type: ignore[no-untyped-call]
+        return out
+
+
+def failing(where: str, run: Run) -> str:
+    """Train a model of which the last stage's last block fails in a pass."""
+
+    def build() -> Model:
+        model = Model()
+        model.blocks[-1] = Failing(7, 0.2)
+        return model
+
+    model = run.shard(build, blocks="blocks", seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    Failing.fails = where
+    for batch in batches.until(step=1):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+    return run.digest()

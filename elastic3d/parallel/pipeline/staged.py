@@ -8,6 +8,7 @@ order of the micro-batches, which the ordered reduction needs; that is asserted 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -252,6 +253,18 @@ class _Whole(nn.Module):
         return self.module(*args, **kwargs)
 
 
+@contextmanager
+def _as_raised() -> Iterator[None]:
+    """Let what a model raises through as it was: torch's error around it is of another class, and begins empty."""
+    try:
+        yield
+    except RuntimeError as error:
+        raised = error.__cause__
+        if raised is None:
+            raise
+        raise raised from raised.__cause__
+
+
 class _Stage(PipelineStage):
     """torch's stage, but reducing each micro-batch: the stage itself would turn that off for all but the last.
 
@@ -264,7 +277,8 @@ class _Stage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._passes.at(fwd_chunk_id, Phase.FORWARD)
-        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        with _as_raised():
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if not self.is_last:
             self._passes.check(self.stage_index, fwd_chunk_id, output)
         return output
@@ -302,7 +316,8 @@ class _Stage(PipelineStage):
             self.reduction.begin(bwd_chunk_id, last=last)
         else:
             self.reduction.hold()
-        return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        with _as_raised():
+            return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
         last = self._passes.at(bwd_chunk_id, Phase.WEIGHTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,11 @@ def test_blocks_in_a_dictionary_end_as_one() -> None:
     """Stages and shards are made of them as of a list."""
     reference = finished(run_world(pipeline_mains.named, Orders(layout=ONE)))[0]
     ends_as_one(pipeline_mains.named, reference, "pp=2,dp=2,zero=3,schedule=1f1b")
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_what_a_block_raises_is_told_as_it_is(where: str) -> None:
+    """Not as torch's error around it, of another class and with an empty first line."""
+    reports = run_world(partial(pipeline_mains.failing, where), Orders(layout=Layout(pp=2, dp=1)))
+    last = {report.error.strip().splitlines()[-1] for report in reports if report.ended == "raised"}
+    assert last == {f"ValueError: of the block's {where}"}, reports
