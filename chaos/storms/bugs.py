@@ -169,6 +169,16 @@ FOUND: tuple[RealBug, ...] = (
         test="worker/processes/test_faults.py::test_no_socket_of_a_loaders_process_is_left",
     ),
     RealBug(
+        met="a template was stopped, and the job came to its end",
+        wrong="nobody told that the trainer had ended, and the job waited for its node for ever",
+        test="worker/processes/test_faults.py::test_a_trainer_that_ends_below_a_stopped_template_is_heard_of",
+    ),
+    RealBug(
+        met="the code of a pipeline stage raised on every try",
+        wrong="the job ended by `RuntimeError: ` and nothing more, torch's error around the script's",
+        test="parallel/pipeline/test_pipeline.py::test_what_a_block_raises_is_told_as_it_is",
+    ),
+    RealBug(
         met="the only node's template was killed while the trainers of a join were prepared",
         wrong="that they had ended took the place of what it said of those that trained, and the job waited for these "
         "to leave for ever",

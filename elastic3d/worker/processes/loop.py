@@ -196,7 +196,9 @@ class SlotLoop:
                     current = self._selector.get_map().get(key.fd)
                     if mask & selectors.EVENT_READ and current is not None and current.data is key.data:
                         key.data()
-                self._supervisor.check(owes_answer=any(t.pid is None or t.stopped for t in self._trainers.values()))
+                self._supervisor.check(
+                    owes_answer=any(t.pid is None or t.stopped or t.hung_up for t in self._trainers.values())
+                )
                 if self._lost and self._supervisor.clean():
                     self._bury()
         except TrainerUnkillable as error:
@@ -290,7 +292,12 @@ class SlotLoop:
 
     def _bury(self) -> None:
         for trainer in self._lost:
-            self._exited(trainer, -9, kind=None if trainer.stopped else ExitKind.TEMPLATE)
+            # One that had ended by itself, of which a template that was stopped could not tell, did not die with it.
+            code = trainer.code_of_its_words() if trainer.hung_up and not trainer.stopped else None
+            if code is not None:
+                self._exited(trainer, code)
+            else:
+                self._exited(trainer, -9, kind=None if trainer.stopped else ExitKind.TEMPLATE)
         self._lost.clear()
 
     # Trainers.
@@ -328,6 +335,7 @@ class SlotLoop:
             messages = None
             self.stop(trainer.number)
         if messages is None:
+            trainer.hung_up = True
             self._unwatch(trainer.end)
             return
         if trainer.pid is None:

@@ -30,6 +30,7 @@ class SlotTrainer:
     go: Go | None = None  # its leave to start, until it is sent
     gone: bool = False  # it was sent
     stopped: bool = False
+    hung_up: bool = False  # its end of the socket is closed: it ends, and its template is to say how
     saves: int = 0  # checkpoints it asked for
     step: int = -1
     table: str = ""
@@ -83,6 +84,18 @@ class SlotTrainer:
             return None
         given = self.assignment
         return Shortfall(rank=given.rank, host=True, device=given.device, total=self.kills.limit(), killed=True)
+
+    def code_of_its_words(self) -> int | None:
+        """Return the exit code that goes with what it said last; None where it said nothing of its end."""
+        match self.last:
+            case channel.MainReturned():
+                return ExitCode.DONE
+            case channel.MainLeft():
+                return ExitCode.LEFT
+            case channel.MainRaised(peer=peer):
+                return ExitCode.PEER_LOST if peer else ExitCode.ERROR
+            case _:
+                return None
 
     def _kind(self, code: int) -> ExitKind:
         """Return how it ended: its exit code and its last words must agree."""

@@ -176,6 +176,17 @@ def test_a_stopped_template_is_replaced(nursery: Nursery) -> None:
     assert gone(pid)
 
 
+def test_a_trainer_that_ends_below_a_stopped_template_is_heard_of(nursery: Nursery) -> None:
+    """Its last words count: the template that was to tell its exit code is killed for its silence."""
+    keeper = nursery.keeper("floods")
+    trainer = keeper.slot.prepare(assignment())
+    pid = keeper.wait(Started).pid
+    os.kill(keeper.template, signal.SIGSTOP)
+    keeper.slot.go(trainer, GO)
+    assert keeper.wait(TrainerExited, seconds=30.0).kind is ExitKind.DONE
+    assert gone(pid)
+
+
 def test_a_new_template_dies_with_its_keeper_while_it_still_imports(nursery: Nursery) -> None:
     """The parent-death signal is set before the imports, which take seconds."""
     keeper = nursery.keeper("idle")
