@@ -262,6 +262,8 @@ def _as_raised() -> Iterator[None]:
         raised = error.__cause__
         if raised is None:
             raise
+        # Else each would be in the other's chain, and whoever looks for a cause would look for ever.
+        error.__cause__, error.__context__ = None, raised.__context__
         raise raised from raised.__cause__
 
 

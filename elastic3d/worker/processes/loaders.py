@@ -14,7 +14,9 @@ _SAID = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([^.]+)\
 def killed_by(error: BaseException) -> int:
     """Return the number of the signal that killed a loader's process, if that is why this was raised, and else 0."""
     seen: BaseException | None = error
-    while seen is not None:
+    chain: list[BaseException] = []
+    while seen is not None and seen not in chain:
+        chain.append(seen)
         said = _SAID.search(str(seen)) if isinstance(seen, RuntimeError) else None
         if said is not None:
             return next((one for one in signal.valid_signals() if signal.strsignal(one) == said[1]), 0)

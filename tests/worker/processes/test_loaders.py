@@ -85,3 +85,10 @@ def test_only_the_kernels_kill_of_it_is_for_want_of_memory(number: int, counted:
     assert ended.kind is (ExitKind.OUT_OF_MEMORY if short else ExitKind.CRASH)
     assert "a process of the data loader of rank 3" in ended.detail
     assert (ended.short is not None) is short
+
+
+def test_errors_that_cause_each_other_are_looked_through_once() -> None:
+    """Code that raises the cause of what it handles makes such a chain."""
+    outer, inner = RuntimeError("outer"), RuntimeError("inner")
+    outer.__cause__, inner.__context__ = inner, outer
+    assert killed_by(outer) == killed_by(inner) == 0
