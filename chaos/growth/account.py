@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from chaos.faults.catalogue import KINDS
 from chaos.history.claims import ACCUSING, accusations, losses
 from chaos.history.follow import Event, GenerationView, Injection, Picture, Step, as_step, lineage, picture
 
@@ -18,7 +19,7 @@ GENERATIONS = 4
 REACH = 2000
 """Steps below the newest one that may be done again and still be compared with how they were done before."""
 _ERRORS = 20
-_NOTED = (*ACCUSING, "peer.lost", "job.ended")
+_NOTED = frozenset((*ACCUSING, "peer.lost", "job.ended", *(kind.ABOUT.detector for kind in KINDS.values())))
 """Events of which all are kept: some of each fault, and none of a step; of those that seal a generation, the first."""
 
 
@@ -45,6 +46,7 @@ class Account:
         self._checkpoint = 0
         self._done: Step | None = None
         self._noted: list[Event] = []
+        self._last: Event | None = None
         self._sealed: set[int] = set()
 
     def hear(self, events: Sequence[Event], injections: Sequence[Injection]) -> None:
@@ -67,7 +69,7 @@ class Account:
     def whole(self) -> Picture:
         """Return a picture of the whole job that the judge can look at: older steps are one, of all their samples."""
         steps, conflicts = lineage(self._steps)
-        noted = sorted(self._noted, key=lambda event: event.at)
+        noted = self.noted
         return replace(
             self.picture,
             generations=tuple(self._planned.values()),
@@ -78,6 +80,11 @@ class Account:
             accused=accusations(noted),
             lost=losses(noted),
         )
+
+    @property
+    def noted(self) -> tuple[Event, ...]:
+        """The events by which a judge tells who noticed what: those of detectors, of generations, and the last step."""
+        return tuple(sorted([*self._noted, *([self._last] if self._last else [])], key=lambda event: event.at))
 
     @property
     def wrong(self) -> str:
@@ -92,6 +99,8 @@ class Account:
             if event.name == "generation.sealed" and int(event.fields["number"]) not in self._sealed:
                 self._sealed.add(int(event.fields["number"]))
                 self._noted.append(event)
+            elif event.name == "step.committed":
+                self._last = event if self._last is None or event.at > self._last.at else self._last
             elif event.name in _NOTED:
                 self._noted.append(event)
 

@@ -194,7 +194,7 @@ def play_soak(
 
 def _promises(player: _Soaked, outcome: Outcome) -> tuple[Promise, ...]:
     picture = player.account.whole()
-    outcome = replace(outcome, picture=picture)
+    outcome = replace(outcome, picture=picture, events=player.account.noted)
     if not picture.steps:
         nothing = (outcome.failure or "the job made no step",)
         return (Promise(says="the job makes all its steps", page="reference/failures.md", seen="", broken=nothing),)

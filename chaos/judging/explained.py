@@ -40,13 +40,14 @@ class Made:
 
 
 def made(outcome: Outcome, until: float) -> list[Made]:
-    """Return what was made by then, or noted a little later."""
+    """Return what was made by then; see `by_then`."""
     pairs = zip_longest(outcome.made, outcome.hit, fillvalue="")
     all_made = [Made(fault=one[0], at=one[1], node=str(node)) for one, node in pairs if not isinstance(one, str)]
-    return _by_then(all_made, until)
+    return by_then(all_made, until)
 
 
-def _by_then(all_made: Sequence[Made], until: float) -> list[Made]:
+def by_then(all_made: Sequence[Made], until: float) -> list[Made]:
+    """Return those that were made by then, or noted a little later."""
     return [one for one in all_made if one.at <= until + (BEFORE if one.fault.ABOUT.replay is Replay.EXACT else 0.0)]
 
 
@@ -64,7 +65,7 @@ def _nodes(outcome: Outcome, all_known: bool) -> Promise:
     lost = outcome.picture.lost
     # A soak has thousands of both.
     all_made = made(outcome, math.inf) if all_known else []
-    unexplained = [one for one in lost if all_known and not _explained(one, _by_then(all_made, one.at))]
+    unexplained = [one for one in lost if all_known and not _explained(one, by_then(all_made, one.at))]
     wrong = {(one.event, one.node): _of_loss(one) for one in unexplained}
     return Promise(
         says="a node is taken for dead only where something was done that may end it",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chaos.faults.fault import Ends, Fault, Place, Replay
 from chaos.history.follow import Event
-from chaos.judging.explained import UNKNOWN, Made, made
+from chaos.judging.explained import UNKNOWN, Made, by_then, made
 from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
 
@@ -18,6 +18,8 @@ LONG, TIMES = 15.0, 2.0
 """Seconds, and times the bar, after which a step is made only where whoever has to notice a fault has done so."""
 LASTS = 5.0
 """Seconds that a fault has to last, if it has an end, so that somebody must notice it."""
+_PASSED = 15.0
+"""Seconds after the end of a fault in which a job recovers from it."""
 SHARED = ("etcd.lost", "etcd.impaired", "etcd.rolled_back", "checkpoint.failed")
 """Events of what all nodes have in common."""
 
@@ -33,23 +35,25 @@ class Notice:
 
 def notices(outcome: Outcome, events: Sequence[Event]) -> Iterator[Notice]:
     """Yield who noticed what was done, for each fault that was made and that somebody has to notice."""
+    by_name: dict[str, list[Event]] = {}
+    for event in events:
+        by_name.setdefault(event.name, []).append(event)
     for one in made(outcome, math.inf):
         detector = one.fault.ABOUT.detector
         if detector:
             begin = one.at - _NOTED_LATE if one.fault.ABOUT.replay is Replay.EXACT else one.at
-            after = [max(0.0, event.at - one.at) for event in events if event.at >= begin and _tells(event, one)]
+            said = (event for event in by_name.get(detector, ()) if event.at >= begin)
+            after = [max(0.0, event.at - one.at) for event in said if _tells(event, one)]
             yield Notice(fault=one.fault, detector=detector, after=min(after, default=None))
 
 
 def _tells(event: Event, one: Made) -> bool:
-    """Return whether it is the detector's, and of the node that it happened to, or of nobody in particular."""
-    about, node = one.fault.ABOUT, one.node
-    if event.name != about.detector:
-        return False
-    if not node or about.spreads or event.name in SHARED:
+    """Return whether an event of its detector is of the node that it happened to, or of nobody in particular."""
+    node = one.node
+    if not node or one.fault.ABOUT.spreads or event.name in SHARED:
         return True
     if event.name == "generation.sealed":
-        return node not in (*event.fields["nodes"], *(event.fields.get("spares") or ()))
+        return _is_without(event, node)
     # Of `peer.refused` it is the address of who was refused.
     if "peer" in event.fields and event.name != "peer.refused":
         return bool(event.fields["peer"] == node)
@@ -64,10 +68,11 @@ def promise(outcome: Outcome, *, all_known: bool) -> Promise:
     """
     judged, wrong = 0, []
     ended = max((event.at for event in outcome.events if event.name == "step.committed"), default=-math.inf)
-    detected = [one for one in made(outcome, math.inf) if one.fault.ABOUT.detector]
+    all_made = made(outcome, math.inf)
+    detected = [one for one in all_made if one.fault.ABOUT.detector]
     for one, notice in zip(detected, notices(outcome, outcome.events), strict=True):
         due = one.at + max(LONG, TIMES * one.fault.ABOUT.bar)
-        if not all_known or due > ended or not _must_be_noticed(one, outcome, due):
+        if not all_known or due > ended or not _must_be_noticed(one, by_then(all_made, due)):
             continue
         judged += 1
         if notice.after is None and not _left_out(one, outcome):
@@ -81,24 +86,30 @@ def promise(outcome: Outcome, *, all_known: bool) -> Promise:
     )
 
 
-def _must_be_noticed(one: Made, outcome: Outcome, due: float) -> bool:
+def _must_be_noticed(one: Made, in_time: Sequence[Made]) -> bool:
+    """Return whether nothing that was made before time was over for it may have covered it up."""
     lasts = getattr(one.fault, "seconds", math.inf)
-    others = [other for other in made(outcome, due) if other.fault is not one.fault]
     return (
         one.fault.ABOUT.sure
         and lasts >= max(LASTS, one.fault.ABOUT.bar)
-        and not any(_covers(other, one) for other in others)
+        and not any(_covers(other, one) for other in in_time if other.fault is not one.fault)
     )
 
 
 def _covers(other: Made, one: Made) -> bool:
     """Return whether one fault may be why another is not noticed: it ends what would be, or who tells cannot."""
-    about = other.fault.ABOUT
-    return about.ends is not Ends.NOTHING or about.place is Place.ETCD or other.node == one.node != ""
+    about, same = other.fault.ABOUT, other.node == one.node != ""
+    if other.at + getattr(other.fault, "seconds", 0.0) + _PASSED < one.at:
+        return same and about.ends not in (Ends.NOTHING, Ends.GENERATION)
+    return same or about.ends is not Ends.NOTHING or about.place is Place.ETCD
 
 
 def _left_out(one: Made, outcome: Outcome) -> bool:
     """Return whether the others went on without a node that died, which they may have found by its silence."""
-    after = [view for view in outcome.picture.generations if view.sealed_at > one.at]
     dies = one.fault.ABOUT.place is Place.PROCESS and -1 in one.fault.CHANGES
-    return dies and any(one.node not in {*view.nodes, *view.spares} for view in after)
+    after = [event for event in outcome.events if event.name == "generation.sealed" and event.at > one.at]
+    return dies and any(_is_without(event, one.node) for event in after)
+
+
+def _is_without(sealed: Event, node: str) -> bool:
+    return node not in (*sealed.fields["nodes"], *(sealed.fields.get("spares") or ()))

@@ -66,6 +66,18 @@ def test_a_long_job_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert heard(gap).wrong == f"step 101 begins with sample {100 * BATCH}, not {99 * BATCH}"
 
 
+def test_who_noticed_what_is_kept_of_a_long_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And when the last step was made, without which nobody knows whether there was time to notice it."""
+    monkeypatch.setattr(account, "RECENT", 50)
+    monkeypatch.setattr(account, "REACH", 60)
+    events = long_job(40, 30)
+    left = event("node.draining", 5.5, node="node1", seconds=None, detail="")
+    noted = heard([*events[:6], left, *events[6:]]).noted
+    assert [one for one in noted if one.name == "node.draining"] == [left]
+    assert [one.at for one in noted if one.name == "step.committed"] == [40 * 30.0]
+    assert len([one for one in noted if one.name == "generation.sealed"]) == 40
+
+
 def test_other_bits_are_found_at_once() -> None:
     """Among the latest steps by the picture, among older ones when they are settled."""
     events = long_job(2, 5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from chaos.faults.clock import ClockJump
@@ -10,7 +12,7 @@ from chaos.faults.fault import Fault
 from chaos.faults.moment import When
 from chaos.faults.network import Cut, HalfOpen, Strange
 from chaos.faults.orders import Drain, Join
-from chaos.faults.process import Freeze, Kill, Slow
+from chaos.faults.process import Freeze, Kill, KillTrainer, Slow
 from chaos.history.follow import Event
 from chaos.judging.notices import LONG, notices, promise
 from chaos.playing.play import Outcome
@@ -111,3 +113,16 @@ def test_another_fault_may_be_why_one_is_not_noticed() -> None:
         assert promise(outcome(lost("node2"), made=((FREEZE, "node1"), (other, node))), all_known=True).broken == ()
     clock = (ClockJump(node="node2", when=WHEN), "node2")
     assert len(promise(outcome(made=((FREEZE, "node1"), clock)), all_known=True).broken) == 1
+
+
+@pytest.mark.parametrize("node", ["node1", "node2"])
+def test_a_fault_long_before_is_not_why_one_is_not_noticed(node: str) -> None:
+    """Unless it took the same node away; it may be just before one, or while it lasts."""
+    events = (sealed(1, 10.0, "start", FOUR), step(1, 11.0, 1), step(2, 100.0, 1))
+    trainer, etcd = KillTrainer(node=node, when=WHEN), EtcdPause(when=WHEN, seconds=8.0)
+    for other, hit in ((KILL, node), (trainer, node), (etcd, "")):
+        for late in (10.0, 30.0):
+            job = outcome_of(events, ((other, hit), (FREEZE, "node1")), AT, steps=2)
+            broken = promise(replace(job, made=((other, AT), (FREEZE, AT + late))), all_known=True).broken
+            unseen = f"{FREEZE}: no rank.stuck of it in {88 - late:.0f} s"
+            assert (unseen in broken) is (late == 30 and (other is not KILL or node == "node2")), (other, late)
