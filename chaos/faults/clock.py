@@ -18,6 +18,7 @@ class ClockJump(OfNode):
     """A node's wall clock jumps by `seconds`, backwards where they are negative, and is off from then on."""
 
     WORD = "clock"
+    LASTING = True
     seconds: float = 3600.0
     ABOUT = About(
         place=Place.CLOCK,

@@ -215,6 +215,7 @@ class EtcdRestored(Fault):
     """etcd comes back from a backup that was taken `seconds` before."""
 
     WORD = "etcd-restored"
+    LASTING = True
     seconds: float = 3.0
     ABOUT = About(
         place=Place.ETCD,
@@ -228,7 +229,7 @@ class EtcdRestored(Fault):
     )
 
     def make(self, job: LiveJob) -> bool:
-        """Take the backup; not while etcd is away."""
+        """Take the backup; not while etcd is away. It happens when that is put back."""
         server = job.own_server
         if not server.serving:
             return False
@@ -240,6 +241,7 @@ class EtcdRestored(Fault):
                 job.later(_AGAIN, restore)
                 return
             job.note("etcd restored")
+            job.happens(self)
             server.restore(backup)
             if alarms(server):
                 # The backup is one of when it was full.

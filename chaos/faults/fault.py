@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -127,7 +128,8 @@ class Fault(ABC):
     """Something that happens to a job. WORD names its kind; CHANGES: nodes that are lost, -1, and come, 1, by it.
 
     LEAST_NODES: with fewer in the job it never happens. LEAVES_OUT: whether samples are left out for good, so that the
-    bits are those of a run that knew of them. RAISES: whether the script raises by it.
+    bits are those of a run that knew of them. RAISES: whether the script raises by it. LASTING: nothing undoes it,
+    though it has `seconds`.
     """
 
     WORD: ClassVar[str]
@@ -136,8 +138,14 @@ class Fault(ABC):
     LEAST_NODES: ClassVar[int] = 1
     LEAVES_OUT: ClassVar[bool] = False
     RAISES: ClassVar[bool] = False
+    LASTING: ClassVar[bool] = False
 
     when: When
+
+    @property
+    def lasts(self) -> float:
+        """Seconds after which it is undone, infinite where nothing undoes it."""
+        return float(not self.LASTING and getattr(self, "seconds", 0.0)) or math.inf
 
     @abstractmethod
     def make(self, job: LiveJob) -> bool:

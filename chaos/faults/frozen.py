@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import ClassVar
 
-from chaos.faults.fault import About, Need, OfNode, Place
+from chaos.faults.fault import About, Ends, Need, OfNode, Place
 from chaos.faults.live import LiveJob
 from chaos.faults.process import OfSlot, signal_one
 from chaos.machine.processes import Part, send
@@ -89,6 +89,7 @@ class FreezeTemplate(_FreezePart):
         enters="SIGSTOP to the template of a slot",
         promised="nothing happens before the next generation, which another template forks",
         row=_TRAINER,
+        ends=Ends.NOTHING,
     )
 
 
@@ -102,6 +103,7 @@ class FreezeAgent(OfNode):
         enters="SIGSTOP to the agent",
         promised="nothing happens: the job needs no agent between its start and its end",
         row=_SILENT,
+        ends=Ends.NOTHING,
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:

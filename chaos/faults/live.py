@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from chaos.history.follow import Picture
 
 if TYPE_CHECKING:
+    from chaos.faults.fault import Fault
     from chaos.machine.clocks import Clocks
     from chaos.machine.cluster import Cluster
     from chaos.machine.hung_files import HungFiles
@@ -85,6 +86,10 @@ class LiveJob(Protocol):
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """Do something after so many seconds, or at the end of the job if that comes first."""
+        ...
+
+    def happens(self, fault: Fault) -> None:
+        """Note that what was begun before happens only now."""
         ...
 
     def start(self, name: str) -> None:

@@ -119,6 +119,7 @@ class Drain(OfNode):
     """An operator's order to leave within `seconds`, in etcd."""
 
     WORD = "drain"
+    LASTING = True
     CHANGES = (-1,)
     seconds: float = 25.0
     ABOUT = About(

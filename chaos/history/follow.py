@@ -20,6 +20,8 @@ from chaos.history.claims import Accusation, Commit, Loss, accusations, commits,
 # How a trainer or a job can end: by an error of the script, or by anything that ends the generation too.
 _ERROR = "error"
 _FAILURES = (_ERROR, "crash", "template", "peer_lost")
+ORDERLY_EXITS = ("done", "left", "measured", "stopped", "peer_lost")
+"""How a trainer ends to which nothing was done: kinds of `trainer.exited`."""
 # What is done to a node that ends with an error of its own: it loses a keeper, is turned away, or cannot kill.
 _FAILED = ("keepers killed", "freeze-companion", "join-other", "unkillable")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from chaos.faults.fault import Ends, Fault, Place, Replay
-from chaos.history.follow import Event
+from chaos.history.follow import ORDERLY_EXITS, Event
 from chaos.judging.explained import UNKNOWN, Made, by_then, made
 from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
@@ -50,6 +50,8 @@ def notices(outcome: Outcome, events: Sequence[Event]) -> Iterator[Notice]:
 def _tells(event: Event, one: Made) -> bool:
     """Return whether an event of its detector is of the node that it happened to, or of nobody in particular."""
     node = one.node
+    if event.name == "trainer.exited" and event.fields.get("kind") in ORDERLY_EXITS:
+        return False
     if not node or one.fault.ABOUT.spreads or event.name in SHARED:
         return True
     if event.name == "generation.sealed":
@@ -88,10 +90,9 @@ def promise(outcome: Outcome, *, all_known: bool) -> Promise:
 
 def _must_be_noticed(one: Made, in_time: Sequence[Made]) -> bool:
     """Return whether nothing that was made before time was over for it may have covered it up."""
-    lasts = getattr(one.fault, "seconds", math.inf)
     return (
         one.fault.ABOUT.sure
-        and lasts >= max(LASTS, one.fault.ABOUT.bar)
+        and one.fault.lasts >= max(LASTS, one.fault.ABOUT.bar)
         and not any(_covers(other, one) for other in in_time if other.fault is not one.fault)
     )
 
@@ -99,7 +100,8 @@ def _must_be_noticed(one: Made, in_time: Sequence[Made]) -> bool:
 def _covers(other: Made, one: Made) -> bool:
     """Return whether one fault may be why another is not noticed: it ends what would be, or who tells cannot."""
     about, same = other.fault.ABOUT, other.node == one.node != ""
-    if other.at + getattr(other.fault, "seconds", 0.0) + _PASSED < one.at:
+    lasts = other.fault.lasts if math.isfinite(other.fault.lasts) else 0.0
+    if other.at + lasts + _PASSED < one.at:
         return same and about.ends not in (Ends.NOTHING, Ends.GENERATION)
     return same or about.ends is not Ends.NOTHING or about.place is Place.ETCD
 

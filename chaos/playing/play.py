@@ -408,6 +408,10 @@ class Player:
     def at_end(self, action: Callable[[], object]) -> None:
         self._later.append((math.inf, action))
 
+    def happens(self, fault: Fault) -> None:
+        now = self.clock.wall()
+        self.made = [(one, now if one is fault else at) for one, at in self.made]
+
     def start(self, name: str, *, held: bool = False) -> None:
         labels = self._labels.get(name, "")
         conf = {}

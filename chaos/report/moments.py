@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from chaos.history.claims import ACCUSING
-from chaos.history.follow import Event
+from chaos.history.follow import ORDERLY_EXITS, Event
 
 _TOGETHER = 5.0
 """Seconds within which several nodes may say one and the same."""
@@ -59,7 +59,6 @@ NOTICES = (
 """Events that say what happened to a node or to what the job needs."""
 
 _OF_ALL = ("etcd.lost", "etcd.back", "etcd.rolled_back", "store.waiting", "checkpoint.failed", "checkpoint.mended")
-_ORDERLY = ("done", "left", "measured", "stopped", "peer_lost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +104,7 @@ def _moment(event: Event) -> Moment | None:
         kind, nodes = MomentKind.VERDICT, tuple(map(str, fields.get("nodes") or ()))
         what = str(fields.get("fault") or fields.get("finding") or fields.get("kind") or fields.get("remedy") or "")
         detail = f"{what}: {detail}" if what and detail else what or detail
-    elif name not in NOTICES or (name == "trainer.exited" and fields.get("kind") in _ORDERLY):
+    elif name not in NOTICES or (name == "trainer.exited" and fields.get("kind") in ORDERLY_EXITS):
         return None
     elif name in ("peer.lost", "peer.unreachable", "peer.reachable"):
         nodes = (str(fields.get("peer")),)

@@ -12,6 +12,7 @@ from chaos.faults.etcd import EtcdPause, Revoke
 from chaos.faults.fault import Ends, Fault
 from chaos.faults.moment import When
 from chaos.faults.network import Delay
+from chaos.faults.frozen import FreezeAgent, FreezeTemplate
 from chaos.faults.process import Crowd, Kill, KillTrainer, Pause
 from chaos.history.follow import Event
 from chaos.judging.explained import promises
@@ -56,6 +57,8 @@ def test_a_death_that_was_made_is_no_false_one() -> None:
         (ClockJump(node="node1", when=WHEN), "node1"),
         (KillTrainer(node="node1", when=WHEN), "node1"),
         (EtcdPause(when=WHEN), ""),
+        (FreezeAgent(node="node1", when=WHEN), "node1"),
+        (FreezeTemplate(node="node1", when=WHEN), "node1"),
     ],
     ids=str,
 )

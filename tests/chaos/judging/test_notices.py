@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from chaos.faults.clock import ClockJump
-from chaos.faults.etcd import EtcdPause
+from chaos.faults.etcd import EtcdPause, EtcdRestored
 from chaos.faults.fault import Fault
 from chaos.faults.moment import When
 from chaos.faults.network import Cut, HalfOpen, Strange
@@ -21,7 +21,7 @@ from tests.chaos.made_up_events import event, outcome_of, sealed, step
 WHEN = When(step=1)
 FOUR = ["node0", "node1", "node2", "node3"]
 AT = 12.0
-KILL, HALF, FREEZE = (kind(node="node1", when=WHEN) for kind in (Kill, HalfOpen, Freeze))
+KILL, HALF, FREEZE, TRAINER = (kind(node="node1", when=WHEN) for kind in (Kill, HalfOpen, Freeze, KillTrainer))
 CUT = Cut(node="node1", when=WHEN, seconds=20.0)
 
 
@@ -40,6 +40,10 @@ def outcome(*events: Event, made: tuple[tuple[Fault, str], ...], last: float = 1
 
 def lost(peer: str) -> Event:
     return event("peer.lost", 13.0, node="node3", peer=peer, evidence="refused")
+
+
+def exited(kind: str) -> Event:
+    return event("trainer.exited", 13.0, node="node1", kind=kind, step=None, error=None)
 
 
 def stuck(*nodes: str) -> Event:
@@ -64,6 +68,11 @@ def stuck(*nodes: str) -> Event:
         (STRANGE, refused("node1"), 1.0),
         (STRANGE, refused("node2"), None),
         (EtcdPause(when=WHEN), event("etcd.lost", 13.0, node="node2", error=""), 1.0),
+        (TRAINER, exited("crash"), 1.0),
+        (TRAINER, exited("done"), None),
+        (TRAINER, exited("stopped"), None),
+        (EtcdRestored(when=WHEN), event("etcd.rolled_back", 13.0, node="node2", revision=7), 1.0),
+        (EtcdRestored(when=WHEN), lost("node1"), None),
     ],
     ids=str,
 )
@@ -71,7 +80,7 @@ def test_only_what_the_detector_says_of_the_same_node_is_a_notice(
     fault: Fault, said: Event, after: float | None
 ) -> None:
     """Whatever it says of another one; what is of all nodes may be said by any."""
-    node = "" if isinstance(fault, EtcdPause) else "node1"
+    node = "" if isinstance(fault, EtcdPause | EtcdRestored) else "node1"
     made = outcome(said, made=((fault, node),))
     (notice,) = notices(made, made.events)
     assert notice.after == (None if after is None else pytest.approx(after))
