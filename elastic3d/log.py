@@ -427,6 +427,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "samples.uncached": _warning("folder", "detail"),
         # A sample's file in the folder of a `Cached` was damaged, and the sample was made again. Once for each rank.
         "sample.remade": _warning("folder", "sample", "error"),
+        # A node did not say at the start of a generation what it holds: what only it holds does not count.
+        "inventory.missed": _warning("server", "error"),
         # A snapshot that a node offers for the start of a generation is ignored: it belongs to another history.
         "snapshot.unbelieved": _warning("step", "made_in", "newest"),
         # A tile of it is damaged: state is restored from an older one.

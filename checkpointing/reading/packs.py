@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from checkpointing.errors import Corrupt, SourceError, StoreError, StoreNotFound, TileLost
+from checkpointing.errors import Corrupt, SourceError, StoreError, StoreNotFound, Tampered, TileLost, WrongKey
 from checkpointing.format import names
 from checkpointing.format.codecs import Bytes, Codec, decode
 from checkpointing.format.encoding import hexdigest
@@ -20,6 +20,9 @@ _SCATTERED = 4 << 20  # the same if a request costs next to nothing: bytes are t
 _FAR = 8 << 20  # bytes that are worth a request to anything other than a disk
 _GAP = 64 << 10  # unwanted bytes that are cheaper to read than another request ...
 _SLACK = 20  # ... as long as the wanted bytes are at least so many times all of them
+
+_DAMAGED = (StoreNotFound, Tampered, WrongKey)
+"""Errors of a store that reading again does not mend: with a wrong key nobody would have come as far as its packs."""
 
 Place = tuple[str, int, int]
 """Stored bytes: pack, offset, length."""
@@ -136,7 +139,7 @@ class PackSource:
                 for (_, offset, length), buffer in zip(run, buffers, strict=True):
                     if offset - start + length <= got:
                         buffer[:] = data[offset - start : offset - start + length]
-        except StoreNotFound as error:
+        except _DAMAGED as error:
             return TileLost(str(error))
         except StoreError as error:
             return SourceError(str(error))
@@ -166,7 +169,7 @@ class PackSource:
     def _get(self, pack: str, start: int, stop: int) -> bytes:
         try:
             return self._store.get(names.pack(pack), start, stop)
-        except StoreNotFound as error:
+        except _DAMAGED as error:
             raise TileLost(str(error)) from error
         except StoreError as error:
             raise SourceError(str(error)) from error

@@ -11,6 +11,8 @@ from typing import Any
 
 from checkpointing.errors import SourceError
 from checkpointing.reading.sources import Offered
+from elastic3d.clock import SYSTEM
+from elastic3d.log import process_log
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots import wire
 from elastic3d.snapshots.offers import OfferedShard
@@ -19,6 +21,8 @@ from elastic3d.trust.channel import Channel, WireError
 from elastic3d.trust.credentials import Credentials
 
 _ASKED_AT_ONCE = 32
+_PATIENCE, _PAUSE = 2.0, 0.25
+"""Seconds in which a server that does not answer is asked again, and between two tries: a packet may be lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,11 @@ def merged(held: Iterable[Inventory]) -> list[Inventory]:
 
 
 def inventories(servers: Sequence[str], credentials: Credentials) -> list[Inventory]:
-    """Ask every server at once what it holds; one that cannot be reached, or is not of this run, holds nothing."""
+    """Ask every server at once what it holds; one that cannot be reached, or is not of this run, holds nothing.
+
+    It is asked again before that: what only it holds would be lost, and a generation has no node that is known to be
+    gone. Then it is told (`inventory.missed`).
+    """
     if not servers:
         return []
     with ThreadPoolExecutor(max_workers=min(len(servers), _ASKED_AT_ONCE), thread_name_prefix="inventory") as pool:
@@ -87,16 +95,17 @@ def inventories(servers: Sequence[str], credentials: Credentials) -> list[Invent
 
 
 def _ask(server: str, credentials: Credentials) -> list[Inventory]:
-    try:
-        connection = wire.connect(server, credentials)
-    except WireError:
-        return []
-    with connection:
+    until = SYSTEM.monotonic() + _PATIENCE
+    while True:
         try:
-            connection.send({"op": "inventory"})
-            return _read_inventories(server, connection.receive())
-        except WireError:
-            return []
+            with wire.connect(server, credentials) as connection:
+                connection.send({"op": "inventory"})
+                return _read_inventories(server, connection.receive())
+        except WireError as error:
+            if SYSTEM.monotonic() >= until:
+                process_log().emit("inventory.missed", server=server, error=str(error))
+                return []
+        SYSTEM.sleep(_PAUSE)
 
 
 def _read_inventories(server: str, answer: dict[str, Any]) -> list[Inventory]:

@@ -46,7 +46,7 @@ class EvaluatedState:
             checkpoint=opened.name,
         )
         sources: Mapping[str, Any] = {SOURCE: opened.source(SOURCE)}
-        if starting.is_foreign(decision):
+        if restoring.is_foreign(decision):
             starting.load_weights(assembly.model, decision, sources, device)
             return
         loading.check_model(decision, assembly.specs)

@@ -96,7 +96,8 @@ class GoingBack:
             decided = restoring.decide(self.tiers, go.servers, given.store, self.assembly.specs, known)
         except StateError as error:
             return -1, f"there is no older state to go back to: {error}"
-        if decided.step <= newest and (decided.source != restoring.NONE or back.near_the_beginning):
+        begins = decided.source == restoring.NONE or restoring.is_foreign(decided)
+        if decided.step <= newest and (not begins or back.near_the_beginning):
             return decided.step, ""
         more = "a store keeps older ones than memory does (store=, every=)" if given.store is None else "see every="
         return -1, f"no state of at most {newest} steps is in memory or in the store; {more}"

@@ -48,7 +48,7 @@ def read(
     From a checkpoint that no run has saved only the weights are taken. StateError for the state of other batches;
     checkpointing's MissingTile or SpecMismatch where tiles do not fit: then some of the tensors are read.
     """
-    if starting.is_foreign(decision):
+    if restoring.is_foreign(decision):
         starting.load_weights(model, decision, sources, device, arrived=arrived)
         return
     facts = state_facts.parse(decision.facts, decision.step)
@@ -78,7 +78,7 @@ def take(
     schedule than the state's, which `accept` allows, begins anew, with the learning rates that the script has set. The
     run begins at step 0 where no run has saved the state, which has an empty ledger.
     """
-    if starting.is_foreign(decision):
+    if restoring.is_foreign(decision):
         return ()
     facts = state_facts.parse(decision.facts, decision.step)
     mixed = state_facts.check_facts(facts, decision.step, batches.order, batches.fingerprint, accept=accept)

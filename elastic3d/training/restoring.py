@@ -23,9 +23,12 @@ from elastic3d.snapshots import offer_columns
 from elastic3d.snapshots.memory import SnapshotName
 from elastic3d.snapshots.offer_columns import OfferColumns
 from elastic3d.snapshots.offers import OfferedShard, SpelledOut, spell_out
+from elastic3d.training import state_facts
 from elastic3d.values import StoreAt
 
 MEMORY, STORE, NONE = "memory", "store", "none"
+OWN = "model/"
+"""Where runs keep the tensors of their model."""
 MOVING = ("latest", "verified", "vetted")
 """What `restore=` may name besides fixed checkpoints."""
 
@@ -127,6 +130,21 @@ class Known:
     rollbacks: tuple[Rollback, ...] = ()
 
 
+def is_foreign(decision: Decision) -> bool:
+    """Return whether the state to load is not that of a run, but weights.
+
+    It does not say which samples were consumed; or it does, but has no tensor where runs keep them: these are the
+    weights that were exported from a run, with its facts beside them, and imported again.
+    """
+    if decision.facts is None:
+        return False
+    return not (state_facts.by_a_run(decision.facts) and any(key.startswith(OWN) for key in decision.specs()))
+
+
+class NothingLeft(StateError):
+    """Of the checkpoints that may be taken none is whole; not that a store is away."""
+
+
 @runtime_checkable
 class Nearer(Protocol):
     """A faster source for what another one offers: only this node knows it, and no decision names it."""
@@ -151,6 +169,8 @@ class Tiers(Protocol):
         damaged: checkpoints not to take. distrusted: rules for others, beside those that the store has. An older one
         replaces the newest, or the newest verified or vetted one, if that is damaged or refused; the decision to begin
         with nothing, if all of them are refused. One that `wanted` names itself is taken even if it is refused.
+
+        NothingLeft where all are damaged; another StateError where nobody can tell.
         """
         ...
 
@@ -194,9 +214,6 @@ def offers(
     return tiles
 
 
-LOST = "had been made and was held in memory, and nothing is left of it"
-"""What is said of a step that is lost for good. It is no error of the script's, after which a state is passed over."""
-
 AHEAD = 64
 """Steps by which a snapshot may be ahead of what the keepers know: they learn of steps a moment after the ranks."""
 
@@ -205,11 +222,12 @@ def believed(inventory: PeerInventory, known: Known) -> bool:
     """Return whether the membership could have seen what a snapshot claims to be.
 
     Its generation must have been sealed before the one that begins, and its step must not be far beyond the newest one
-    that the keepers know of. If no keeper of the generation has trained before, the step is taken on trust.
+    that the keepers know of. If no keeper of the generation has trained before, or none lately, by the sealed record,
+    the step is taken on trust: they were spares.
     """
     if not 0 < inventory.generation < known.generation or inventory.step < 0:
         return False
-    return known.newest < 0 or inventory.step <= known.newest + AHEAD
+    return known.newest < max(0, known.reached) or inventory.step <= known.newest + AHEAD
 
 
 def choose(
@@ -262,9 +280,6 @@ def decide(
     StateError if steps were once safe and nothing is left of them, or of those before such a spike; StateUnfit if the
     only state was made right after the step at which the user's code raised, so that the error would be skipped.
     """
-    if LOST in known.failure:
-        # What is lost is looked for again, and said again, rather than passed over as what the script raised after.
-        known = replace(known, failed_after=-1, failure="")
     offered = tiers.inventories(servers) if servers else ()
     held = [one for one in offered if not refused(known.distrusted, one.generation, one.step)]
     doubtful = [one for one in offered if refused(known.distrusted, one.generation, one.step)]
@@ -297,9 +312,10 @@ def decide(
     if known.reached > 0 and not known.fresh:
         where = f"{at.url} holds no checkpoint" if at is not None else "there is no store"
         raise StateError(
-            f"step {reached} {LOST}: no keeper holds a whole snapshot, and {where}. Trying again helps only if a node "
-            "that held one comes back; to begin anew at step 0, knowing that, start the job with "
-            "elastic3d.run(..., fresh=True); with store= and every= less would be lost next time"
+            f"step {reached} had been made and was held in memory, and nothing is left of it: no keeper holds a whole "
+            f"snapshot, and {where}. Trying again helps only if a node that held one comes back; to begin anew at step "
+            "0, knowing that, start the job with elastic3d.run(..., fresh=True); with store= and every= less would be "
+            "lost next time"
         )
     detail = ""
     if reached > 0:
@@ -387,16 +403,24 @@ def _gone_back(decision: Decision, known: Known) -> Decision:
 
 
 def _before(tiers: Tiers, at: StoreAt, known: Known) -> tuple[Decision | None, bool]:
-    """Return the checkpoint asked for, or an older one; and whether one right after an error was passed over."""
+    """Return the checkpoint asked for, or an older one; and whether one right after an error was passed over.
+
+    One that no run has saved has the step with which it begins: 0, whatever it was imported as.
+    """
     passed: tuple[str, ...] = ()
     while True:
         try:
             saved = tiers.checkpoint(at, known.wanted, (*known.damaged, *passed), known.distrusted)
-        except StateError:
+        except NothingLeft:
             if not passed:
                 raise
             return None, True
-        if saved is None or saved.source == NONE or saved.step != known.failed_after:
+        if saved is None or saved.source == NONE:
+            break
+        if is_foreign(saved):
+            saved = replace(saved, step=0)
+            break
+        if saved.step != known.failed_after:
             break
         passed = (*passed, saved.checkpoint)
     if saved is None or not passed:

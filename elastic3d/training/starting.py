@@ -6,7 +6,6 @@ looked up by its name as it is, and below `model/` or `model.`, where runs and t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,27 +19,16 @@ from elastic3d.errors import StateError
 from elastic3d.parallel.restore_buffers import RestoreBuffers
 from elastic3d.parallel.state import TensorInMemory, held_by_model
 from elastic3d.pretrained.matching import is_exact
-from elastic3d.training import restoring, state_facts
+from elastic3d.training import restoring
+from elastic3d.training.restoring import OWN
 from elastic3d.values import StoreAt
 
-_OWN = "model/"
-_PLACES = (_OWN, "", "model.")
+_PLACES = (OWN, "", "model.")
 _SHOWN = 4
 
 
 _FOREIGN_FILES = (".metadata", "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 """What other tools' checkpoints consist of, in a folder that somebody may take for a store."""
-
-
-def is_foreign(decision: restoring.Decision) -> bool:
-    """Return whether the state to load is not that of a run, but weights.
-
-    It does not say which samples were consumed; or it does, but has no tensor where runs keep them: these are the
-    weights that were exported from a run, with its facts beside them, and imported again.
-    """
-    if decision.facts is None:
-        return False
-    return not (state_facts.by_a_run(decision.facts) and any(key.startswith(_OWN) for key in decision.specs()))
 
 
 def check_imported(at: StoreAt) -> None:
@@ -57,11 +45,6 @@ def check_imported(at: StoreAt) -> None:
             "store=NEW-STORE to start from these weights; else give the run an empty store, or say "
             "elastic3d.run(..., fresh=True)"
         )
-
-
-def from_the_start(decision: restoring.Decision) -> restoring.Decision:
-    """Return the decision, with step 0 if no run has saved its state, whatever step it was imported as."""
-    return dataclasses.replace(decision, step=0) if is_foreign(decision) else decision
 
 
 def load_weights(
@@ -82,7 +65,7 @@ def load_weights(
     held: list[TensorInMemory] = []
     for one in held_by_model(model):
         stored = _find(one.spec, saved)
-        name = one.spec.key.removeprefix(_OWN)
+        name = one.spec.key.removeprefix(OWN)
         if stored is None:
             wrong.append(f"{name} is not there")
         elif stored.shape != one.spec.shape or not is_exact(stored.dtype, one.local.dtype):
@@ -108,5 +91,5 @@ def load_weights(
 
 
 def _find(spec: TensorSpec, saved: Mapping[str, TensorSpec]) -> TensorSpec | None:
-    name = spec.key.removeprefix(_OWN)
+    name = spec.key.removeprefix(OWN)
     return next((saved[place + name] for place in _PLACES if place + name in saved), None)

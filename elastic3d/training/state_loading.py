@@ -14,6 +14,7 @@ import torch
 
 from checkpointing.errors import MissingTile
 from checkpointing.reading.sources import TileSource
+from elastic3d.clock import SYSTEM
 from elastic3d.data import Batches
 from elastic3d.data.ledger import Ledger
 from elastic3d.data.noise import NoiseScale
@@ -33,6 +34,8 @@ from elastic3d.training.tiers import announced_read
 
 READS = 3
 """How often a state is read before a copy that cannot be reached is given up; its holder is put out by then if dead."""
+_PAUSE = 0.5
+"""Seconds before it is read again: who refuses a connection does so at once."""
 
 _DECIDED, _REFUSED = b"\0", b"\1"
 """What a decision begins with as rank 0 sends it, and what the error begins with that is in its place."""
@@ -120,7 +123,7 @@ class StateLoader:
                         begun = initial_weights.agree(self.weights, self.assembly.mesh)
                 self.assembly.initialise(again=begins_again)
             else:
-                if starting.is_foreign(decision):
+                if restoring.is_foreign(decision):
                     initial_weights.check_imported(self.weights)
                 else:
                     loading.check_model(decision, self.assembly.specs)
@@ -208,6 +211,7 @@ class StateLoader:
             except MissingTile as error:
                 if error.damaged or not left:
                     raise
+                SYSTEM.sleep(_PAUSE)
             finally:
                 restoring.close_sources(sources)
 
@@ -246,7 +250,7 @@ class StateLoader:
                 decided = restoring.dump(replace(decision, provenance=self._provenance(decision)))
             except StateError as error:
                 decided = error
-        return starting.from_the_start(restoring.load(self._shared(decided)))
+        return restoring.load(self._shared(decided))
 
     def _shared(self, decided: bytes | StateError | None) -> bytes:
         """Return rank 0's decision on all ranks; StateError on all of them where there is none.
@@ -278,20 +282,20 @@ class StateLoader:
     @staticmethod
     def _new_to(decision: restoring.Decision, go: Go) -> tuple[Rollback, ...]:
         """Return what the decided state does not know that the run leaves out."""
-        if decision.source == restoring.NONE or starting.is_foreign(decision):
+        if decision.source == restoring.NONE or restoring.is_foreign(decision):
             # Where nothing was passed over it is another run that begins, and finds its own.
             return new_to(go.rollbacks, 0, 0) if decision.distrusted >= 0 else ()
         return new_to(go.rollbacks, decision.generation, decision.step)
 
     @staticmethod
     def _facts(decision: restoring.Decision) -> StateFacts | None:
-        if decision.source == restoring.NONE or starting.is_foreign(decision):
+        if decision.source == restoring.NONE or restoring.is_foreign(decision):
             return None
         return state_facts.parse(decision.facts, decision.step)
 
     def _changes(self, decision: restoring.Decision) -> list[str]:
         """Return in words where the script differs from the one that saved the state; older states do not say."""
-        if decision.source == restoring.NONE or starting.is_foreign(decision):
+        if decision.source == restoring.NONE or restoring.is_foreign(decision):
             return []
         saved = state_facts.parse(decision.facts, decision.step)
         identity.check_sums(saved.asked, self.asked)

@@ -44,7 +44,7 @@ class KeepersAndStore:
     def checkpoint(
         self, at: StoreAt, wanted: str, damaged: Sequence[str], distrusted: Sequence[Distrust] = ()
     ) -> restoring.Decision | None:
-        """Return the checkpoint asked for, None if nothing was ever committed; StateError if there is none to take.
+        """Return the checkpoint asked for, None if nothing was ever committed; NothingLeft if there is none to take.
 
         "latest", "verified" and "vetted" fall back to older ones if they are damaged or refused by a rule, and the
         decision says so. Any other name is where the run began: once newer checkpoints descend from it, the newest of
@@ -70,7 +70,7 @@ class KeepersAndStore:
             return restoring.Decision(source=restoring.NONE, distrusted=newest)
         except (CheckpointError, OSError) as error:
             what = "the newest checkpoint" if wanted == LATEST else f"checkpoint {wanted!r}"
-            raise StateError(
+            raise (restoring.NothingLeft if isinstance(error, NoCheckpoint) else StateError)(
                 f"{what} under {redacted(at.url)} cannot be read: {error}. "
                 f"`elastic3d ckpt verify {redacted(at.url)}` says more"
             ) from error

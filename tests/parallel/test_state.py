@@ -226,6 +226,14 @@ def test_steps_beyond_the_memberships_knowledge_are_not_believed(step: int, gene
     assert restoring.choose([forged], [W], known) is None
 
 
+def test_what_spares_hold_that_trained_long_ago_is_believed() -> None:
+    """They were taken aside, and hold the last state of those who went on: the sealed record knows of its steps."""
+    held = Stock(step=500, generation=2, tiles=[rows(W, 0, 4)])
+    known = restoring.Known(generation=3, newest=50, reached=498)
+    assert restoring.choose([held], [W], known) == [held]
+    assert restoring.choose([held], [W], replace(known, reached=50)) is None
+
+
 def test_code_that_raised_after_a_step_is_repeated() -> None:
     """The state right behind an error is skipped, as long as nobody has come further."""
     before, behind, further = (Stock(step=step, generation=1, tiles=[rows(W, 0, 4)]) for step in (6, 7, 8))
@@ -261,7 +269,7 @@ class Checkpoints(restoring.Nowhere):
                     source="store", step=step, checkpoint=f"of {step}", damaged=tuple(damaged), detail="damaged"
                 )
         if self.steps:
-            raise StateError("none of its checkpoints is whole")
+            raise restoring.NothingLeft("none of its checkpoints is whole")
         return None
 
 
@@ -306,12 +314,15 @@ def test_a_state_that_is_lost_is_not_begun_anew_because_its_loss_was_an_error(wh
     stocks = [Stock(step=step, generation=1, tiles=[rows(W, 0, 4 if whole else 2)]) for step in (5, 6)]
     known = restoring.Known(generation=3, newest=6, reached=3, failed_after=6)
     known = replace(known, spoilt=((5, 1), (6, 1)) if whole else ())
-    with pytest.raises(StateError, match="step 6 had been made and was held in memory, and nothing is left") as lost:
+    with pytest.raises(StateError, match="step 6 had been made and was held in memory, and nothing is left"):
         restoring.decide(Checkpoints([], stocks), ["a:1"], SHELF, [W], known)
-    # Who says so again reads the newest state again: damage was found by another generation's trainers.
-    again = replace(known, spoilt=(), failure=f"rank 0 on node1: StateError: {lost.value}")
+    # The generation after the error knows no more of a step that it was raised after: the newest state is read again.
+    again = replace(known, spoilt=(), failed_after=-1)
     if whole:
         assert restoring.decide(Checkpoints([], stocks), ["a:1"], SHELF, [W], again).step == 6
+    else:
+        with pytest.raises(StateError, match="nothing is left"):
+            restoring.decide(Checkpoints([], stocks), ["a:1"], SHELF, [W], again)
     anew = restoring.decide(Checkpoints([], stocks), ["a:1"], SHELF, [W], replace(known, fresh=True))
     assert anew.source == "none"
 
@@ -337,7 +348,7 @@ class Shelf(restoring.Nowhere):
 def test_memory_is_preferred_to_the_store_and_the_store_to_nothing() -> None:
     """The decision names its source, and survives being broadcast."""
     stock = Stock(step=3, tiles=[rows(W, 0, 4)], facts={"step": 3})
-    saved = restoring.Decision(source="store", step=2, generation=1, facts={})
+    saved = restoring.Decision(source="store", step=2, generation=1)
     assert restoring.decide(Shelf([stock], saved), ["a:1"], SHELF, [W], KNOWN).source == "memory"
     assert restoring.decide(Shelf([], saved), ["a:1"], SHELF, [W], KNOWN) == saved
     assert restoring.decide(Shelf([], None), ["a:1"], SHELF, [W], KNOWN).source == "none"
@@ -357,7 +368,7 @@ def test_states_that_a_rule_refuses_are_passed_over() -> None:
         return Stock(step=step, generation=generation, tiles=[rows(W, 0, 4)])
 
     def stored(step: int) -> restoring.Decision:
-        return restoring.Decision(source="store", step=step, generation=2, facts={})
+        return restoring.Decision(source="store", step=step, generation=2)
 
     def decide(stocks: list[Stock], saved: restoring.Decision | None, at: StoreAt | None = SHELF) -> tuple[str, int]:
         decision = restoring.decide(Shelf(stocks, saved), ["a:1"], at, [W], known)
@@ -400,6 +411,37 @@ def test_a_store_that_cannot_be_asked_leaves_what_is_in_memory() -> None:
     assert "the store is away" in decision.detail
 
 
+def test_a_store_that_is_away_is_not_one_without_an_older_checkpoint() -> None:
+    """After an error the newest state is passed over; while nobody can say what else there is, nothing is begun."""
+    tries = iter([restoring.Decision(source="store", step=12, checkpoint="of 12")])
+
+    class Away(Shelf):
+        def checkpoint(self, *arguments: Any) -> restoring.Decision | None:
+            for one in tries:
+                return one
+            raise StateError("the store is away")
+
+    failed = restoring.Known(generation=2, newest=12, reached=12, failed_after=12)
+    with pytest.raises(StateError, match="the store is away"):
+        restoring.decide(Away([], None), ["a:1"], SHELF, [W], failed)
+
+
+@pytest.mark.parametrize("step", [0, 1200])
+def test_weights_that_no_run_has_saved_stand_for_the_beginning(step: int) -> None:
+    """Whatever step they were imported as: no error came after it, and what a run has made is newer."""
+    imported = restoring.Decision(source="store", step=step, checkpoint="imported", facts={})
+    stock = Stock(step=18, generation=1, tiles=[rows(W, 0, 4)])
+    for failed_after in (0, step):
+        known = restoring.Known(generation=2, failed_after=failed_after)
+        begun = restoring.decide(Shelf([], imported), ["a:1"], SHELF, [W], known)
+        assert (begun.source, begun.step) == ("store", 0)
+    spoilt = restoring.Known(generation=2, newest=20, reached=18, spoilt=((20, 1),))
+    assert restoring.decide(Shelf([stock], imported), ["a:1"], SHELF, [W], spoilt).step == 18
+    lost = restoring.decide(Shelf([], imported), ["a:1"], SHELF, [W], restoring.Known(generation=2, reached=30))
+    assert lost.step == 0
+    assert lost.detail == "step 30 was in memory that is gone: from step 0 on they are done again"
+
+
 def test_losing_a_safe_step_for_good_is_an_error() -> None:
     """It says what was lost; a user may choose to restart anyway, and is still told."""
     reached = restoring.Known(generation=3, reached=40)
@@ -418,7 +460,7 @@ def test_losing_a_safe_step_for_good_is_an_error() -> None:
 
 def test_falling_far_back_to_a_checkpoint_is_reported() -> None:
     """A node and its buddy lost at once cost the steps since the checkpoint, and a person sees it."""
-    saved = restoring.Decision(source="store", step=20, generation=1, facts={})
+    saved = restoring.Decision(source="store", step=20, generation=1)
     known = restoring.Known(generation=3, reached=1, newest=43)
     decision = restoring.decide(Shelf([], saved), ["a:1"], SHELF, [W], known)
     assert (decision.source, decision.step) == ("store", 20)

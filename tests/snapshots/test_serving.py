@@ -25,6 +25,7 @@ from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.memory import SnapshotMemory
 from elastic3d.snapshots.replicate import Replicator
 from elastic3d.snapshots.server import TileServer
+from elastic3d.trust.channel import Channel, WireError
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.listening import Refusal
 
@@ -267,6 +268,26 @@ def test_dead_and_silent_servers_do_not_block_an_inventory(
         listed = inventories([f"127.0.0.1:{silent.getsockname()[1]}", refused, home.address], READER)
         assert [i.server for i in listed] == [home.address]
         assert time.monotonic() - begun < 3.0
+
+
+def test_a_server_that_does_not_answer_at_once_is_asked_again(
+    place: Callable[[int], Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A packet was lost: what only it holds is not lost."""
+    home, tries = place(0), []
+    home.begin(1)
+    home.write(Mark(1, 1))
+    connect = wire.connect
+
+    def lossy(server: str, credentials: Credentials) -> Channel:
+        tries.append(server)
+        if len(tries) == 1:
+            raise WireError(f"{server}: timed out")
+        return connect(server, credentials)
+
+    monkeypatch.setattr(wire, "connect", lossy)
+    assert [one.step for one in inventories([home.address], READER)] == [1]
+    assert tries == [home.address] * 2
 
 
 def test_a_failed_source_is_not_asked_again(place: Callable[[int], Place]) -> None:

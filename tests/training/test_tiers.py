@@ -20,6 +20,7 @@ from elastic3d.values import StoreAt
 SPEC = TensorSpec(key="model/w", dtype="float32", shape=(1024,))
 WHOLE = Box(start=(0,), stop=(1024,))
 KNOWN = restoring.Known(generation=2)
+FACTS = {"order": {}, "step": 5}
 TENSOR = torch.arange(1024, dtype=torch.float32)
 
 
@@ -27,7 +28,7 @@ def save(at: StoreAt) -> None:
     """Commit one checkpoint."""
     store, _ = open_checked(at, None)
     piece = Piece(spec=SPEC, box=WHOLE, data=memoryview(TENSOR.numpy().tobytes()))
-    save_rank(store, step=5, made_in=1, attempt=0, rank=0, world=1, pieces=[piece], facts={"step": 5})
+    save_rank(store, step=5, made_in=1, attempt=0, rank=0, world=1, pieces=[piece], facts=FACTS)
     commit(store, step=5, made_in=1, attempt=0, committed_in=1, world=1)
 
 
@@ -35,7 +36,7 @@ def restore(at: StoreAt) -> bytes:
     """Return the bytes of the tensor as a trainer would get them."""
     tiers = KeepersAndStore("run")
     decision = restoring.load(restoring.dump(restoring.decide(tiers, (), at, [SPEC], KNOWN)))
-    assert (decision.source, decision.step, decision.facts) == ("store", 5, {"step": 5})
+    assert (decision.source, decision.step, decision.facts) == ("store", 5, FACTS)
     buffer = bytearray(WHOLE.numel * 4)
     sources = tiers.sources(decision, at, 0)
     offers = restoring.offers(decision, sources, [(SPEC, WHOLE)])
@@ -96,6 +97,23 @@ def test_an_encrypted_checkpoint_needs_its_key(tmp_path: Path) -> None:
         restore(StoreAt(url=at.url, key=str(other)))
     with pytest.raises(ConfigurationError, match="key"):
         open_checked(StoreAt(url=at.url, key=str(tmp_path / "missing")), None)
+
+
+def test_a_damaged_pack_of_an_encrypted_store_is_damage(tmp_path: Path) -> None:
+    """Not a store that is away: reading it again does not help, and an older checkpoint may."""
+    key = tmp_path / "key"
+    key.write_text(Key.generate().text())
+    at = StoreAt(url=str(tmp_path / "store"), key=str(key))
+    save(at)
+    (pack,) = (tmp_path / "store").glob("**/*.pack")
+    damaged = bytearray(pack.read_bytes())
+    # The second time its head is damaged, too, which then names no key.
+    for place in (len(damaged) // 2, 0):
+        damaged[place] ^= 1
+        pack.write_bytes(damaged)
+        with pytest.raises(MissingTile) as lost:
+            restore(at)
+        assert lost.value.damaged, lost.value
 
 
 def test_a_store_without_commits_has_no_state(tmp_path: Path) -> None:

@@ -86,8 +86,10 @@ class Generations:
         self._every = self._first_interval()
         self._stale_told: float | None = None
         self._held_at: dict[int, float] = {}
-        # The step at which the newest generation that trained here began.
-        self._began_at = -1
+        # The step at which the newest generation began here, -1 before the first one, None until it has its state.
+        self._began_at: int | None = -1
+        # The step after which the user's code raised, -1 for none, and what, since a generation last had its state.
+        self._failed_after, self._failure = -1, ""
         self._standing = Standing()
         self._patience = HELD_WITHIN
         self.silence = Silence(self._slots, tell, emit=journal.emit, clock=clock)
@@ -145,20 +147,31 @@ class Generations:
             slot.set_generation(generation.number)
         self.own_buddy = self._buddy_of(me)
         self.keep_with(self.own_buddy)
-        failed = generation.cause.of_script and generation.tried_at != self._began_at
+        self._note_failure(generation)
         go = Go(
             servers=servers,
             near=tuple(NearMemory(server=f"{me.address}:{s.tile_port}", lender=s.lender) for s in self._slots),
             reached=generation.reached,
             distrusted=generation.distrusted,
             rollbacks=generation.rollbacks,
-            failed_after=generation.tried_at if failed else -1,
-            failure=generation.detail if failed else "",
+            failed_after=self._failed_after,
+            failure=self._failure,
         )
         self.silence.begin(generation.key, me.incarnation, world.trainers)
         self._slow_nodes.begin(generation, first=world.first_rank == 0)
         for slot in self._slots:
             slot.go(world.trainers[slot.index], go)
+
+    def _note_failure(self, generation: Generation) -> None:
+        """Note whether the generation is formed because code raised after a step, by whose state it would be skipped.
+
+        One that has not had its state yet has made no step: whatever ended it, the same holds for the next one.
+        """
+        if self._began_at is not None:
+            failed = generation.cause.of_script and 0 < generation.tried_at != self._began_at
+            self._failed_after = generation.tried_at if failed else -1
+            self._failure = generation.detail if failed else ""
+        self._began_at = None
 
     def keep_with(self, buddy: Node | None) -> None:
         """Have the snapshots copied to `buddy` from now on, including those that only another node has."""
