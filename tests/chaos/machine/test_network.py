@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -215,25 +216,19 @@ def test_a_process_that_still_runs_on_a_host_is_named(network: Network) -> None:
     assert network.occupied() == []
 
 
-@pytest.mark.parametrize("mended", [True, False])
-def test_a_host_that_cannot_be_reached_is_plugged_in_anew(mended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not help is an error: its node would be lost from the beginning."""
-    ip, late = module._ip, list[tuple[str, ...]]()
+def test_a_host_that_is_added_cuts_off_none_before_it(network: Network) -> None:
+    """Whatever Ethernet address its cable has: all others send to the bridge's as they know it."""
+    with socket.create_server((network.address, 0)) as server:
+        server.settimeout(5)
 
-    def without_its_device(*arguments: str, **options: bool) -> str:
-        if arguments[0] == "-n" and arguments[2:] == ("link", "set", module.DEVICE, "up"):
-            late.append(arguments)
-            return ""
-        if mended and arguments[-1] == "nomaster":
-            ip(*late[0])
-        return ip(*arguments, **options)
+        def reaches(host: str) -> bool:
+            dial = f"import socket; socket.create_connection(({network.address!r}, {server.getsockname()[1]}), 3)"
+            dialled = subprocess.run([*network.within(host), sys.executable, "-c", dial], check=False)
+            return dialled.returncode == 0
 
-    monkeypatch.setattr(module, "_REACHED", 0.3)
-    monkeypatch.setattr(module, "_ip", without_its_device)
-    with Network() as network:
-        if mended:
-            network.add("a")
-            assert network.plugged("a")
-        else:
-            with pytest.raises(OSError, match=r"host a at .* cannot be reached over the bridge"):
-                network.add("a")
+        # A bridge without an address of its own has the lowest of its cables'.
+        module._ip("link", "set", network._cable("a"), "address", "02:00:00:00:00:02")
+        assert reaches("b")
+        network.add("c")
+        module._ip("link", "set", network._cable("c"), "address", "02:00:00:00:00:01")
+        assert [reaches(host) for host in ("a", "b", "c")] == [True] * 3
