@@ -20,8 +20,11 @@ LASTS = 5.0
 """Seconds that a fault has to last, if it has an end, so that somebody must notice it."""
 _PASSED = 15.0
 """Seconds after the end of a fault in which a job recovers from it."""
-SHARED = ("etcd.lost", "etcd.impaired", "etcd.rolled_back", "checkpoint.failed")
-"""Events of what all nodes have in common."""
+SHARED = (
+    *("etcd.lost", "etcd.impaired", "etcd.rolled_back", "checkpoint.failed"),
+    *("batch.excluded", "run.rolled_back"),
+)
+"""Events of what all nodes have in common: etcd, the store, samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

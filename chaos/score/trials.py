@@ -67,7 +67,7 @@ def trials(kinds: Sequence[str], count: int, seed: int, *, steps: int, most: int
             layouts = [one for one in layouts if not row.between_two or one.dp <= 2]
             layout = WITNESSES if row.lies else SQUARE if row.late else draw.choice(layouts)
             rank, step = draw.randrange(layout.world), draw.randrange(row.from_step, max(row.from_step + 1, steps // 2))
-            step = row.begins or (_rechecked(step) if row.rechecked else step)
+            step = row.begins or (rechecked(step) if row.rechecked else step)
             yield Trial(
                 kind=kind,
                 rank=rank,
@@ -77,7 +77,7 @@ def trials(kinds: Sequence[str], count: int, seed: int, *, steps: int, most: int
             )
 
 
-def _rechecked(step: int) -> int:
+def rechecked(step: int) -> int:
     """Return the first step from this one on of which updates are computed again."""
     from elastic3d.health import recheck
 

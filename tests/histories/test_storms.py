@@ -12,6 +12,8 @@ from rich.console import Console
 from chaos.faults.catalogue import KINDS, feasible, lacking
 from chaos.faults.clock import ClockJump
 from chaos.faults.code import RaisedByNewcomer
+from chaos.faults.data import LEAST, Spike
+from chaos.faults.device import Update
 from chaos.faults.etcd import EtcdCertificate, EtcdFull, EtcdMemberRestart, EtcdPassword, EtcdPause, EtcdSlow
 from chaos.faults.fault import Fault, Need, OfNode, Place
 from chaos.faults.memory import AllSnapshotFlips, SnapshotFlip, Squeeze
@@ -25,7 +27,7 @@ from chaos.playing.play import TRAIN_GPT
 from chaos.schedules.schedule import Schedule
 from chaos.score.kinds import KINDS as SCORED
 from chaos.score.playing import TRAIN_FAULTY
-from chaos.score.trials import WITNESSES, pass_of
+from chaos.score.trials import WITNESSES, pass_of, rechecked
 from chaos.storms.storm import Job, Storm, keep, kept_storm, play_storm
 from checkpointing import open_checkpoint, open_store, verify
 from elastic3d.errors import UsageError
@@ -230,6 +232,10 @@ def one_of(kind: type[Fault]) -> tuple[Fault, ...]:
     fault = dataclasses.replace(kind.drawn(Random(kind.WORD), nodes=4, steps=80), when=EIGHT)
     if isinstance(fault, OfNode):
         fault = dataclasses.replace(fault, node="node1")
+    if isinstance(fault, Spike):
+        return (dataclasses.replace(fault, when=When(step=LEAST)),)
+    if isinstance(fault, Update):
+        return (dataclasses.replace(fault, rank=1, when=When(step=rechecked(EIGHT.step))),)
     if isinstance(fault, InScript):
         audited = any(option.startswith("--audit") for option in fault.OPTIONS)
         micro_batch = pass_of(SCORED[kind.WORD], EIGHT.step, WITNESSES) if audited else 1

@@ -10,9 +10,9 @@ from chaos.faults.catalogue import KINDS
 from chaos.faults.clock import ClockJump
 from chaos.faults.etcd import EtcdPause, Revoke
 from chaos.faults.fault import Ends, Fault
+from chaos.faults.frozen import FreezeAgent, FreezeTemplate
 from chaos.faults.moment import When
 from chaos.faults.network import Delay
-from chaos.faults.frozen import FreezeAgent, FreezeTemplate
 from chaos.faults.process import Crowd, Kill, KillTrainer, Pause
 from chaos.history.follow import Event
 from chaos.judging.explained import promises

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from chaos.faults.clock import ClockJump
+from chaos.faults.data import Nan
 from chaos.faults.etcd import EtcdPause, EtcdRestored
 from chaos.faults.fault import Fault
 from chaos.faults.moment import When
@@ -68,6 +69,7 @@ def stuck(*nodes: str) -> Event:
         (STRANGE, refused("node1"), 1.0),
         (STRANGE, refused("node2"), None),
         (EtcdPause(when=WHEN), event("etcd.lost", 13.0, node="node2", error=""), 1.0),
+        (Nan(rank=1, when=WHEN), event("batch.excluded", 13.0, node="node3", step=1, samples=[[2, 4]]), 1.0),
         (TRAINER, exited("crash"), 1.0),
         (TRAINER, exited("done"), None),
         (TRAINER, exited("stopped"), None),
