@@ -192,8 +192,16 @@ class OfNode(Fault):
     def make(self, job: LiveJob) -> bool:
         """Do it to the node that is meant now."""
         name = resolve(self.node, job.picture)
-        # The present leader may be dead already; then its successor is meant, once there is one.
-        if name is None or not job.cluster.node(name).alive or job.cluster.node(name).killed:
+        if name is None:
+            return False
+        try:
+            node = job.cluster.node(name)
+        except KeyError:
+            # It is started when it shall come.
+            return False
+        # The present leader may be dead already; then its successor is meant, once there is one. Nor is it one that
+        # waits to come.
+        if node.held or node.killed or not node.alive:
             return False
         return self.make_to(job, name)
 

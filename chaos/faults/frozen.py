@@ -109,8 +109,10 @@ class FreezeAgent(OfNode):
     def make_to(self, job: LiveJob, name: str) -> bool:
         """Stop it; it is killed at the end, since it cannot end by itself."""
         job.note(self.WORD, name)
-        job.cluster.node(name).stopped = True
-        send([job.cluster.node(name).pid], signal.SIGSTOP)
+        node = job.cluster.node(name)
+        node.stopped = True
+        node.frozen.add(node.pid)
+        send([node.pid], signal.SIGSTOP)
         return True
 
 

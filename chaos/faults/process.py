@@ -112,6 +112,8 @@ def signal_one(what: str, number: signal.Signals, part: Part, slot: int, job: Li
     pids = job.cluster.node(name).processes(part)[slot : slot + 1]
     if pids:
         job.note(what, name)
+        if number is signal.SIGSTOP:
+            job.cluster.node(name).frozen.update(pids)
         send(pids, number)
     return bool(pids)
 
@@ -294,11 +296,7 @@ class Freeze(OfSlot):
 
     def make_to(self, job: LiveJob, name: str) -> bool:
         """Stop it; not yet where there is none."""
-        pids = job.cluster.node(name).processes(Part.TRAINERS)[self.slot : self.slot + 1]
-        if pids:
-            job.note("trainer stopped", name)
-            send(pids, signal.SIGSTOP)
-        return bool(pids)
+        return signal_one("trainer stopped", signal.SIGSTOP, Part.TRAINERS, self.slot, job, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,9 +320,9 @@ class Pause(OfNode):
         if pids:
             job.note(f"{self.part} paused", name)
             send(pids, signal.SIGSTOP)
-            # Who was stopped for good meanwhile stays so.
-            node = job.cluster.node(name)
-            job.later(self.seconds, lambda: None if node.stopped else send(pids, signal.SIGCONT))
+            # Who is stopped for good, since before or meanwhile, stays so.
+            frozen = job.cluster.node(name).frozen
+            job.later(self.seconds, lambda: send([pid for pid in pids if pid not in frozen], signal.SIGCONT))
         return bool(pids)
 
     def check(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from chaos.faults.catalogue import KINDS
-from chaos.history.claims import ACCUSING, accusations, losses
+from chaos.history.claims import ACCUSING, Commit, accusations, commits, losses
 from chaos.history.follow import Event, GenerationView, Injection, Picture, Step, as_step, lineage, picture
 
 RECENT = 1000
@@ -48,6 +48,8 @@ class Account:
         self._noted: list[Event] = []
         self._last: Event | None = None
         self._sealed: set[int] = set()
+        self._commits: list[Commit] = []
+        self._rollbacks = 0
 
     def hear(self, events: Sequence[Event], injections: Sequence[Injection]) -> None:
         """Take new events into the account. injections: those of the last minutes."""
@@ -55,6 +57,8 @@ class Account:
         self._errors = [*self._errors, *latest.errors][-_ERRORS:]
         self._checkpoint = max(self._checkpoint, *latest.checkpoints, 0)
         self._events = self._latest([*self._events, *events])
+        self._commits += commits(events, generation=max(self._sealed, default=0), rollbacks=self._rollbacks)
+        self._rollbacks += sum(event.name == "etcd.rolled_back" for event in events)
         self._note(events)
         self.picture = picture(self._events, injections)
         for view in self.picture.generations:
@@ -77,6 +81,7 @@ class Account:
             conflicts=tuple(sorted({*self._conflicts, *conflicts})),
             errors=tuple(self._errors),
             checkpoints=(self._checkpoint,) if self._checkpoint else (),
+            commits=tuple(self._commits),
             accused=accusations(noted),
             lost=losses(noted),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from chaos.faults.catalogue import KINDS
 from chaos.faults.etcd import EtcdCompact, EtcdPause
@@ -49,6 +50,11 @@ class Draws:
         self._alive = [node_name(number) for number in range(nodes)]
         self._next = nodes
 
+    def take_back(self, fault: Fault) -> None:
+        """Take note that a fault that was drawn is not made: its node is still there."""
+        if isinstance(fault, _LOSING):
+            self._alive.append(fault.node)
+
     def draw(self, step: int) -> Fault:
         """Return the next fault, to be made at `step`."""
         when = When(step=step)
@@ -73,5 +79,5 @@ class Draws:
         node = self._chance.choice(self._alive[1:] if kind in _LOSING else self._alive)
         if kind in _LOSING:
             self._alive.remove(node)
-        given = {"node": node, "when": when}
-        return kind(**given)  # type: ignore[arg-type]
+        given: dict[str, Any] = {"node": node, "when": when}
+        return kind(**given)

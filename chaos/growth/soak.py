@@ -23,7 +23,7 @@ from chaos.faults.moment import When
 from chaos.growth.account import Account, Known
 from chaos.growth.draws import DEFAULT, Draws
 from chaos.growth.sampling import Sample, etcd_sample, folder, processes, servers
-from chaos.judging.oracle import all_is_known, judge
+from chaos.judging.oracle import WHOLE, all_is_known, judge, of_one_that_was_ended
 from chaos.judging.promise import Promise
 from chaos.machine.cluster import started_by
 from chaos.machine.preloaded import PreloadedServer
@@ -43,6 +43,8 @@ _PACE_OF = 30
 """Steps of which the pace is taken."""
 _AHEAD_SECONDS, _AHEAD_STEPS = 10.0, 20
 """How far ahead the last step is chosen, so that no rank reaches it before all know of it."""
+_WAITED, _INTERVALS = 60.0, 3.0
+"""Seconds, and times as long as between two faults, for which one waits for its node."""
 _REMEMBERED = 120.0
 """Seconds for which the picture needs to know what was done to the job."""
 _SAMPLES = 5000
@@ -53,10 +55,10 @@ _SAMPLES = 5000
 class Plan:
     """What a soak is. seconds: how long faults are made, from the first step on.
 
-    every: seconds between two. script: anybody's, None for ours.
-    words: the faults, as `check_words` has let through. given: the script's own arguments. sample: seconds between two
-    samples at least; long runs take them further apart. patience: seconds without an event until it is given up. pace:
-    slept between two steps of our script.
+    every: seconds between two. script: anybody's, None for ours. words: the faults, as `check_words` has let
+    through. leave: seconds in which nodes that are told to have to end. given: the script's own arguments. sample:
+    seconds between two samples at least; long runs take them further apart. patience: seconds without an event
+    until it is given up. pace: slept between two steps of our script.
     """
 
     seconds: float
@@ -173,7 +175,9 @@ def play_soak(
         finally:
             player.undo()
             player.close()
-        outcome = player.outcome((), failure)
+        # One that is drawn ahead of its moment was never due.
+        player.waiting.clear()
+        outcome = player.outcome([fault for fault, _ in player.made], failure)
     return Soak(
         plan=plan,
         samples=tuple(player.samples),
@@ -197,7 +201,7 @@ def _promises(player: _Soaked, outcome: Outcome) -> tuple[Promise, ...]:
     outcome = replace(outcome, picture=picture, events=player.account.noted)
     if not picture.steps:
         nothing = (outcome.failure or "the job made no step",)
-        return (Promise(says="the job makes all its steps", page="reference/failures.md", seen="", broken=nothing),)
+        return (Promise(says=WHOLE, page="reference/failures.md", seen="", broken=nothing),)
     setting = outcome.setting
     if isinstance(setting, ScriptSetting):
         outcome = replace(outcome, setting=known_steps(setting, outcome))
@@ -212,7 +216,14 @@ def _promises(player: _Soaked, outcome: Outcome) -> tuple[Promise, ...]:
     old = tuple(player.account.broken)
     settled = Promise(says="every sample is consumed once", page="guides/scripts.md", seen="", broken=old)
     known = all_is_known(player.plan.given)
-    return (*([settled] if old else []), *judge(outcome, all_known=known).promises)
+    if player.broke:
+        # Whoever still ran then has no exit code.
+        codes = {name: code for name, code in outcome.exit_codes.items() if code is not None}
+        outcome = replace(outcome, exit_codes=codes)
+    promises = judge(outcome, all_known=known).promises
+    if player.broke:
+        promises = tuple(of_one_that_was_ended(promises, player.broke))
+    return (*([settled] if old else []), *promises)
 
 
 class _Soaked(Player):
@@ -230,7 +241,7 @@ class _Soaked(Player):
     ) -> None:
         super().__init__(setting, (), etcd, workdir, "soak", None, clock, among=(1, plan.nodes))
         self.plan, self.account, self.samples = plan, Account(), list[Sample]()
-        self.last, self.stopped, self.dismissed = 0, "", False
+        self.last, self.stopped, self.dismissed, self.broke = 0, "", False, ""
         self.trained = 0.0
         self._client, self._end, self._heard, self._hand_on = client, end, heard, sampled
         self._draws = Draws(plan.seed, plan.words, plan.nodes)
@@ -238,6 +249,7 @@ class _Soaked(Player):
         self.began_at = clock.wall()
         self._told = 0
         self._asked = self.asked_at = 0.0
+        self._due = clock.monotonic()
         self._began = self._sampled = self._trained = clock.monotonic()
         self._each = max(plan.sample, plan.seconds / _SAMPLES)
 
@@ -256,6 +268,7 @@ class _Soaked(Player):
                 self.account.hear(new, lately)
                 self.picture = self.account.picture
             if wrong := self.account.wrong or self._lost():
+                self.broke = wrong
                 return wrong
             self.inject()
             self._tell()
@@ -300,6 +313,11 @@ class _Soaked(Player):
             fault = self._draws.draw(self.picture.step + max(1, round(self.plan.every / pace)))
             self.waiting.append(fault)
 
+    @property
+    def has_saved(self) -> bool:
+        """Whether the job has committed any checkpoint, in all its hours."""
+        return bool(self.account.whole().checkpoints)
+
     def inject(self) -> None:
         """Make what is due. What happens to a node waits until it trains."""
         view = self.picture.generation
@@ -310,12 +328,24 @@ class _Soaked(Player):
             if isinstance(fault, OfNode) and (view is None or fault.node not in view.nodes or not view.first_step)
         ]
         self.waiting = [fault for fault in waiting if fault not in early]
+        early = [fault for fault in early if not self._in_vain(fault)]
         before = len(self.made)
         super().inject()
         # It may have waited for its node: whoever plays it again has the step at which it was made.
         now = When(step=self.picture.step)
         self.made[before:] = [(replace(fault, when=now), at) for fault, at in self.made[before:]]
         self.waiting += early
+
+    def _in_vain(self, fault: Fault) -> bool:
+        """Return whether a fault has waited for its node for too long, which is told: a spare may never train."""
+        now = self.clock.monotonic()
+        if not fault.when.come(self.picture):
+            self._due = now
+        if now - self._due <= max(_WAITED, _INTERVALS * self.plan.every):
+            return False
+        self._draws.take_back(fault)
+        self._heard(f"{now - self._began:7.0f} s  left out, since its node trains in no generation: {fault}")
+        return True
 
     def _pace(self) -> float:
         """Return the seconds between two of the latest steps, 0 while there are too few in this generation."""

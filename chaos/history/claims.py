@@ -101,12 +101,13 @@ def losses(events: Sequence[Event]) -> tuple[Loss, ...]:
     return tuple(one for one in lost if one.at < ended.get(one.node, math.inf))
 
 
-def commits(events: Sequence[Event]) -> tuple[Commit, ...]:
+def commits(events: Sequence[Event], *, generation: int = 0, rollbacks: int = 0) -> tuple[Commit, ...]:
     """Return which checkpoints were committed by whom in `events`, which are in order.
 
-    Whoever found one committed has not done it: two leaders may follow each other while ranks still write.
+    Whoever found one committed has not done it: two leaders may follow each other while ranks still write. generation,
+    rollbacks: before these events.
     """
-    made, generation, rollbacks = [], 0, 0
+    made = []
     for event in events:
         if event.name == "generation.sealed":
             generation = max(generation, int(event.fields["number"]))

@@ -69,11 +69,12 @@ def _noticed(outcome: Outcome, noticed: Sequence[Notice], factor: float, ended: 
 
 
 def _recovered(outcome: Outcome, bar: float, ended: float) -> Promise:
-    steps = sorted(event.at for event in outcome.events if event.name == "step.committed")
+    steps = sorted((event.at, event.generation) for event in outcome.events if event.name == "step.committed")
     whole = outcome.picture.step == outcome.setting.steps or endings.of_job(outcome) is not None
     late, took = [], []
     for fault, at in outcome.made:
-        after = next((step - at for step in steps if step > at), math.inf)
+        number = _formed(outcome, at)
+        after = next((step - at for step, generation in steps if step > at and generation >= number), math.inf)
         if math.isinf(after) and (whole or ended - at < bar):
             continue
         took.append(after)
@@ -87,3 +88,13 @@ def _recovered(outcome: Outcome, bar: float, ended: float) -> Promise:
         broken=tuple(late),
         judged=bool(took),
     )
+
+
+def _formed(outcome: Outcome, at: float) -> int:
+    """Return the generation that was formed next after a fault and before another one, 0 where none was.
+
+    Trainers may go on for a while after what ends their generation: those steps are none that follow it.
+    """
+    until = min((moment for _, moment in outcome.made if moment > at), default=math.inf)
+    formed = (int(e.fields["number"]) for e in outcome.events if e.name == "generation.sealed" and at < e.at < until)
+    return min(formed, default=0)

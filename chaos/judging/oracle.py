@@ -15,8 +15,11 @@ from chaos.judging import endings, explained, notices
 from chaos.judging.explained import BEFORE, UNKNOWN
 from chaos.judging.losses import again_promise, near_promise
 from chaos.judging.promise import Promise
+from chaos.playing.own_script import ScriptSetting
 from chaos.playing.play import Outcome
 
+GOES_ON, WHOLE, SAVED = "the job never stands still for good", "the job makes all its steps", "the last step is saved"
+"""Promises of how a job ends."""
 _EXITED = re.compile(r"the trainer of rank \d+ exited with code \d+")
 HARMLESS = (ClockJump.WORD, Nan.WORD, Spike.WORD)
 """What nobody to whom it is done may be named for."""
@@ -54,9 +57,16 @@ class Verdict:
         return replace(self, promises=(*self.promises, *more), broken=(*self.broken, *broken))
 
 
+def of_one_that_was_ended(promises: Iterable[Promise], why: str) -> Iterator[Promise]:
+    """Yield what is promised of a job that was ended by us, since something broke: nothing is asked of its end."""
+    for one in promises:
+        of_its_end = one.says in (GOES_ON, WHOLE, SAVED)
+        yield replace(one, seen=f"it was ended: {why}", broken=(), judged=False) if of_its_end else one
+
+
 def all_is_known(arguments: Iterable[str]) -> bool:
     """Return whether a script with these arguments does nothing to itself that no outcome has."""
-    return not any(one.startswith("--fault") for one in arguments)
+    return not any(one == "--fault" or one.startswith("--fault=") for one in arguments)
 
 
 def judge(
@@ -88,7 +98,7 @@ def _promises(
 ) -> Iterator[Promise]:
     picture = outcome.picture
     yield Promise(
-        says="the job never stands still for good",
+        says=GOES_ON,
         page="reference/failures.md",
         seen="it ended by itself",
         broken=(outcome.failure,) if outcome.failure else (),
@@ -96,7 +106,7 @@ def _promises(
     yield _exits(outcome)
     yield _errors(outcome)
     yield endings.promise(outcome)
-    yield from _ending(outcome)
+    yield from _ending(outcome, known=quiet is not None or not isinstance(outcome.setting, ScriptSetting))
     yield _made(outcome)
     planned = [view for view in picture.generations if view.planned_repeats]
     yield Promise(
@@ -203,24 +213,26 @@ def _exits(outcome: Outcome) -> Promise:
     )
 
 
-def _ending(outcome: Outcome) -> Iterator[Promise]:
+def _ending(outcome: Outcome, *, known: bool) -> Iterator[Promise]:
+    """Judge whether the job came to its end. known: how many steps it has is not only what it made of them."""
     steps, picture, ending = outcome.setting.steps, outcome.picture, endings.of_job(outcome)
     whole = picture.step == steps
     broken = [] if whole else [f"the job ended after step {picture.step} of {steps}"]
     broken += [] if outcome.digest is not None else ["the job left no digest"]
-    digest = f"the digest of its state is {outcome.digest or 'not there'}"
+    end = f"the digest of its state is {outcome.digest or 'not there'}"
+    end = end if ending is None else f"it had to end by {ending.made.fault}"
     yield Promise(
-        says="the job makes all its steps",
+        says=WHOLE,
         page="reference/failures.md",
-        seen=f"{picture.step} of {steps}; {digest if ending is None else f'it had to end by {ending.made.fault}'}",
+        seen=f"{picture.step} of {steps if known else 'nobody knows how many'}; {end}",
         broken=tuple(broken) if ending is None else (),
-        judged=ending is None,
+        judged=ending is None and known,
     )
     newest = max(picture.checkpoints, default=0)
     saved = steps in picture.checkpoints
     missing = f"the run's last step, {steps}, is no checkpoint; the newest one is of step {newest}"
     yield Promise(
-        says="the last step is saved",
+        says=SAVED,
         page="guides/checkpoints.md",
         seen=f"a checkpoint of step {newest}" if saved else "it has no store, or did not come to its last step",
         broken=(missing,) if whole and outcome.store and not saved and ending is None else (),
@@ -230,10 +242,12 @@ def _ending(outcome: Outcome) -> Iterator[Promise]:
         says="every checkpoint that was committed can be restored",
         page="guides/checkpoints.md",
         seen=f"every byte of what is left of {len(picture.checkpoints)} checkpoints was read"
+        if picture.checkpoints and not outcome.failure
+        else f"of a job that was given up none of {len(picture.checkpoints)} was read"
         if picture.checkpoints
         else "there is none",
         broken=outcome.damage,
-        judged=bool(picture.checkpoints),
+        judged=bool(picture.checkpoints) and not outcome.failure,
     )
 
 

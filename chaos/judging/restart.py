@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from chaos.history.follow import Ledger
 from chaos.judging.explained import BEFORE
 from chaos.judging.losses import near_promise
-from chaos.judging.oracle import HARMLESS, Verdict, judge
+from chaos.judging.oracle import GOES_ON, HARMLESS, Verdict, judge
 from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
 
 AS_OF_EVERY_JOB = (
-    "the job never stands still for good",
+    GOES_ON,
     "a node that nobody kills ends well",
     "every fault of the schedule comes to pass",
     "nothing is left behind",

@@ -89,6 +89,7 @@ class AgentNode:
     dismissed: it was sent SIGTERM, after which torchrun exits with 1 whatever its workers did. unwanted: it is to be
     turned away, with an error. life: counts its starts.
     resident: its workers are keepers, and trainers are theirs; otherwise its workers are what trains.
+    stopped: its agent never ends by itself. frozen: pids that are stopped for good.
     reader: what copies its output into the log, where it does not write there itself.
     """
 
@@ -104,6 +105,7 @@ class AgentNode:
     dismissed: bool = False
     unwanted: bool = False
     stopped: bool = False
+    frozen: set[int] = field(default_factory=set)
     reader: subprocess.Popen[bytes] | None = None
 
     @property
@@ -357,15 +359,15 @@ class Cluster:
         """Send SIGSTOP to every process of the node, those it starts meanwhile included."""
         node = self._nodes[name]
         node.stopped = True
-        stopped: set[int] = set()
-        while new := [pid for pid in node.processes() if pid not in stopped]:
+        while new := [pid for pid in node.processes() if pid not in node.frozen]:
             send(new, signal.SIGSTOP)
-            stopped.update(new)
+            node.frozen.update(new)
 
     def wake_node(self, name: str) -> None:
         """Send SIGCONT to every process of a stopped node."""
         node = self._nodes[name]
         node.stopped = False
+        node.frozen.clear()
         send(node.processes(), signal.SIGCONT)
 
     def exit_codes(self) -> dict[str, int | None]:

@@ -7,6 +7,7 @@ script is compared with the same run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -83,6 +84,7 @@ def quiet_key(setting: ScriptSetting) -> str:
 
     facts = {
         "script": blake3(setting.target.read_bytes()).hexdigest(),
+        "beside": _beside(setting.target),
         "given": setting.given,
         "seed": setting.seed,
         **({} if setting.resident else {"mode": RESTART}),
@@ -94,6 +96,20 @@ def quiet_key(setting: ScriptSetting) -> str:
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
     }
     return blake3(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _beside(script: Path) -> str:
+    """Return the digest of the Python files that a script finds beside it, and in packages there."""
+    files, folders = blake3(), [script.parent]
+    for folder in folders:
+        for path in sorted(folder.iterdir()):
+            if path.suffix == ".py" and path.is_file():
+                files.update(f"{path.relative_to(script.parent)}\0".encode())
+                with contextlib.suppress(PermissionError):
+                    files.update(path.read_bytes())
+            elif (path / "__init__.py").is_file() and not path.is_symlink():
+                folders.append(path)
+    return files.hexdigest()
 
 
 @functools.cache

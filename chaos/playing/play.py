@@ -343,9 +343,14 @@ class Player:
             damage=() if failure else self.damage(),
         )
 
+    @property
+    def has_saved(self) -> bool:
+        """Whether the job has committed any checkpoint."""
+        return bool(self.picture.checkpoints)
+
     def damage(self) -> tuple[str, ...]:
         """Return what is wrong with the checkpoints that the job committed, from every byte of its store."""
-        if not self.picture.checkpoints:
+        if not self.has_saved:
             return ()
         if self.setting.proxy is not None:
             self.setting.proxy.harms.clear()

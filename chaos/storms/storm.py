@@ -233,9 +233,8 @@ def play_storm(
     if quiet is not None and any(fault.LEAVES_OUT for fault in makes):
         knowing = replace(job, arguments=(*job.arguments, *left_out(outcome.events)))
         _, quiet = undisturbed(knowing, workdir=workdir / "without", kept=kept, console=console)
-    if quiet is None:
-        setting = known_steps(setting, outcome)
-        outcome = replace(outcome, setting=setting)
+    if quiet is None and outcome.picture.steps:
+        outcome = replace(outcome, setting=known_steps(setting, outcome))
     noticed = tuple(one for one in notices(outcome, outcome.events) if job.resident or one.detector in EVENTS)
     if job.resident:
         verdict = judge(outcome, quiet, all_known=all_is_known(job.arguments), tolerance=job.tolerance)

@@ -8,6 +8,7 @@ import pytest
 
 from chaos.growth import account
 from chaos.growth.account import Account
+from chaos.history.claims import deposed
 from chaos.history.follow import Event, ledger, picture
 from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, sealed, step
 
@@ -76,6 +77,15 @@ def test_who_noticed_what_is_kept_of_a_long_job(monkeypatch: pytest.MonkeyPatch)
     assert [one for one in noted if one.name == "node.draining"] == [left]
     assert [one.at for one in noted if one.name == "step.committed"] == [40 * 30.0]
     assert len([one for one in noted if one.name == "generation.sealed"]) == 40
+
+
+def test_who_committed_is_kept_of_a_long_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever commits after another one has taken over is seen, hours later too."""
+    monkeypatch.setattr(account, "RECENT", 50)
+    events = long_job(3, 30)
+    leads = [replace(events[-1], node=node, at=200.0 + at) for at, node in enumerate(("a", "b", "a", "b"))]
+    one = heard([*events, *leads, *(step(n, 300.0 + n, 3) for n in range(90, 400))])
+    assert [commit.node for commit in deposed(one.whole().commits)] == ["a"]
 
 
 def test_other_bits_are_found_at_once() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from chaos.faults.fault import OfNode, node_name
 from chaos.faults.orders import Join
+from chaos.faults.process import Kill
 from chaos.growth.draws import DEFAULT, WORDS, Draws
 
 
@@ -41,3 +42,12 @@ def test_a_seed_draws_the_same_faults() -> None:
     many = [[draws.draw(step) for step in range(1, 50)] for draws in (Draws(1, DEFAULT, 3), Draws(2, DEFAULT, 3))]
     assert many[0] != many[1]
     assert len(other) == 1
+
+
+def test_a_node_of_which_the_fault_was_not_made_is_drawn_again() -> None:
+    """It waited for its node for too long, which is still there."""
+    draws = Draws(3, ("kill",), 3)
+    first = draws.draw(1)
+    assert isinstance(first, Kill)
+    draws.take_back(first)
+    assert sorted(draws._alive) == ["node0", "node1", "node2"]

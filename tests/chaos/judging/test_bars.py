@@ -99,3 +99,13 @@ def test_bars_are_positive_numbers(value: float) -> None:
         Bars(noticed=value)
     with pytest.raises(UsageError, match="--recovery"):
         replace(Bars(), recovered=value)
+
+
+def test_a_step_that_was_under_way_is_none_that_follows_a_fault() -> None:
+    """Where a generation is formed for it, the first of that one is."""
+    made = outcome(noticed=0.5, next_step=0.02)
+    late = (*made.events[:-1], sealed(2, 11.0, "death", ["node0"]), step(3, 70.0, 2), made.events[-1])
+    (promise,) = judged(replace(made, events=late), recovered=30.0)
+    assert promise.broken == (f"{KILL}: the next step came after 60.0 s, asked for are 30 s",)
+    (promise,) = judged(made, recovered=30.0)
+    assert promise.held

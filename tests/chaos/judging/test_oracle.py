@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from chaos.faults.code import Deadlock, Skip
@@ -13,7 +14,16 @@ from chaos.faults.fault import Fault
 from chaos.faults.moment import When
 from chaos.history.claims import Commit, deposed
 from chaos.history.follow import Event, Injection, picture
-from chaos.judging.oracle import Verdict, document, judge
+from chaos.judging.oracle import (
+    GOES_ON,
+    SAVED,
+    WHOLE,
+    Verdict,
+    all_is_known,
+    document,
+    judge,
+    of_one_that_was_ended,
+)
 from chaos.playing.play import Outcome, Setting
 from chaos.report.plot import loss_plot
 from chaos.report.view import progress, summary
@@ -141,6 +151,31 @@ def test_every_promise_says_where_it_stands() -> None:
     broken = judge(outcome(a_death_and_a_join(), digest="abd"), quiet())
     assert [promise.says for promise in broken.promises if promise.held is False] == [promises[-1].says]
     assert broken.broken == promises_broken(broken)
+
+
+def test_nothing_is_asked_of_the_end_of_a_job_that_was_ended_for_what_broke() -> None:
+    """What broke is told alone: by that it is shrunk."""
+    twice = sorted([*a_death_and_a_join()[:-2], step(2, 15.0, 3, loss=1.0)], key=lambda one: one.at)
+    why = "step 2 was done again with other bits"
+    ended = replace(outcome(twice, digest=None), failure=why, store="file:///s")
+    promises = [*of_one_that_was_ended(judge(ended).promises, why)]
+    broken = [promise.broken for promise in promises if promise.held is False]
+    assert (why,) in broken
+    assert not {GOES_ON, WHOLE, SAVED} & {promise.says for promise in promises if promise.held is not None}
+
+
+def test_a_checkpoint_of_a_job_that_was_given_up_is_not_called_whole() -> None:
+    """Nobody has read it."""
+    saved = [*a_death_and_a_join(), event("checkpoint.committed", 16.0, step=3, moved=True)]
+    verdict = judge(replace(outcome(saved), failure="it stands"))
+    (read,) = (one for one in verdict.promises if one.says == "every checkpoint that was committed can be restored")
+    assert (read.held, read.seen) == (None, "of a job that was given up none of 1 was read")
+
+
+@pytest.mark.parametrize(("given", "known"), [("--fault", False), ("--fault=kill:1@3", False), ("--fault-log", True)])
+def test_only_the_option_of_faults_says_that_a_script_fails_by_itself(given: str, known: bool) -> None:
+    """Not one of another name that begins alike, by which nothing would be judged."""
+    assert all_is_known(["--steps=3", given]) is known
 
 
 def test_a_checkpoint_that_cannot_be_restored_is_a_broken_promise() -> None:

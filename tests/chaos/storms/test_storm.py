@@ -116,6 +116,12 @@ def test_an_undisturbed_run_is_played_once_for_all_schedules_and_layouts(script:
     keys = {quiet_key(one) for one in (first, wider, replace(first, seed=8), replace(first, given=("--x",)))}
     script.write_text("import elastic3d as e\n")
     assert len(keys | {quiet_key(first)}) == 4
+    (script.parent / "layers").mkdir()
+    for beside in ("model.py", "layers/__init__.py", "layers/mlp.py"):
+        keys.add(quiet_key(first))
+        (script.parent / beside).write_text("width = 1\n")
+    (script.parent / "layers" / "mlp.py").write_text("width = 2\n")
+    assert len(keys | {quiet_key(first)}) == 7, "what it imports from beside it counts too"
 
 
 def test_what_is_kept_of_a_run_is_played_again(script: Path, tmp_path: Path) -> None:
