@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from chaos.machine.network import Network
     from chaos.machine.small_disk import SmallDisk
     from chaos.servers.etcd import EtcdCluster, EtcdServer
-    from chaos.servers.s3_proxy import S3Proxy
+    from chaos.servers.s3_proxy import Harm
 
 
 class LiveJob(Protocol):
@@ -53,11 +53,6 @@ class LiveJob(Protocol):
         ...
 
     @property
-    def proxy(self) -> S3Proxy:
-        """What stands before its store."""
-        ...
-
-    @property
     def store_folder(self) -> str:
         """The folder of a store on disk."""
         ...
@@ -86,6 +81,10 @@ class LiveJob(Protocol):
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """Do something after so many seconds, or at the end of the job if that comes first."""
+        ...
+
+    def harm(self, fault: Fault, harm: Harm) -> None:
+        """Have what stands before its store do something to requests, for a fault."""
         ...
 
     def happens(self, fault: Fault) -> None:

@@ -80,7 +80,7 @@ class _Harmed(Fault):
     def make(self, job: LiveJob) -> bool:
         """Let the proxy before the store do it."""
         job.note(self.WORD)
-        job.proxy.harms.append(Harm(do=self.DO, method=self.method, path=self.PATH, times=self.times))
+        job.harm(self, Harm(do=self.DO, method=self.method, path=self.PATH, times=self.times))
         return True
 
     def check(self) -> None:

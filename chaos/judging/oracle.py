@@ -182,6 +182,8 @@ def _made(outcome: Outcome) -> Promise:
     """Judge whether no fault was left out: a job that ends early leaves some out, and is what went wrong then."""
     ending = endings.of_job(outcome)
     done = f"{len(outcome.faults) - len(outcome.undone)} of {len(outcome.faults)}"
+    if outcome.unmet:
+        done = f"{done}; no request met {', '.join(map(str, outcome.unmet))}"
     return Promise(
         says="every fault of the schedule comes to pass",
         page="guides/chaos.md",

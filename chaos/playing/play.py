@@ -34,7 +34,7 @@ from chaos.scripts import mark_of
 from chaos.servers.etcd import EtcdCluster, EtcdServer
 from chaos.servers.metadata import cloud_of
 from chaos.servers.s3 import LOOPBACK
-from chaos.servers.s3_proxy import S3Proxy
+from chaos.servers.s3_proxy import Harm, S3Proxy
 from checkpointing import open_store, verify
 from checkpointing.errors import CheckpointError
 from elastic3d import etcd_keys as keys
@@ -130,11 +130,12 @@ class Outcome:
     """The outcome of a history.
 
     killed, dismissed: nodes ended by SIGKILL and by SIGTERM. unwanted: nodes that were to be turned away. undone:
-    faults whose moment never came. failure: that it was left standing, and was given up, or "". logs: by node, the end
-    of what an agent printed that ended as it should not have.
-    store: the URL of its checkpoints. injections: what was done, and when. made: the faults that were made, and when.
-    hit: the node that each of `made` happened to, "" for none. events: of all nodes, by this machine's clock.
-    damage: what was found wrong with committed checkpoints when every byte of the store was read at the end.
+    faults whose moment never came. unmet: those that no request of the store has met since. failure: that it was
+    left standing, and was given up, or "". logs: by node, the end of what an agent printed that ended as it should
+    not have. store: the URL of its checkpoints. injections: what was done, and when. made: the faults that were
+    made, and when. hit: the node that each of `made` happened to, "" for none. events: of all nodes, by this
+    machine's clock. damage: what was found wrong with committed checkpoints when every byte of the store was read
+    at the end.
     """
 
     setting: Setting
@@ -155,6 +156,7 @@ class Outcome:
     hit: tuple[str, ...] = ()
     events: tuple[Event, ...] = ()
     damage: tuple[str, ...] = ()
+    unmet: tuple[Fault, ...] = ()
 
 
 Watcher = Callable[[Picture], None]
@@ -208,6 +210,7 @@ class Player:
         self.injections: list[Injection] = []
         self.made: list[tuple[Fault, float]] = []
         self.hit: list[str] = []
+        self._harms: list[tuple[Fault, Harm, int]] = []
         self._later: list[tuple[float, Callable[[], object]]] = []
         self._shared_memory = shared_memory()
         self._ports: dict[str, tuple[str, Port]] = {}
@@ -327,6 +330,7 @@ class Player:
             dismissed=tuple(node.name for node in nodes if node.dismissed),
             unwanted=tuple(node.name for node in nodes if node.unwanted),
             undone=tuple(self.waiting),
+            unmet=tuple(fault for fault, harm, times in self._harms if harm.times == times),
             # A history that was given up is ended by force later: its leftovers prove nothing.
             leftovers=() if failure else self.leftovers(),
             failure=failure,
@@ -412,6 +416,11 @@ class Player:
 
     def at_end(self, action: Callable[[], object]) -> None:
         self._later.append((math.inf, action))
+
+    def harm(self, fault: Fault, harm: Harm) -> None:
+        assert self.setting.proxy is not None, "no proxy stands before this store"
+        self._harms.append((fault, harm, harm.times))
+        self.setting.proxy.harms.append(harm)
 
     def happens(self, fault: Fault) -> None:
         now = self.clock.wall()
@@ -511,11 +520,6 @@ class Player:
     def clocks(self) -> Clocks:
         assert self.setting.clocks is not None, "the nodes share one clock"
         return self.setting.clocks
-
-    @property
-    def proxy(self) -> S3Proxy:
-        assert self.setting.proxy is not None, "no proxy stands before this store"
-        return self.setting.proxy
 
     @property
     def store_folder(self) -> str:

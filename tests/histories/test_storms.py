@@ -55,6 +55,7 @@ def played(job: Job, schedule: Schedule, kept: Path, folder: Path) -> Storm:
     logs = [f"--- {name}\n{log}" for name, log in storm.outcome.logs.items()]
     assert storm.kept, "\n".join((*storm.verdict.broken, *logs))
     assert storm.verdict.same_bits is True
+    assert storm.outcome.unmet == ()
     assert {fault for fault, _ in storm.outcome.made} == {*schedule.faults} - {fault for fault, _ in storm.skipped}
     return storm
 

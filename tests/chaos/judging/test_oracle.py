@@ -12,6 +12,7 @@ from rich.console import Console
 from chaos.faults.code import Deadlock, Skip
 from chaos.faults.fault import Fault
 from chaos.faults.moment import When
+from chaos.faults.store import StoreFlips
 from chaos.history.claims import Commit, deposed
 from chaos.history.follow import Event, Injection, picture
 from chaos.judging.oracle import (
@@ -304,3 +305,11 @@ def test_the_text_output_names_the_nodes_and_the_verdict() -> None:
     assert plot.startswith("<svg")
     assert plot.count("<polyline") == 2
     assert "3: join" in plot
+
+
+def test_a_fault_of_the_store_that_no_request_met_is_named() -> None:
+    """It was made, and nothing came of it: whoever reads that all held sees by what it was not tried."""
+    flips = StoreFlips(when=When(step=3))
+    made = replace(outcome(a_death_and_a_join()), faults=(parse_kill("1@3"), flips), unmet=(flips,))
+    (promise,) = (one for one in judge(made).promises if one.says == "every fault of the schedule comes to pass")
+    assert (promise.held, promise.seen) == (True, f"2 of 2; no request met {flips}")
