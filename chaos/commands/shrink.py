@@ -25,7 +25,6 @@ from chaos.schedules.as_test import as_test
 from chaos.schedules.files import to_document
 from chaos.schedules.schedule import Schedule
 from chaos.schedules.smaller import smallest
-from chaos.score.playing import TRAIN_FAULTY
 from chaos.storms.folders import free_folder, in_words, writable_folder
 from chaos.storms.storm import VERDICT, Job, keep, kept_storm, play_storm
 from elastic3d.clock import SYSTEM, Clock
@@ -173,8 +172,8 @@ class _Tries:
         """
         which = f"try {self._made} of {self._most}" if self._made else "again"
         text = f"{which}: {schedule}: "
-        faulty = Path(self._job.script).resolve() == TRAIN_FAULTY.resolve()
-        makes, _skipped = feasible(schedule.faults, slots=self._job.slots, faulty=faulty, loopback=self._job.loopback)
+        job = self._job
+        makes, _skipped = feasible(schedule.faults, slots=job.slots, faulty=job.faulty, loopback=job.loopback)
         work = self._work / str(self._made)
         self._made += 1
         if not makes:

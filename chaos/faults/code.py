@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chaos.faults.fault import About, Ends, Place
-from chaos.faults.live import LiveJob
 from chaos.faults.script import InScript, OfScript, about
 
 STUCK = (
@@ -117,6 +116,7 @@ class RaisedEverywhere(InScript):
     """Every rank's code raises, on each try; rank `rank` says that it has happened."""
 
     WORD = "raise-everywhere"
+    OF_ALL = True
     RAISES = True
     ABOUT = about(
         Place.CODE,
@@ -128,13 +128,6 @@ class RaisedEverywhere(InScript):
         ends=Ends.JOB,
         says=(_ASKED, "Traceback"),
     )
-
-    def make(self, job: LiveJob) -> bool:
-        """Return whether the script has done it; note it then, of no node in particular."""
-        come = job.marked(self.when.step) is not None
-        if come:
-            job.note(self.WORD)
-        return come
 
 
 _ALONE = "your code raises on one node alone: a newcomer before its first step, or one node on every try"

@@ -8,7 +8,6 @@ from typing import Self
 
 from chaos.faults.code import NAMED, STUCK
 from chaos.faults.fault import Ends, Place
-from chaos.faults.live import LiveJob
 from chaos.faults.moment import When
 from chaos.faults.script import InScript, Lasting, about
 from elastic3d.errors import UsageError
@@ -44,6 +43,7 @@ class NoData(InScript):
     """The data set returns on no rank for 45 s."""
 
     WORD = "nodata"
+    OF_ALL = True
     LEAST_NODES = 2
     ABOUT = about(
         Place.DATA,
@@ -54,13 +54,6 @@ class NoData(InScript):
         40.0,
         ends=Ends.NOTHING,
     )
-
-    def make(self, job: LiveJob) -> bool:
-        """Return whether the script has done it; note it then, as something that happens to nobody in particular."""
-        happened = job.marked(self.when.step) is not None
-        if happened:
-            job.note(self.WORD)
-        return happened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,10 +50,12 @@ def about(
 class OfScript(Fault):
     """The script fails after `when.step` steps.
 
-    OPTIONS: of the script, besides the fault; without them nobody looks for it.
+    OPTIONS: of the script, besides the fault; without them nobody looks for it. OF_ALL: it happens to no rank in
+    particular, whoever says that it has.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
+    OF_ALL: ClassVar[bool] = False
 
     @abstractmethod
     def asked(self) -> str:
@@ -67,7 +69,7 @@ class OfScript(Fault):
         """Return whether the script has done it; note it then."""
         node = job.marked(self.when.step)
         if node is not None:
-            job.note(self.WORD, node)
+            job.note(self.WORD, "" if self.OF_ALL else node)
         return node is not None
 
     def check(self) -> None:

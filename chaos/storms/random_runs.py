@@ -19,7 +19,6 @@ from chaos.schedules.draw import LASTING, NAMED, ORDINARY, draw_schedule, last_s
 from chaos.schedules.restart import WHY, check_restart
 from chaos.schedules.restart import WORDS as RESTART_WORDS
 from chaos.schedules.schedule import Schedule
-from chaos.score.playing import TRAIN_FAULTY
 from chaos.storms.storm import Job, Storm, keep, play_storm
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import UsageError
@@ -144,8 +143,7 @@ def play_run(schedule: Schedule, job: Job, *, kept: Path, out: Path, clock: Cloc
         steps_repeated=0,
         folder=None,
     )
-    faulty = Path(job.script).resolve() == TRAIN_FAULTY.resolve()
-    makes, skips = feasible(schedule.faults, slots=job.slots, faulty=faulty, loopback=job.loopback)
+    makes, skips = feasible(schedule.faults, slots=job.slots, faulty=job.faulty, loopback=job.loopback)
     made = replace(made, skipped=tuple(SkippedFault(fault=str(fault), why=why) for fault, why in skips))
     if not makes:
         return made

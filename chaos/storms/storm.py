@@ -96,6 +96,11 @@ class Job:
         return self.conf.get("mode", RESIDENT) == RESIDENT
 
     @property
+    def faulty(self) -> bool:
+        """Whether the script is the one that can fail by itself in all ways of the catalogue."""
+        return Path(self.script).resolve() == TRAIN_FAULTY.resolve()
+
+    @property
     def on_hosts(self) -> bool:
         """Whether each node is a host of its own."""
         return not self.loopback and not lacking(Need.HOSTS)
@@ -180,7 +185,7 @@ def play_storm(
     makes, skipped = feasible(
         schedule.faults,
         slots=job.slots,
-        faulty=setting.target.resolve() == TRAIN_FAULTY.resolve(),
+        faulty=job.faulty,
         loopback=job.loopback,
     )
     for fault, why in skipped:
