@@ -117,9 +117,13 @@ class ForeignFormat(FormatError):
 
 
 class Tampered(Corrupt, StoreError):
-    """An encrypted object is not as it was sealed under its name; restore from elsewhere."""
+    """An encrypted object is not as it was sealed under its name; restore from elsewhere.
+
+    token: of the object, where it was read to be replaced.
+    """
 
     transient = False
+    token: str | None = None
 
 
 class CommitRefused(CheckpointError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from checkpointing.errors import Corrupt, FormatError, NewerFormat, NoCheckpoint, StoreNotFound
+from checkpointing.errors import Corrupt, FormatError, NewerFormat, NoCheckpoint, StoreNotFound, Tampered
 from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
 from checkpointing.format.history import History, decode_history
@@ -41,17 +41,33 @@ def read_ref(store: Store, name: str = LATEST) -> Ref | None:
 
 
 def read_versioned(store: Store) -> tuple[Ref | None, str | None]:
-    """Return `latest` and the token that a swap of it must name; (None, None) if it is not there."""
-    versioned = store.read(names.LATEST)
-    if versioned is None:
-        return None, None
+    """Return `latest` and the token that a swap of it must name; (None, None) if it was never written.
+
+    Corrupt if it was and is gone, as its shadow says: whoever began it anew would let those in that it keeps out, and a
+    collection would delete what it does not know of.
+    """
     try:
-        return decode_ref(versioned.data, names.LATEST), versioned.token
+        versioned = store.read(names.LATEST)
+        if versioned is None and _has_shadow(store):
+            # It may have been written just now.
+            versioned = store.read(names.LATEST)
+            if versioned is None:
+                raise Corrupt(f"{names.LATEST}: it is gone, and {names.SHADOW}, a copy of it, is there")
+        return (None, None) if versioned is None else (decode_ref(versioned.data, names.LATEST), versioned.token)
     except NewerFormat:
         raise
     except FormatError as error:
+        where = "" if isinstance(error, Tampered) else f"store {store.url}: "
         advice = "no checkpoint is lost; `elastic3d ckpt repair` finds them and writes the ref anew"
-        raise type(error)(f"store {store.url}: {error}: {advice}") from error
+        raise type(error)(f"{where}{error}: {advice}") from error
+
+
+def _has_shadow(store: Store) -> bool:
+    try:
+        store.size(names.SHADOW)
+    except StoreNotFound:
+        return False
+    return True
 
 
 def committed(store: Store, ref: Ref | None) -> tuple[str, ...]:

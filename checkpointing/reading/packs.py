@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from checkpointing.errors import Corrupt, SourceError, StoreError, StoreNotFound, Tampered, TileLost, WrongKey
+from checkpointing.errors import Corrupt, SourceError, StoreError, StoreNotFound, Tampered, TileLost
 from checkpointing.format import names
 from checkpointing.format.codecs import Bytes, Codec, decode
 from checkpointing.format.encoding import hexdigest
@@ -21,8 +21,8 @@ _FAR = 8 << 20  # bytes that are worth a request to anything other than a disk
 _GAP = 64 << 10  # unwanted bytes that are cheaper to read than another request ...
 _SLACK = 20  # ... as long as the wanted bytes are at least so many times all of them
 
-_DAMAGED = (StoreNotFound, Tampered, WrongKey)
-"""Errors of a store that reading again does not mend: with a wrong key nobody would have come as far as its packs."""
+_DAMAGED = (StoreNotFound, Tampered)
+"""Errors of a store that reading again does not mend."""
 
 Place = tuple[str, int, int]
 """Stored bytes: pack, offset, length."""
@@ -101,6 +101,10 @@ class PackSource:
                 rest.append(number)
         for run in runs(sorted(raw), _SCATTERED if isinstance(self._store, Scattering) else _RUN):
             error = self._read(run, [wanted[raw[place][0]][1] for place in run])
+            if isinstance(error, TileLost) and len(run) > 1:
+                # It may be one of them: each is read by itself.
+                rest += [number for place in run for number in raw[place]]
+                continue
             for first, *twins in (raw[place] for place in run):
                 for twin in twins:
                     wanted[twin][1][:] = wanted[first][1]

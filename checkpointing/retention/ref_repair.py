@@ -6,7 +6,15 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from checkpointing.errors import FormatError, KeepRefused, NewerFormat, NoCheckpoint, StoreError, StoreNotFound
+from checkpointing.errors import (
+    FormatError,
+    KeepRefused,
+    NewerFormat,
+    NoCheckpoint,
+    StoreError,
+    StoreNotFound,
+    Tampered,
+)
 from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
 from checkpointing.format.record import Record
@@ -40,7 +48,11 @@ def repair_latest(store: Store, *, generation: int = 0) -> Ref:
     Nothing is deleted. KeepRefused if there is nothing to repair from; NewerFormat if only a newer version may repair.
     """
     for _ in range(_TRIES):
-        versioned = store.read(names.LATEST)
+        try:
+            versioned = store.read(names.LATEST)
+        except Tampered as error:
+            # What it was read as stands for nothing; it is swapped all the same.
+            versioned = Versioned(data=b"", token=str(error.token))
         base, sound = _base(store, versioned)
         if sound and base is not None:
             return base

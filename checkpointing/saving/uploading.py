@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import blake3
 import tenacity
 
-from checkpointing.errors import Corrupt, Miswritten, StoreNotFound
+from checkpointing.errors import Corrupt, Miswritten, StoreNotFound, Tampered
 from checkpointing.format import names
 from checkpointing.format.pack import HEAD, PackPlan, PackTile, whole
 from checkpointing.format.tiles import begin_digest
@@ -57,7 +57,7 @@ def is_there(store: Store, plan: PackPlan) -> bool:
     """Return whether an earlier try has left this pack intact: every byte is read."""
     try:
         return store.size(names.pack(plan.id)) == plan.size and _as_planned(store, plan)
-    except StoreNotFound:
+    except (StoreNotFound, Tampered):
         return False
 
 

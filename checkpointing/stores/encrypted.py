@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
 
 from checkpointing.errors import StoreNotFound, Tampered, WrongKey
 from checkpointing.format import names
-from checkpointing.format.encoding import SEALED, SEALED_BEFORE
+from checkpointing.format.encoding import PLAIN, SEALED, SEALED_BEFORE
 from checkpointing.stores.keys import Key
 from checkpointing.stores.protocol import Data, Entry, Store, Versioned, check_name, chunks, decides_creations
 
@@ -32,6 +32,8 @@ _T = TypeVar("_T")
 CHUNK = 64 << 10
 _HEAD = len(SEALED) + 8  # the magic, the key's id
 _HIDDEN = re.compile(r"packs/[0-9a-f]{2}/([0-9a-f]{96})\.pack")
+_OF_ALL = (names.REFS, names.CHECKPOINTS, names.SAVES, names.PACKS)
+"""Where objects lie that whoever opens a store has not all written itself, with whatever key."""
 _NONCE = 12
 _STORED = _NONCE + CHUNK + 16
 _BATCH = 16  # chunks passed on at once
@@ -45,6 +47,7 @@ class EncryptedStore:
         self._store = store
         self.decides_creations = decides_creations(store)
         self._key = key
+        self._fits = False
         self._pack_names = AESSIV(key.for_pack_names())
         self._cipher: Callable[[str], _Sealer] = functools.lru_cache(maxsize=256)(lambda name: _Sealer(key, name))
 
@@ -69,7 +72,11 @@ class EncryptedStore:
         versioned = self._store.read(name)
         if versioned is None:
             return None
-        return Versioned(data=self._open(name, versioned.data), token=versioned.token)
+        try:
+            return Versioned(data=self._open(name, versioned.data), token=versioned.token)
+        except Tampered as error:
+            error.token = versioned.token
+            raise
 
     def size(self, name: str) -> int:
         """Return an object's size when decrypted."""
@@ -151,18 +158,25 @@ class EncryptedStore:
         return self._open_chunks(name, memoryview(stored)[_HEAD:], 0, whole=True)
 
     def _check_head(self, name: str, head: bytes) -> None:
+        """Raise WrongKey where an object is another key's, or plain; Tampered where its first bytes are damaged.
+
+        Once an object has been opened that others have written as well, the key is the store's: what looks like another
+        one's is damage then.
+        """
         if head in (SEALED + self._key.id, SEALED_BEFORE + self._key.id):
             return
         where = f"store {self.url}: {name}"
-        if head[: len(SEALED)] in (SEALED, SEALED_BEFORE) and len(head) == _HEAD:
+        if head[: len(SEALED)] in (SEALED, SEALED_BEFORE) and len(head) == _HEAD and not self._fits:
             raise WrongKey(
                 f"{where} is encrypted with the key {head[len(SEALED) :].hex()}, and {self._key.id.hex()} was given: "
                 "give that key"
             )
-        raise WrongKey(
-            f"{where} is not encrypted, or its first bytes are damaged. A key was given: open the store without one, "
-            "or give a new place to what is to be encrypted."
-        )
+        if head.startswith(PLAIN) and not self._fits:
+            raise WrongKey(
+                f"{where} is not encrypted. A key was given: open the store without one, or give a new place to what "
+                "is to be encrypted."
+            )
+        raise Tampered(f"{where}: its first bytes are not as they were written. Restore from elsewhere.")
 
     def _open_range(self, name: str, stored: bytes, start: int, stop: int) -> bytes:
         """Return bytes [start, stop), from the chunks that hold them."""
@@ -188,6 +202,7 @@ class EncryptedStore:
                     "name: the object is damaged, cut short or another one's. Restore from elsewhere."
                 )
             plain.append(opened)
+            self._fits = self._fits or name.startswith(_OF_ALL)
         if whole and not plain and first == 0:
             raise Tampered(f"store {self.url}: {name}: is cut short. Restore from elsewhere.")
         return plain[0] if len(plain) == 1 else b"".join(plain)

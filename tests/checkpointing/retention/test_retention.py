@@ -65,6 +65,8 @@ from checkpointing.reading import announcing, naming
 from checkpointing.reading.announcing import announced, reading
 from checkpointing.reading.naming import committed
 from checkpointing.retention.policy import bounded, retained
+from checkpointing.stores.encrypted import EncryptedStore
+from checkpointing.stores.keys import Key
 from checkpointing.stores.local import LocalStore
 from checkpointing.stores.protocol import Entry
 from tests.checkpointing.interleaving import Free, View
@@ -605,13 +607,16 @@ def damage(store: View, how: str) -> None:
     elif how == "empty":
         store.put(names.LATEST, b"")
     else:
-        store.put(names.LATEST, data[:40] + bytes([data[40] ^ 1]) + data[41:])
+        at = 2 if how == "head" else 40
+        store.put(names.LATEST, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
 
 
-@pytest.mark.parametrize("how", ["gone", "empty", "flipped"])
-def test_a_damaged_ref_is_refused_and_repaired(how: str) -> None:
+@pytest.mark.parametrize("sealed", [False, True], ids=["plain", "encrypted"])
+@pytest.mark.parametrize("how", ["gone", "empty", "flipped", "head"])
+def test_a_damaged_ref_is_refused_and_repaired(how: str, sealed: bool) -> None:
     """Nothing is committed over it; repair finds the newest checkpoint, tags, pins, and a fence that holds."""
-    store, _ = fresh()
+    below, _ = fresh()
+    store: Any = EncryptedStore(below, Key(bytes(32))) if sealed else below
     fence(store, 3)
     history(store, range(1, 5), made_in=3)
     mark_verified(store, "2")
@@ -623,20 +628,20 @@ def test_a_damaged_ref_is_refused_and_repaired(how: str) -> None:
     good = read_ref(store)
     assert good is not None
     assert repair_latest(store) == good
-    damage(store, how)
-    if how != "gone":
+    damage(below, how)
+    with pytest.raises(Corrupt, match="ckpt repair"):
+        open_checkpoint(store)
+    for refused in (lambda: save_and_commit(store, make_state(SMALL), step=9, made_in=7), lambda: fence(store, 8)):
         with pytest.raises(Corrupt, match="ckpt repair"):
-            open_checkpoint(store)
-        with pytest.raises(Corrupt):
-            commit(store, step=9, made_in=7, attempt=0, committed_in=7, world=2)
+            refused()
     ref = repair_latest(store)
     same = ("generation", "checkpoint", "record_digest", "step", "made_in", "earlier", "tags", "pins")
     same = (*same, "verified", "vetted", "distrusted")
     assert {field: getattr(ref, field) for field in same} == {field: getattr(good, field) for field in same}
     with pytest.raises(Fenced):
         fence(store, 6)
-    assert not list(verify(store))
-    damage(store, how)
+    assert not [finding for finding in verify(store) if finding.checkpoints]
+    damage(below, how)
     store.delete(names.SHADOW)
     assert repair_latest(store, generation=8).generation == 8
 

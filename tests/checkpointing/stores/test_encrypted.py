@@ -12,10 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpointing import Key, Store, fence, open_checkpoint, open_store, read_latest, verify
+from checkpointing import (
+    Box,
+    Key,
+    Store,
+    TensorSpec,
+    commit,
+    fence,
+    open_checkpoint,
+    open_store,
+    read_latest,
+    save_rank,
+    verify,
+)
 from checkpointing.errors import StoreNotFound, StoreUnfit, Tampered, WrongKey
+from checkpointing.format import names
+from checkpointing.format.encoding import pack_json
 from checkpointing.stores.encrypted import CHUNK, EncryptedStore
-from tests.checkpointing.states import SMALL, load, make_state, save_and_commit
+from tests.checkpointing.states import SMALL, load, make_state, piece, save_and_commit
 from tests.paths import DATA
 
 _numbers = itertools.count()
@@ -119,9 +133,80 @@ def test_a_wrong_key_is_distinguished_from_damage(inner: Store, store: Encrypted
     for ask in (lambda: other.get("x"), lambda: other.get("x", 3, 9), lambda: other.read("x")):
         with pytest.raises(WrongKey, match=KEY.id.hex()):
             ask()
-    inner.put("plain", b"not encrypted at all")
+    inner.put("plain", pack_json("not encrypted at all"))
     with pytest.raises(WrongKey, match="is not encrypted"):
         store.get("plain")
+
+
+@pytest.mark.parametrize("how", ["emptied", "cut", "of no kind", "as of another key"])
+def test_damage_to_the_first_bytes_is_damage(how: str, inner: Store, store: EncryptedStore) -> None:
+    """Not a wrong key: an older checkpoint helps then. Who has opened what others have written has the right one."""
+    store.put(names.LATEST, b"a ref")
+    store.put("x", b"1" * 100)
+    assert store.get(names.LATEST) == b"a ref"
+    whole = inner.get("x")
+    damaged = {"emptied": b"", "cut": whole[:4], "of no kind": b"?" + whole[1:]}
+    inner.put("x", damaged.get(how, whole[:9] + b"?" + whole[10:]))
+    for ask in (lambda: store.get("x"), lambda: store.read("x")):
+        with pytest.raises(Tampered):
+            ask()
+
+
+def test_whoever_has_opened_its_own_objects_alone_has_any_key(inner: Store, store: EncryptedStore) -> None:
+    """A probe that it has just written, say."""
+    store.put(names.LATEST, b"a ref")
+    other = EncryptedStore(inner, Key.generate())
+    other.put(f"{names.PROBE}a", b"probe")
+    assert other.get(f"{names.PROBE}a") == b"probe"
+    with pytest.raises(WrongKey):
+        other.get(names.LATEST)
+
+
+def damage(inner: Store, name: str, place: int) -> None:
+    data = bytearray(inner.get(name))
+    data[place] ^= 1
+    inner.put(name, bytes(data))
+
+
+def test_a_damaged_pack_of_an_earlier_try_is_written_anew(inner: Store, store: EncryptedStore) -> None:
+    """As in a plain store: the same contents have the same pack each time."""
+    fence(store, 1)
+    state = make_state(SMALL)
+    save_and_commit(store, state)
+    pack = next(entry.name for entry in inner.entries(names.PACKS))
+    damage(inner, pack, inner.size(pack) // 2)
+    assert list(verify(store))
+    save_and_commit(store, state, step=2)
+    assert load(open_checkpoint(store))[0] == state
+
+
+def test_each_tile_of_a_damaged_stretch_is_read_by_itself(inner: Store, store: EncryptedStore) -> None:
+    """One chunk is lost, and with it what lies in it; not all that would have been read at once."""
+    fence(store, 1)
+    spec = TensorSpec(key="model/w", dtype="float32", shape=(8, 1 << 14))
+    data = os.urandom(8 << 16)
+    save_rank(
+        store,
+        step=1,
+        made_in=1,
+        attempt=0,
+        rank=0,
+        world=1,
+        pieces=[piece(spec, data, Box(start=(row, 0), stop=(row + 1, 1 << 14))) for row in range(8)],
+        facts={},
+    )
+    commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=1)
+    (pack,) = (entry.name for entry in inner.entries(names.PACKS))
+    damage(inner, pack, inner.size(pack) // 2)
+    checkpoint = open_checkpoint(store)
+    offers = list(checkpoint.offers("s"))
+    source = checkpoint.source("s")
+    buffers = [memoryview(bytearray(1 << 16)) for _ in offers]
+    lost = [number for number, error in source.fill(list(zip(offers, buffers, strict=True))) if error is not None]
+    assert 1 <= len(lost) <= 2
+    for number, (tile, buffer) in enumerate(zip(offers, buffers, strict=True)):
+        row = tile.box.start[0]
+        assert number in lost or bytes(buffer) == data[row << 16 : (row + 1) << 16]
 
 
 def test_checkpoints_work_in_an_encrypted_store(inner: Store, store: EncryptedStore) -> None:
