@@ -20,6 +20,7 @@ hears no votes cannot go on by itself either: a step needs every rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -47,7 +48,7 @@ from elastic3d.membership.machine.suspicions import Suspicions
 from elastic3d.membership.machine.trainers import Trainers, TrainersPhase
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
-from elastic3d.membership.records import MemberRecord, Out, ReasonToGoBack, Report, Tomb
+from elastic3d.membership.records import SIGNAL, MemberRecord, Notice, Out, ReasonToGoBack, Report, Tomb
 from elastic3d.membership.stalls import Judge
 from elastic3d.values import Cause, Generation
 
@@ -108,6 +109,7 @@ class Core:
         self._vacant_since: float | None = None
         self._active_in = self._newest = 0
         self._draining = self._hindered = False
+        self._gone_by = math.inf
         self._led, self._awaited = 0, acts.Awaiting(nodes=0)
         self._commits = Commits()
 
@@ -133,6 +135,23 @@ class Core:
         but until the next generation is sealed nobody else tells that the trainers of the present one are gone.
         """
         return not said or said != self._sealed or key == said
+
+    def _soonest(self, notice: Notice, now: float) -> Notice:
+        """Return the notice by which this node has to be gone first, of a new one and the one it has reported.
+
+        That a signal has come is kept, whichever it is: whoever sent it ends the node. What is left of the time is what
+        a reader has that sees it now.
+        """
+        known = self.report.notice
+        gone_by = math.inf if notice.seconds is None else now + notice.seconds
+        if known is None or gone_by < self._gone_by:
+            self._gone_by = gone_by
+            signalled = known is not None and known.kind == SIGNAL
+            return replace(notice, kind=SIGNAL) if signalled else notice
+        if notice.kind != SIGNAL or known.kind == SIGNAL:
+            return known
+        left = None if math.isinf(self._gone_by) else max(0.0, self._gone_by - now)
+        return replace(notice, seconds=left)
 
     def alarm(self, now: float) -> float | None:
         """Return the latest time to call `handle`, with a `Tick` if nothing else came; None for never."""
@@ -267,7 +286,7 @@ class Core:
                 self.report = replace(self.report, finished=event.key)
             case e.TrainerFailed() if trainers.phase(event.key) is not None and self.report.error != event.key:
                 trainers.over(event.key)
-                if event.error:
+                if event.error and self._may_replace(self.report.error, event.key):
                     self.report = replace(
                         self.report,
                         error=event.key,
@@ -276,7 +295,7 @@ class Core:
                         out_of_memory=event.out_of_memory,
                         short=event.short,
                     )
-                elif self._may_replace(self.report.failed, event.key):
+                elif not event.error and self._may_replace(self.report.failed, event.key):
                     self.report = replace(self.report, failed=event.key, detail=event.detail)
             case e.TrainerLostPeer() if trainers.phase(event.key) is not None:
                 trainers.over(event.key)
@@ -308,7 +327,7 @@ class Core:
             case e.Settled():
                 self._commits.settled(self._leader_state, event)
             case e.Noticed():
-                self.report = replace(self.report, notice=event.notice)
+                self.report = replace(self.report, notice=self._soonest(event.notice, now))
                 self._drain(actions, event.notice.seconds, event.notice.detail or event.notice.kind)
             case e.LeaveAsked():
                 tomb = Tomb(incarnation=self.record.node.incarnation, how=Out.LEFT, by=self.record.node.name)

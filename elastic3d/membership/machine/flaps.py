@@ -1,8 +1,8 @@
 """Machines that lose their nodes again and again, or whose ranks hold all others up, and are kept out because of it.
 
-A machine whose ranks stood still is kept out only while enough nodes are left without it: it moves most of the time,
-and the others alone would not train at all. One with a device that computes wrongly is kept out at once, and even if
-too few are left: the job rather waits than trains on wrong numbers.
+A machine is kept out for its losses, or since its ranks stood still, only while enough nodes are left without it: it
+trains most of the time, and the others alone would not train at all. One with a device that computes wrongly is kept
+out at once, and even if too few are left: the job rather waits than trains on wrong numbers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def condemned(situation: Situation) -> set[str]:
             again = (flap.stuck if flap else 0) + new >= STUCK
             if again and _dispensable(situation, {*places, loss.place}):
                 places.add(loss.place)
-        elif (flap.count if flap else 0) + new >= policy.flaps:
+        elif (flap.count if flap else 0) + new >= policy.flaps and _dispensable(situation, {*places, loss.place}):
             places.add(loss.place)
     return places
 
@@ -133,7 +133,7 @@ def write_flap(situation: Situation) -> acts.Fenced | None:
 def _kept_out(situation: Situation, loss: CountedLoss, flap: Flap) -> Quarantine | None:
     """Return for how long a machine is kept out for its losses, None if it is not."""
     policy, by = situation.policy, situation.view.me.node.name
-    if not loss.stuck and flap.count >= policy.flaps:
+    if not loss.stuck and flap.count >= policy.flaps and _dispensable(situation, {loss.place}):
         reason = f"lost {flap.count} times within {policy.flap_memory:g} s"
         return Quarantine(seconds=policy.kept_out(flap.count), reason=reason, by=by)
     if loss.stuck and flap.stuck >= STUCK and _dispensable(situation, {loss.place}):

@@ -2,8 +2,9 @@
 
 Two things show that it is the node and not the code:
 
-*A newcomer.* It has never made a step, its code raises, and that of an active node which has made steps does not. The
-same goes for a node whose code raises while it prepares for the generation that would take it in.
+*A newcomer.* It has never made a step, its code raises, that of an active node which has made steps does not, and no
+other's does that has made steps: one that has lost its peer first may never get to where it would raise. The same goes
+for a node whose code raises while it prepares for the generation that would take it in.
 
 *The same one each time.* In all `Policy.tries` generations without progress the code of this node raised and no other's
 did, and enough nodes are left without it. This counts as proof once: the next node whose code raises before any
@@ -78,7 +79,7 @@ def raised_in(view: View, roster: Roster) -> list[str]:
 def _newcomers(view: View, roster: Roster, said: list[str]) -> dict[str, str]:
     assert view.index is not None
     steps = {id: report.step for id in view.index.node_ranks if (report := roster.reports.get(id)) is not None}
-    if not any(step and id not in said for id, step in steps.items()):
+    if any(steps.get(id) for id in said) or not any(step and id not in said for id, step in steps.items()):
         return {}
     why = "before its first step, and no other's did"
     return {id: _words(roster, id, why) for id in said if not steps.get(id, 0)}
