@@ -312,11 +312,12 @@ class Order:
 
         saved: in which a state of `step` steps was made, of a data set of any length.
         """
-        earlier, here = saved.earlier, self.positions(step)[0]
+        sized = self.sized_as(saved, step)
+        earlier, here = saved.earlier, sized.positions(step)[0]
         reached = earlier[-1][0] if earlier else 0
         if saved.length is not None and saved.length != self.length and here > reached and self.proportions is None:
             earlier = (*earlier, (here, saved.length))
-        return replace(self.sized_as(saved, step), earlier=earlier, slices=saved.slices)
+        return replace(sized, earlier=earlier, slices=saved.slices)
 
     def sized_as(self, saved: Order, step: int) -> Order:
         """Return this order with the sizes that a state of `step` steps says were chosen, if it has them chosen."""

@@ -235,3 +235,13 @@ def test_what_was_loaded_ahead_is_loaded_anew(dataset: Any, workers: int) -> Non
     numbered = batches.order.samples(0, 44).tolist()
     assert seen == (numbered if isinstance(dataset, Numbers) else [number % 13 for number in numbered])
     assert batches.global_batch == 16
+
+
+def test_a_data_set_that_grows_is_followed_from_where_sizes_that_were_chosen_have_come() -> None:
+    """What was consumed stays as it was, and the new epoch begins at its first place."""
+    policy = Adaptive(4, 16, every=1, multiple=4)
+    saved = Order(length=100, global_batch=4, micro_batch=2, seed=1, adaptive=policy, changes=((2, 8), (4, 16)))
+    assert saved.positions(6)[0] == 56
+    grown = replace(saved, length=150, changes=()).following(saved, 6)
+    assert grown.earlier == ((56, 100),)
+    assert [*grown.samples(0, 56)] == [*saved.samples(0, 56)]

@@ -187,6 +187,9 @@ class Committer:
             return
         else:
             self._report(fenced)
+            # It is the same leader that was asked for these, in a generation of its own before this one.
+            for pending in self._saves.values():
+                pending.number = max(pending.number, task.number)
         self._fence = None
 
     def _try_commit(self, saved: SavedStep, task: _Task) -> None:

@@ -8,6 +8,7 @@ says whether it is ready: the step vote begins a checkpoint only when every rank
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -89,6 +90,7 @@ class Uploader:
         self._jobs: queue.SimpleQueue[_Job | _Settled | None] = queue.SimpleQueue()
         self._busy = False
         self._offered = (-1, "")
+        self._lock = threading.Lock()
         self._failures = 0
         self._waits: SavedStep | None = None
         self._writing: _Job | None = None
@@ -127,7 +129,8 @@ class Uploader:
         self._thread.join(timeout=patience)
 
     def _put(self, step: int, generation: Generation, *, last: bool) -> None:
-        self._busy, self._offered = True, (step, generation.key)
+        with self._lock:
+            self._busy, self._offered = True, (step, generation.key)
         self._jobs.put(_Job(step=step, generation=generation, last=last))
 
     def _run(self) -> None:
@@ -191,5 +194,9 @@ class Uploader:
 
     def _write_failed(self, job: _Job, error: str) -> WriteFailed:
         self._failures += 1
+        with self._lock:
+            if self._offered == (job.step, job.generation.key):
+                # Whoever asks for the same one last has it tried again.
+                self._offered = (-1, "")
         rest = self._rest_after(self._failures)
         return WriteFailed(slot=self._slot.index, step=job.step, error=error, rest=rest)

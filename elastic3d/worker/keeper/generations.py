@@ -86,10 +86,7 @@ class Generations:
         self._every = self._first_interval()
         self._stale_told: float | None = None
         self._held_at: dict[int, float] = {}
-        # The step at which the newest generation began here, -1 before the first one, None until it has its state.
-        self._began_at: int | None = -1
-        # The step after which the user's code raised, -1 for none, and what, since a generation last had its state.
-        self._failed_after, self._failure = -1, ""
+        self._know_nothing()
         self._standing = Standing()
         self._patience = HELD_WITHIN
         self.silence = Silence(self._slots, tell, emit=journal.emit, clock=clock)
@@ -101,8 +98,11 @@ class Generations:
         for slot in self._slots:
             slot.set_credentials(credentials)
 
-    def sealed(self, generation: Generation) -> None:
+    def sealed(self, generation: Generation, me: Node) -> None:
         """Accept replicas of a generation's snapshots only from the nodes that hold those ranks by its record."""
+        if generation.first_rank(me.name, me.incarnation) is None:
+            # Others make steps.
+            self._know_nothing()
         ranks = tuple(node.id for node in generation.node_of_rank)
         for slot in self._slots:
             slot.sealed(generation.number, ranks)
@@ -128,17 +128,29 @@ class Generations:
             trainers[slot.index] = slot.prepare(trainer_assignment)
         self.worlds[generation.key] = TrainerGroup(generation=generation, first_rank=first, trainers=trainers)
 
-    def go(self, generation: Generation, me: Node) -> None:
-        """Let the prepared trainers of a generation restore and train."""
+    def _know_nothing(self) -> None:
+        """Forget which step the newest generation began with here, and what raised before."""
+        # -1 before the first one, None until it has its state.
+        self._began_at: int | None = -1
+        # The step after which the user's code raised, -1 for none, and what, since a generation last had its state.
+        self._failed_after, self._failure = -1, ""
+
+    def go(self, generation: Generation, me: Node) -> bool:
+        """Let the prepared trainers of a generation restore and train; return False if one has ended meanwhile.
+
+        That has been told already: another generation follows.
+        """
+        world = self.worlds.get(generation.key)
+        if world is None:
+            return False
         self._standing.began(generation.number)
-        world = self.worlds[generation.key]
         servers = tuple(
             f"{node.address}:{place.tile_port}"
             for node in (*generation.nodes, *generation.spares)
             for place in node.slots
         )
-        self.running = generation
-        self.sealed(generation)
+        self.running, self.finished = generation, False
+        self.sealed(generation, me)
         self._safe_step = None
         self._every = self._first_interval()
         self._figures.begin()
@@ -161,6 +173,7 @@ class Generations:
         self._slow_nodes.begin(generation, first=world.first_rank == 0)
         for slot in self._slots:
             slot.go(world.trainers[slot.index], go)
+        return True
 
     def _note_failure(self, generation: Generation) -> None:
         """Note whether the generation is formed because code raised after a step, by whose state it would be skipped.
@@ -286,6 +299,8 @@ class Generations:
             slot.stop_all()
         self.worlds.clear()
         self.running = None
+        self.finished = False
+        self._know_nothing()
         self.silence.over()
 
     def find(self, slot: int, trainer: int) -> tuple[str, TrainerGroup] | None:

@@ -409,10 +409,10 @@ class Keeper:
                 if self._checkpoints is not None:
                     self._checkpoints.begin()
                 self._meeting.forget(before=event.generation.number)
-                self._generations.go(event.generation, self._node)
-                self._tell_traffic(event.generation)
-                self._progress.began(first=event.generation.nodes[0].id == self._node.id)
-                self._curves.began(event.generation, self._node)
+                if self._generations.go(event.generation, self._node):
+                    self._tell_traffic(event.generation)
+                    self._progress.began(first=event.generation.nodes[0].id == self._node.id)
+                    self._curves.began(event.generation, self._node)
             case acts.AskLeave():
                 self._leaving.ask_leave(event.key)
             case acts.Stop():
@@ -449,7 +449,7 @@ class Keeper:
                     slot.set_etcd_away(not event.there)
                 self._curves.etcd(there=event.there)
             case SealedMembership():
-                self._generations.sealed(event.generation)
+                self._generations.sealed(event.generation, self._node)
                 self._curves.sealed(event.generation, self._node)
             case m.FaultOrdered():
                 self._faults.heard(event, self._node.id)

@@ -135,8 +135,12 @@ def test_a_save_that_another_leader_of_its_generation_has_passed_is_needless(sto
         assert isinstance(inbox.get(timeout=10), kind)
 
 
-def test_a_missing_store_is_retried_until_it_is_back(tmp_path: Path, store: Store, inbox: Told) -> None:
-    """The trouble is reported once; fences and commits are made when the store answers again."""
+@pytest.mark.parametrize("again", [3, 4])
+def test_a_missing_store_is_retried_until_it_is_back(again: int, tmp_path: Path, store: Store, inbox: Told) -> None:
+    """The trouble is reported once; fences and commits are made when the store answers again.
+
+    Also what the same leader was asked for before it formed another generation.
+    """
     saved = write(store, 5)
     (tmp_path / "store").rename(tmp_path / "away")
     (tmp_path / "store").write_text("no directory")
@@ -146,6 +150,9 @@ def test_a_missing_store_is_retried_until_it_is_back(tmp_path: Path, store: Stor
         committer.commit(saved, 3)
         failures = [inbox.get(timeout=10) for _ in range(2)]
         assert all(isinstance(failed, CommitFailed) and failed.again for failed in failures)
+        if again == 4:
+            committer.fence(again)
+            assert isinstance(inbox.get(timeout=10), CommitFailed)
         (tmp_path / "store").unlink()
         (tmp_path / "away").rename(tmp_path / "store")
         said = [inbox.get(timeout=10) for _ in range(2)]
@@ -154,7 +161,7 @@ def test_a_missing_store_is_retried_until_it_is_back(tmp_path: Path, store: Stor
         committer.close(10.0)
     ref = read_latest(store)
     assert ref is not None
-    assert (ref.generation, ref.step) == (3, 5)
+    assert (ref.generation, ref.step) == (again, 5)
 
 
 def test_a_damaged_latest_is_written_anew(committer: Committer, store: Store, inbox: Told) -> None:

@@ -184,3 +184,16 @@ def test_a_node_with_a_failed_slot_has_not_finished(scenes: Any) -> None:
     scene.generations.heard(w.TrainerExited(slot=0, trainer=1, kind=w.ExitKind.DONE, step=9, code=0))
     scene.ending.look()
     assert not [event for event in scene.events if isinstance(event, m.MainFinished)]
+
+
+def test_a_last_step_that_failed_while_main_went_on_is_written_again(tmp_path: Path) -> None:
+    """In its evaluation, say: nobody waited for that write yet."""
+    scene = Scene(tmp_path, failures=1)
+    try:
+        scene.checkpoints.offer(0, 9, generation(1))
+        assert isinstance(scene.wrote(), WriteFailed)
+        scene.returned(9)
+        assert isinstance(scene.wrote(), TilesUploaded)
+        assert any(isinstance(event, m.MainFinished) for event in scene.events)
+    finally:
+        scene.close()

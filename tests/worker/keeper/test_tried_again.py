@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -36,6 +37,9 @@ class Slot:
         """Take no note of it."""
 
     def set_buddy(self, address: str | None) -> None:
+        """Take no note of it."""
+
+    def stop_all(self) -> None:
         """Take no note of it."""
 
     def prepare(self, assignment: Any) -> int:
@@ -103,6 +107,30 @@ def test_what_raised_is_passed_over_until_a_generation_has_its_state(cause: Caus
     assert job.goes(cause, 40) == (40, "error 2")
     assert job.goes(cause, 40, begins_at=38) == (40, "error 2")
     assert job.goes(Cause.DEATH, 41) == (-1, "")
+
+
+@pytest.mark.parametrize("how", ["cut off", "a spare"])
+def test_who_was_away_meanwhile_takes_the_others_word(how: str) -> None:
+    """It never had the state of its last generation, and the others have made steps since."""
+    job = Job()
+    job.goes(Cause.START, begins_at=0)
+    job.goes(Cause.ERROR, 40)
+    if how == "cut off":
+        job.generations.forget()
+    else:
+        other = replace(job.node, name="n1")
+        job.generations.sealed(Generation(number=3, cause=Cause.DEATH, nodes=(other,)), job.node)
+    assert job.goes(Cause.ERROR, 300) == (300, "error 3")
+
+
+def test_trainers_that_ended_before_they_could_go_are_let_go_nowhere() -> None:
+    """Their end has been told, and another generation follows."""
+    job = Job()
+    generation = Generation(number=1, cause=Cause.START, nodes=(job.node,))
+    job.generations.prepare(generation, job.node)
+    job.generations.heard(w.TrainerExited(slot=0, trainer=1, kind=w.ExitKind.CRASH, step=-1, code=-9))
+    assert not job.generations.go(generation, job.node)
+    assert job.slot.gone == []
 
 
 def test_a_newcomer_takes_the_others_word() -> None:
