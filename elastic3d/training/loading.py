@@ -156,6 +156,7 @@ def facts(
     adapters: dict[str, Any],
     provenance: str,
     noise: NoiseScale | None,
+    changed: str,
 ) -> StateFacts:
     """Return the state that is not tensors, equal on all ranks. loss: of the last step, NaN for none."""
     cursor = batches.cursor
@@ -177,5 +178,6 @@ def facts(
         adapters=adapters,
         provenance=provenance,
         noise=noise,
+        changed=changed,
         **state_facts.fields_of(health),
     )

@@ -472,8 +472,9 @@ class Run:
             self._ledger, anew = self._island.begin(self._ledger)
             self._scale = LossScale.of(self._plan.numerics.precision) if anew else self._scale
         halted, resuming = self._halted(batches, resume="stop" in accepted and decision.source == restoring.STORE)
-        said = [*loaded.accepted, *resuming, self._control.resume(loaded.noise)]
-        self._last_loss, self._changed = loaded.loss, "; ".join(filter(None, said))
+        # What a generation before this one was to write with its first step comes first.
+        said = [loaded.changed, *loaded.accepted, *resuming, self._control.resume(loaded.noise)]
+        self._last_loss, self._changed = loaded.loss, "; ".join(filter(None, dict.fromkeys(said)))
         assembly.experts.settle(optimizer)
         with self._peers.followed():
             going_back = GoingBack(
@@ -957,6 +958,7 @@ class Run:
             adapters=self._adapters,
             provenance=self._provenance,
             noise=self._control.noise,
+            changed=self._changed,
         )
         state = LocalState(step=self.steps, tiles=[*tiles, *extra], facts=state_facts.to_plain(facts))
         self._interval.taken(self.steps)

@@ -23,6 +23,7 @@ from elastic3d.values import from_json, to_json
 
 _AUDIT_COST = "audit_cost"
 _BEGUN_FROM = "begun_from"
+_CHANGED = "changed"
 _CLEAN = "clean"
 _EXTRA = "extra"
 _LOSSES = "losses"
@@ -150,6 +151,8 @@ class StateFacts(HealthFacts):
     """What made it, as `provenance.record` encodes it; "" where it does not say, and in states of older versions."""
     noise: NoiseScale | None = None
     """What is known of its gradient's noise; None where the global batch does not follow it."""
+    changed: str = ""
+    """What is otherwise from the next step on than before, in words, for the ledger; "" for nothing."""
 
     @property
     def last_loss(self) -> float:
@@ -186,6 +189,7 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
         (_SKIPPED, 0),
         (_LOSS, NO_LOSS),
         (_SAMPLES, ""),
+        (_CHANGED, ""),
         (record.FACT, ""),
     ):
         if getattr(facts, name) == nothing:

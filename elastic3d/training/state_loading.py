@@ -58,6 +58,8 @@ class LoadedState:
     """Of the state's last step, NaN where there is none or it does not say."""
     noise: NoiseScale | None
     """What the state knows of its gradient's noise, None for nothing."""
+    changed: str
+    """What the state says is otherwise from its next step on, "" for nothing."""
     provenance: str
     """Of the states that are made from here on, the same on all ranks; "" where nothing is known."""
     weights: KeptWeights | None
@@ -174,6 +176,7 @@ class StateLoader:
                     ),
                     loss=saved.last_loss if saved is not None else math.nan,
                     noise=saved.noise if saved is not None else None,
+                    changed=saved.changed if saved is not None else "",
                     provenance=decision.provenance,
                     weights=begun,
                 )

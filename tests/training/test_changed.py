@@ -105,6 +105,15 @@ def test_a_later_generation_goes_on_with_the_grown_data_set(tmp_path: Path) -> N
     assert from_json(Order, to_json(order)) == order
 
 
+def test_what_has_changed_is_in_the_ledger_though_its_generation_makes_no_step(tmp_path: Path) -> None:
+    """A node dies right after the state was restored: the next generation goes on from the snapshot of that."""
+    small = leave(tmp_path, "small", Texts(5))
+    (tmp_path / "dead").mkdir()
+    live(lambda run: train(run, Texts(11), steps=3, accept="data"), keep=tmp_path / "dead", take=small)
+    run, _, _ = live(lambda run: train(run, Texts(11), steps=6), take=tmp_path / "dead")
+    assert [line.changed for line in run.ledger] == ["", "the data set had 5 samples and has 11 from here on"]
+
+
 def test_other_files_of_a_data_set_are_gone_on_with_likewise(tmp_path: Path) -> None:
     """As many samples of other files are taken in the epoch that is under way."""
     state = leave(tmp_path, "old", Texts(5, "old.bin"))
