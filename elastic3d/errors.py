@@ -28,6 +28,7 @@ Every error says what happened, whether trying again helps, and what the person 
         JobUnknown          there is no job under this run id; the message names the jobs there are (exit 3)
       NotFinite             loss or gradient is not finite, and the run was to stop for it; the message says what of
       StateError            state that was asked for is nowhere, or does not fit the model
+        NothingLeft         none of the checkpoints that may be taken is whole
         StateUnfit          it does not fit the script; trying again does not help
         StoreAway           the store did not answer while a checkpoint was evaluated; it is tried again
       UnmatchedCollective   some ranks made a collective call, and others had ended
@@ -101,6 +102,10 @@ class JobUnknown(MembershipError):
 
 class StateError(Elastic3dError):
     """State that was asked for is nowhere, or does not fit the model."""
+
+
+class NothingLeft(StateError):
+    """Of the checkpoints that may be taken none is whole; not that a store is away."""
 
 
 class StateUnfit(StateError):

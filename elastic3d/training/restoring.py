@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from checkpointing.format.tiles import Box, TensorSpec, uncovered
 from checkpointing.reading.sources import Offered, TileSource
 from elastic3d.distrust import Distrust, refused
-from elastic3d.errors import StateError, StateUnfit
+from elastic3d.errors import NothingLeft, StateError, StateUnfit
 from elastic3d.log import process_log
 from elastic3d.port import NearMemory
 from elastic3d.rollback import Rollback, new_to
@@ -139,10 +139,6 @@ def is_foreign(decision: Decision) -> bool:
     if decision.facts is None:
         return False
     return not (state_facts.by_a_run(decision.facts) and any(key.startswith(OWN) for key in decision.specs()))
-
-
-class NothingLeft(StateError):
-    """Of the checkpoints that may be taken none is whole; not that a store is away."""
 
 
 @runtime_checkable

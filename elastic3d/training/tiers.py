@@ -18,7 +18,7 @@ from checkpointing.reading.sources import TileSource
 from checkpointing.reading.tier import DiskTier
 from checkpointing.stores.address import redacted
 from elastic3d.distrust import Distrust, refused, with_rules
-from elastic3d.errors import StateError
+from elastic3d.errors import NothingLeft, StateError
 from elastic3d.log import process_log
 from elastic3d.port import NearMemory
 from elastic3d.snapshots.client import Inventory, PeerSource, inventories, merged
@@ -70,7 +70,7 @@ class KeepersAndStore:
             return restoring.Decision(source=restoring.NONE, distrusted=newest)
         except (CheckpointError, OSError) as error:
             what = "the newest checkpoint" if wanted == LATEST else f"checkpoint {wanted!r}"
-            raise (restoring.NothingLeft if isinstance(error, NoCheckpoint) else StateError)(
+            raise (NothingLeft if isinstance(error, NoCheckpoint) else StateError)(
                 f"{what} under {redacted(at.url)} cannot be read: {error}. "
                 f"`elastic3d ckpt verify {redacted(at.url)}` says more"
             ) from error

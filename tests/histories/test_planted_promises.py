@@ -26,7 +26,7 @@ class Plant:
     """A promise that is broken on purpose. name: what `scripts/planted.py` does; promise: what is judged to be broken.
 
     faults: of the schedules. options: more of the command's; given: more of the script's. every: steps between
-    checkpoints. seen: what is said of it, in part.
+    checkpoints. steps: of the job. seen: what is said of it, in part.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Plant:
     options: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
     every: int = 5
+    steps: int = 24
     seen: str = ""
 
     def __str__(self) -> str:
@@ -76,6 +77,8 @@ PLANTS = (
         faults="kill-trainer,join,etcd-compact",
         given=("--pause=0.2",),
         every=3,
+        # A generation has to be of several checkpoints: those of its leader, another's, and again its leader's.
+        steps=48,
     ),
     Plant(name="alarm", promise="nobody is named as being at fault to whom nothing was done", faults=OUTAGES),
     Plant(
@@ -126,7 +129,7 @@ def test_a_promise_broken_on_purpose_is_found_and_its_schedule_made_small(
     """Of four faults at most three are left. What is broken may bring other promises down, too."""
     monkeypatch.setenv("PLANTED", plant.name)
     options = ["--seed=3", f"--runs={RUNS}", "--each=4", "--nodes=3", f"--faults={plant.faults}", *plant.options]
-    code, document = drawn(chaos, PLANTED, options, steps=24, every=plant.every, given=plant.given)
+    code, document = drawn(chaos, PLANTED, options, steps=plant.steps, every=plant.every, given=plant.given)
     assert code == 1, document
     failed = next(run for run in document["runs"] if run["broken"])
     verdict = json.loads(Path(failed["folder"], "verdict.json").read_text())

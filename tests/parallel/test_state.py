@@ -17,7 +17,7 @@ from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.resolver import Offered
 from elastic3d.data import Order
 from elastic3d.distrust import Distrust
-from elastic3d.errors import StateError, StateUnfit, UsageError
+from elastic3d.errors import NothingLeft, StateError, StateUnfit, UsageError
 from elastic3d.parallel import facts
 from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.peer_errors import is_lost_peer
@@ -269,7 +269,7 @@ class Checkpoints(restoring.Nowhere):
                     source="store", step=step, checkpoint=f"of {step}", damaged=tuple(damaged), detail="damaged"
                 )
         if self.steps:
-            raise restoring.NothingLeft("none of its checkpoints is whole")
+            raise NothingLeft("none of its checkpoints is whole")
         return None
 
 
