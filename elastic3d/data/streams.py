@@ -53,11 +53,12 @@ class StreamReader:
         cursor = cursor or Cursor()
         self._epoch, self._within = cursor.epoch, 0
         with draws.around():
-            self._samples = self._begin(cursor.state)
+            begun = bool(cursor.epoch or cursor.within)
+            self._samples = self._begin(cursor.state, position - cursor.within if begun else 0)
             if cursor.state is not None:
                 self._within = cursor.within
             # Without a cursor, as with an older state that had none, all samples before have to be passed over.
-            behind = cursor.within - self._within if (cursor.epoch or cursor.within) else position
+            behind = cursor.within - self._within if begun else position
             self.position -= behind
             self.pass_over(behind)
 
@@ -102,7 +103,12 @@ class StreamReader:
             self.position += 1
             return sample
 
-    def _begin(self, state: Any) -> Iterator[Any]:
+    def _begin(self, state: Any, first: int) -> Iterator[Any]:
+        """Begin the present epoch, or go on in it by a state. first: the position of its first sample.
+
+        What the stream draws for it (an order, say) is seeded by that, as what it draws for a sample is by its own.
+        """
+        self._draws.before(first)
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(self._epoch)
         if state is not None and self._exact:
@@ -133,7 +139,7 @@ class StreamReader:
             )
         self._epoch += 1
         self._within = 0
-        self._samples = self._begin(None)
+        self._samples = self._begin(None, self.position)
 
     def _name(self) -> str:
         return f"sample {self.position} of the run, which is sample {self._within} of epoch {self._epoch} of the stream"

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -138,3 +139,25 @@ def test_what_may_be_run_again_is_kept_for_its_step(workers: int) -> None:
                 assert torch.equal(part.input, all_of_it.micro_batches[part.like].input)
         batches.step, whole.step = mine.step + 1, mine.step + 1
     assert batches.cursor == whole.cursor
+
+
+class Shuffled(Numbers):
+    """Its order is drawn when an epoch begins."""
+
+    def __iter__(self) -> Iterator[Any]:
+        order = np.random.permutation(self.length)
+        return ((torch.tensor([int(number)]), torch.tensor([0])) for number in order)
+
+
+@pytest.mark.filterwarnings("ignore:the data set draws")
+def test_an_order_that_a_stream_draws_is_the_same_on_every_rank_and_after_a_restore() -> None:
+    """Whatever the state of its process: it is seeded by the position at which the epoch begins."""
+    np.random.seed(1)
+    whole = read(stream(Shuffled(13)), 6)
+    np.random.seed(2)
+    first = stream(Shuffled(13))
+    begun = read(first, 3)
+    again = stream(Shuffled(13))
+    again.go_on(3, first.cursor)
+    np.random.seed(3)
+    assert {**begun, **read(again, 6)} == whole
