@@ -143,15 +143,14 @@ def test_the_replicator_survives_an_unexpected_error(reported: Reported) -> None
 def test_the_tile_server_survives_the_failure_of_a_peers_thread(
     reported: Reported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread ends with its connection, and the next peer is served."""
+    """The thread ends with its connection, and whoever asks again is served."""
     monkeypatch.setattr(SnapshotMemory, "offered", once(SnapshotMemory.offered))
     home = Place(0)
     try:
         home.begin(1)
         home.write(Mark(1, 3))
-        assert inventories([home.address], READER) == []
+        assert len(inventories([home.address], READER)) == 1
         failed(reported, "tiles-peer", Edge.ALONE)
-        assert eventually(lambda: len(inventories([home.address], READER)) == 1, 30)
     finally:
         home.close()
 
