@@ -15,8 +15,6 @@ VERSION = 1
 LARGEST = 1 << 30  # a document that would unpack to more is refused
 _SKIPPABLE = bytes.fromhex("502a4d1820000000")
 TRAILER = len(_SKIPPABLE) + 32
-PLAIN = (b"\x28\xb5\x2f\xfd", b"E3DPACK1")
-"""What objects begin with that are not encrypted: documents, in zstd frames, and packs."""
 SEALED = b"E3DSEAL2"  # what an encrypted object begins with
 SEALED_BEFORE = b"E3DSEAL1"  # the same, in stores whose packs have names that follow from their contents
 

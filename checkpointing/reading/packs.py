@@ -21,9 +21,6 @@ _FAR = 8 << 20  # bytes that are worth a request to anything other than a disk
 _GAP = 64 << 10  # unwanted bytes that are cheaper to read than another request ...
 _SLACK = 20  # ... as long as the wanted bytes are at least so many times all of them
 
-_DAMAGED = (StoreNotFound, Tampered)
-"""Errors of a store that reading again does not mend."""
-
 Place = tuple[str, int, int]
 """Stored bytes: pack, offset, length."""
 
@@ -100,8 +97,9 @@ class PackSource:
             else:
                 rest.append(number)
         for run in runs(sorted(raw), _SCATTERED if isinstance(self._store, Scattering) else _RUN):
-            error = self._read(run, [wanted[raw[place][0]][1] for place in run])
-            if isinstance(error, TileLost) and len(run) > 1:
+            try:
+                error = self._read(run, [wanted[raw[place][0]][1] for place in run])
+            except Tampered:
                 # It may be one of them: each is read by itself.
                 rest += [number for place in run for number in raw[place]]
                 continue
@@ -131,24 +129,27 @@ class PackSource:
             yield number, None
 
     def _read(self, run: Sequence[Place], buffers: Sequence[memoryview]) -> SourceError | None:
-        """Read neighbouring tiles with one request; return the error that concerns all of them."""
+        """Read neighbouring tiles with one request; return the error that concerns all of them.
+
+        Tampered where some of it, of an encrypted store, is damaged.
+        """
         pack, start = run[0][0], run[0][1]
         stop = run[-1][1] + run[-1][2]
         try:
             if isinstance(self._store, Scattering):
                 got = self._store.read_into(names.pack(pack), start, list(_with_gaps(run, buffers)))
             else:
-                data = memoryview(self._get(pack, start, stop))
+                data = memoryview(self._store.get(names.pack(pack), start, stop))
                 got = data.nbytes
                 for (_, offset, length), buffer in zip(run, buffers, strict=True):
                     if offset - start + length <= got:
                         buffer[:] = data[offset - start : offset - start + length]
-        except _DAMAGED as error:
+        except StoreNotFound as error:
             return TileLost(str(error))
+        except Tampered:
+            raise
         except StoreError as error:
             return SourceError(str(error))
-        except SourceError as error:
-            return error
         return (
             None if got == stop - start else TileLost(f"{names.pack(pack)}: ends before byte {stop}: it is cut short")
         )
@@ -173,7 +174,7 @@ class PackSource:
     def _get(self, pack: str, start: int, stop: int) -> bytes:
         try:
             return self._store.get(names.pack(pack), start, stop)
-        except _DAMAGED as error:
+        except (StoreNotFound, Tampered) as error:
             raise TileLost(str(error)) from error
         except StoreError as error:
             raise SourceError(str(error)) from error

@@ -18,12 +18,14 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+import zstandard
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
 
 from checkpointing.errors import StoreNotFound, Tampered, WrongKey
 from checkpointing.format import names
-from checkpointing.format.encoding import PLAIN, SEALED, SEALED_BEFORE
+from checkpointing.format.encoding import SEALED, SEALED_BEFORE
+from checkpointing.format.pack import HEAD
 from checkpointing.stores.keys import Key
 from checkpointing.stores.protocol import Data, Entry, Store, Versioned, check_name, chunks, decides_creations
 
@@ -32,6 +34,8 @@ _T = TypeVar("_T")
 CHUNK = 64 << 10
 _HEAD = len(SEALED) + 8  # the magic, the key's id
 _HIDDEN = re.compile(r"packs/[0-9a-f]{2}/([0-9a-f]{96})\.pack")
+_PLAIN = (zstandard.FRAME_HEADER, HEAD)
+"""What objects begin with that are not encrypted: documents, in zstd frames, and packs."""
 _OF_ALL = (names.REFS, names.CHECKPOINTS, names.SAVES, names.PACKS)
 """Where objects lie that whoever opens a store has not all written itself, with whatever key."""
 _NONCE = 12
@@ -171,7 +175,7 @@ class EncryptedStore:
                 f"{where} is encrypted with the key {head[len(SEALED) :].hex()}, and {self._key.id.hex()} was given: "
                 "give that key"
             )
-        if head.startswith(PLAIN) and not self._fits:
+        if head.startswith(_PLAIN) and not self._fits:
             raise WrongKey(
                 f"{where} is not encrypted. A key was given: open the store without one, or give a new place to what "
                 "is to be encrypted."

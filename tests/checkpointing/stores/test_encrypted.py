@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from checkpointing import (
     Box,
+    Checkpoint,
     Key,
     Store,
     TensorSpec,
@@ -180,33 +181,55 @@ def test_a_damaged_pack_of_an_earlier_try_is_written_anew(inner: Store, store: E
     assert load(open_checkpoint(store))[0] == state
 
 
+ROW = 1 << 16
+ROWS = os.urandom(8 * ROW)
+
+
+def rows(store: Store) -> Checkpoint:
+    """Commit a tensor of eight rows, a tile each, that lie side by side in one pack."""
+    spec = TensorSpec(key="model/w", dtype="float32", shape=(8, ROW // 4))
+    pieces = [piece(spec, ROWS, Box(start=(row, 0), stop=(row + 1, ROW // 4))) for row in range(8)]
+    fence(store, 1)
+    save_rank(store, step=1, made_in=1, attempt=0, rank=0, world=1, pieces=pieces, facts={})
+    commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=1)
+    return open_checkpoint(store)
+
+
+def filled(checkpoint: Checkpoint) -> tuple[list[int], dict[int, bytes]]:
+    """Return the rows that could not be read, and the bytes of the others."""
+    offers = list(checkpoint.offers("s"))
+    buffers = [memoryview(bytearray(ROW)) for _ in offers]
+    errors = dict(checkpoint.source("s").fill(list(zip(offers, buffers, strict=True))))
+    at = {number: offer.box.start[0] for number, offer in enumerate(offers)}
+    lost = [at[number] for number, error in errors.items() if error is not None]
+    return lost, {at[n]: bytes(buffer) for n, buffer in enumerate(buffers) if at[n] not in lost}
+
+
 def test_each_tile_of_a_damaged_stretch_is_read_by_itself(inner: Store, store: EncryptedStore) -> None:
     """One chunk is lost, and with it what lies in it; not all that would have been read at once."""
-    fence(store, 1)
-    spec = TensorSpec(key="model/w", dtype="float32", shape=(8, 1 << 14))
-    data = os.urandom(8 << 16)
-    save_rank(
-        store,
-        step=1,
-        made_in=1,
-        attempt=0,
-        rank=0,
-        world=1,
-        pieces=[piece(spec, data, Box(start=(row, 0), stop=(row + 1, 1 << 14))) for row in range(8)],
-        facts={},
-    )
-    commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=1)
-    (pack,) = (entry.name for entry in inner.entries(names.PACKS))
+    checkpoint = rows(store)
+    pack = next(entry.name for entry in inner.entries(names.PACKS))
     damage(inner, pack, inner.size(pack) // 2)
-    checkpoint = open_checkpoint(store)
-    offers = list(checkpoint.offers("s"))
-    source = checkpoint.source("s")
-    buffers = [memoryview(bytearray(1 << 16)) for _ in offers]
-    lost = [number for number, error in source.fill(list(zip(offers, buffers, strict=True))) if error is not None]
+    lost, read = filled(checkpoint)
     assert 1 <= len(lost) <= 2
-    for number, (tile, buffer) in enumerate(zip(offers, buffers, strict=True)):
-        row = tile.box.start[0]
-        assert number in lost or bytes(buffer) == data[row << 16 : (row + 1) << 16]
+    assert read == {row: ROWS[row * ROW : (row + 1) * ROW] for row in range(8) if row not in lost}
+
+
+def test_a_pack_that_is_gone_is_not_asked_for_tile_by_tile(
+    inner: Store, store: EncryptedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand requests would all be told the same."""
+    checkpoint, asked = rows(store), list[str]()
+    inner.delete(next(entry.name for entry in inner.entries(names.PACKS)))
+    get = EncryptedStore.get
+
+    def counted(store: EncryptedStore, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        asked.append(name)
+        return get(store, name, start, stop)
+
+    monkeypatch.setattr(EncryptedStore, "get", counted)
+    lost, _ = filled(checkpoint)
+    assert (sorted(lost), len(asked)) == ([*range(8)], 1)
 
 
 def test_checkpoints_work_in_an_encrypted_store(inner: Store, store: EncryptedStore) -> None:
