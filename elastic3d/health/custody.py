@@ -146,8 +146,17 @@ def outcome_digest(outcome: Outcome, change: Update) -> float:
 
     Of what the outcome decides and what follows from it, by its bits: below 2^53, so that a vote carries it exactly.
     """
-    numbers = (outcome.loss, outcome.tokens, outcome.norm, change.factor, change.norm, outcome.snapshot_needs)
-    flags = (outcome.leave, outcome.etcd_away, outcome.checkpoint, outcome.gradients_finite, change.skipped)
+    numbers = (
+        outcome.loss,
+        outcome.tokens,
+        outcome.norm,
+        change.factor,
+        change.norm,
+        outcome.snapshot_needs,
+        outcome.unsaved,
+    )
+    asked = (outcome.leave, outcome.etcd_away, outcome.checkpoint, outcome.due)
+    flags = (*asked, outcome.gradients_finite, change.skipped)
     counts = (outcome.safe_step, outcome.snapshot_rank, outcome.samples, outcome.sample_sum)
     text = "\0".join((*map(_exact, numbers), *map(str, flags), *map(str, counts), *sorted(outcome.absent)))
     return float(1 + int.from_bytes(blake3(text.encode()).digest(length=8), "little") % ((1 << 53) - 1))

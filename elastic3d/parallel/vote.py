@@ -27,25 +27,27 @@ from elastic3d.parallel import norms
 from elastic3d.parallel.leaf_squares import LeafPlaces
 from elastic3d.parallel.norms import RowSquares
 
-FLAGS = 11
+FLAGS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
     """One rank's vote. losses: by number of micro-batch. rows: the sums of squares, on the CPU.
 
-    checkpoint: one is due. ready: this rank's host is done with the previous one. finite: its part of the gradient is
-    finite, or was not checked. tokens: by number of micro-batch, if losses are sums. snapshot_needs: the least number
-    of steps between snapshots that is right for this rank, 0.0 if any is. excluded: how many samples it loaded that do
-    not count; excluded_sum: their keyed sum. row: of its last steps, () for none. last: a number for the outcome of the
-    vote before, 0.0 for none. disputes: another rank's update does not look right. scalars: what its script logs of the
-    step, None for what it does not. tells: it has something to tell that is gathered after the vote. leaf_squares: its
-    places of the squares of leaves, None where they are not measured.
+    checkpoint: one is due. unsaved: seconds since the last one began. ready: this rank's host is done with the previous
+    one. finite: its part of the gradient is finite, or was not checked. tokens: by number of micro-batch, if losses are
+    sums. snapshot_needs: the least number of steps between snapshots that is right for this rank, 0.0 if any is.
+    excluded: how many samples it loaded that do not count; excluded_sum: their keyed sum. row: of its last steps, ()
+    for none. last: a number for the outcome of the vote before, 0.0 for none. disputes: another rank's update does not
+    look right. scalars: what its script logs of the step, None for what it does not. tells: it has something to tell
+    that is gathered after the vote. leaf_squares: its places of the squares of leaves, None where they are not
+    measured.
     """
 
     leave: bool = False
     etcd_away: bool = False
     checkpoint: bool = False
+    unsaved: float = 0.0
     ready: bool = True
     finite: bool = True
     held: int = -1
@@ -72,21 +74,24 @@ class Outcome:
     """What the world decided; equal on every rank.
 
     leave, etcd_away: every rank said so. checkpoint: some rank said that one is due, and every rank that it is ready: a
-    store slower than training delays checkpoints and tears none. safe_step: the least of the steps held. loss: mean
-    over micro-batches, or over tokens. tokens: their number, None if losses are means. norm: of the gradient as it was
-    summed, None if rows were not voted on. absent: parameters that got no gradient anywhere. snapshot_needs: the most
-    that any rank needs, which is `snapshot_rank`. broken: numbers of the micro-batches whose loss is not finite. empty:
-    none of them counts. sheets: the rows of the ranks whose turn it is, with `health.sheet`. last_outcomes: what each
-    rank said of the vote before, none where all said the same. disputed_by: ranks that say that another's update does
-    not look right. scalars: what the ranks' scripts logged, in the order of ranks, () for what none did. tells: some
-    rank has something to tell besides. leaf_squares: the squared norm of each leaf's gradient as it was summed, zero
-    for one that does not count, () where they are not measured; micro_tokens: with them, of each micro-batch its number
-    of tokens, () if losses are means.
+    store slower than training delays checkpoints and tears none. due: some rank said that one is. unsaved: the most
+    seconds since the last one began. safe_step: the least of the steps held. loss: mean over micro-batches, or over
+    tokens. tokens: their number, None if losses are means. norm: of the gradient as it was summed, None if rows were
+    not voted on. absent: parameters that got no gradient anywhere. snapshot_needs: the most that any rank needs, which
+    is `snapshot_rank`. broken: numbers of the micro-batches whose loss is not finite. empty: none of them counts.
+    sheets: the rows of the ranks whose turn it is, with `health.sheet`. last_outcomes: what each rank said of the vote
+    before, none where all said the same. disputed_by: ranks that say that another's update does not look right.
+    scalars: what the ranks' scripts logged, in the order of ranks, () for what none did. tells: some rank has something
+    to tell besides. leaf_squares: the squared norm of each leaf's gradient as it was summed, zero for one that does not
+    count, () where they are not measured; micro_tokens: with them, of each micro-batch its number of tokens, () if
+    losses are means.
     """
 
     leave: bool
     etcd_away: bool
     checkpoint: bool
+    due: bool
+    unsaved: float
     safe_step: int
     snapshot_needs: float
     snapshot_rank: int
@@ -165,6 +170,7 @@ class Paper:
             ballot.disputes,
             ballot.extras,
             ballot.tells,
+            ballot.unsaved,
         )
         votes[FLAGS * rank : FLAGS * (rank + 1)] = torch.tensor([float(flag) for flag in flags], dtype=torch.float64)
         if ballot.row and self._scalars_at > self._sheets_at and sheet.speaks(rank, step):
@@ -232,6 +238,8 @@ class Paper:
             leave=bool((flags[:, 0] != 0).all()),
             etcd_away=bool((flags[:, 1] != 0).all()),
             checkpoint=bool((flags[:, 2] != 0).any() and (flags[:, 3] != 0).all()),
+            due=bool((flags[:, 2] != 0).any()),
+            unsaved=float(flags[:, 11].max()),
             safe_step=int(flags[:, 4].min()),
             snapshot_needs=float(flags[:, 6].max()),
             snapshot_rank=int(flags[:, 6].argmax()),

@@ -25,6 +25,7 @@ from elastic3d.parallel.state import create_optimizer_state, held_by_model, held
 from elastic3d.pretrained.weights import KeptWeights
 from elastic3d.snapshots.lending import BorrowedMemory
 from elastic3d.training import identity, restoring, starting, state_facts
+from elastic3d.training.checkpoint_timer import Unsaved
 from elastic3d.training.extras import Extras
 from elastic3d.training.state_facts import AskedState, HealthFacts, KeptExtra, StateFacts
 
@@ -157,6 +158,7 @@ def facts(
     provenance: str,
     noise: NoiseScale | None,
     changed: str,
+    unsaved: Unsaved,
 ) -> StateFacts:
     """Return the state that is not tensors, equal on all ranks. loss: of the last step, NaN for none."""
     cursor = batches.cursor
@@ -179,5 +181,6 @@ def facts(
         provenance=provenance,
         noise=noise,
         changed=changed,
+        unsaved=unsaved,
         **state_facts.fields_of(health),
     )

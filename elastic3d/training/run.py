@@ -69,7 +69,7 @@ from elastic3d.quantities import some_seconds
 from elastic3d.snapshots.interval import Interval
 from elastic3d.training import identity, loading, parts, restoring, state_facts
 from elastic3d.training.batch_control import BatchControl
-from elastic3d.training.checkpoint_timer import CheckpointTimer
+from elastic3d.training.checkpoint_timer import NOTHING_UNSAVED, CheckpointTimer, Unsaved
 from elastic3d.training.collecting import FewerCollections
 from elastic3d.training.evaluated import EvaluatedState
 from elastic3d.training.evaluating import Metric, evaluate
@@ -501,7 +501,8 @@ class Run:
             )
         )
         batches.stepped = self._end_step
-        self._timer.count_from(batches.step)
+        in_memory = decision.source == restoring.MEMORY
+        self._timer.begin(batches.step, loaded.unsaved if in_memory else NOTHING_UNSAVED)
         self._interval.taken(batches.step)
         if decision.source == restoring.STORE:
             self._stored_step = batches.step
@@ -577,6 +578,7 @@ class Run:
                     scalars=self._scalars,
                     step=done,
                     checkpoint=due,
+                    unsaved=self._timer.seconds,
                     clip=clip is not None,
                     skip=skip,
                     extras=self._extras.number,
@@ -629,8 +631,8 @@ class Run:
         resized = self._control.settle(outcome, change, scale)
         self._changed = resized.why
         self._interval.voted(outcome.snapshot_needs)
-        if outcome.checkpoint:
-            self._timer.begun(done)
+        unsaved = Unsaved(due=outcome.due, seconds=outcome.unsaved)
+        self._timer.voted(done, begins=outcome.checkpoint, unsaved=unsaved)
         self._ending = outcome
         if not self._extras:
             self._keep_step()
@@ -861,7 +863,8 @@ class Run:
         """Have a checkpoint made of the current step: of what the next `run.step` leaves, whatever `every` says.
 
         Any rank may ask; the step vote informs the others. If the store is still busy with the previous checkpoint,
-        this one is made at the first step at which it is ready. UsageError in a job without a store; a script run by
+        this one is made at the first step at which it is ready, in the next generation if this one ends before that.
+        UsageError in a job without a store; a script run by
         hand keeps nothing anyway.
         """
         if self._assignment.store is None and self._assignment.store_prefix:
@@ -959,6 +962,7 @@ class Run:
             provenance=self._provenance,
             noise=self._control.noise,
             changed=self._changed,
+            unsaved=self._timer.unsaved,
         )
         state = LocalState(step=self.steps, tiles=[*tiles, *extra], facts=state_facts.to_plain(facts))
         self._interval.taken(self.steps)

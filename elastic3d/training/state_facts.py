@@ -18,6 +18,7 @@ from elastic3d.pretrained.weights import KeptWeights
 from elastic3d.provenance import record
 from elastic3d.provenance.record import Provenance
 from elastic3d.rollback import Rollback
+from elastic3d.training.checkpoint_timer import NOTHING_UNSAVED, Unsaved
 from elastic3d.training.mixture_facts import check_mixture
 from elastic3d.values import from_json, to_json
 
@@ -30,6 +31,7 @@ _LOSSES = "losses"
 _NOISE = "noise"
 _NONDETERMINISM = "nondeterminism"
 _LOSS, NO_LOSS = "loss", "nan"
+_UNSAVED = "unsaved"
 _WEIGHTS = "weights"
 _SAMPLES = "samples"
 _ROLLBACKS, _SPIKE, _SKIPPED = "rollbacks", "spike", "skipped"
@@ -153,6 +155,8 @@ class StateFacts(HealthFacts):
     """What is known of its gradient's noise; None where the global batch does not follow it."""
     changed: str = ""
     """What is otherwise from the next step on than before, in words, for the ledger; "" for nothing."""
+    unsaved: Unsaved = NOTHING_UNSAVED
+    """What the run's generations hand on of its last checkpoint."""
 
     @property
     def last_loss(self) -> float:
@@ -175,6 +179,8 @@ def to_plain(facts: StateFacts) -> dict[str, Any]:
         del plain[_CLEAN]
     if facts.noise is None:
         del plain[_NOISE]
+    if facts.unsaved == NOTHING_UNSAVED:
+        del plain[_UNSAVED]
     if facts.losses is None:
         del plain[_LOSSES]
     if facts.clean_nodes is None:

@@ -28,6 +28,7 @@ from elastic3d.provenance import record
 from elastic3d.provenance.record import Provenance
 from elastic3d.rollback import Rollback, new_to
 from elastic3d.training import identity, initial_weights, loading, restoring, starting, state_facts
+from elastic3d.training.checkpoint_timer import NOTHING_UNSAVED, Unsaved
 from elastic3d.training.extras import Extras
 from elastic3d.training.state_facts import AskedState, HealthFacts, StateFacts
 from elastic3d.training.tiers import announced_read
@@ -60,6 +61,8 @@ class LoadedState:
     """What the state knows of its gradient's noise, None for nothing."""
     changed: str
     """What the state says is otherwise from its next step on, "" for nothing."""
+    unsaved: Unsaved
+    """What the state says of the run's last checkpoint."""
     provenance: str
     """Of the states that are made from here on, the same on all ranks; "" where nothing is known."""
     weights: KeptWeights | None
@@ -177,6 +180,7 @@ class StateLoader:
                     loss=saved.last_loss if saved is not None else math.nan,
                     noise=saved.noise if saved is not None else None,
                     changed=saved.changed if saved is not None else "",
+                    unsaved=saved.unsaved if saved is not None else NOTHING_UNSAVED,
                     provenance=decision.provenance,
                     weights=begun,
                 )

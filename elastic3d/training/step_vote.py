@@ -24,6 +24,7 @@ def vote(
     scalars: Scalars,
     step: int,
     checkpoint: bool,
+    unsaved: float,
     clip: bool,
     skip: bool,
     extras: float,
@@ -38,10 +39,10 @@ def vote(
 
     checks: those of the generation, whose results are said with it; Convicted, on a rank whose state has changed.
     scalars: what the script says of the step. extras: the number of what it keeps of its own. step: the one that is
-    voted on. checkpoint: one is due here. clip: the norm is wanted. measured: the squares of leaves are wanted, which
-    the passes have measured, and the norm with them. skip: no update is to be made where the gradient is not finite.
-    Samples are counted by the first rank of each replica alone, and losses by the first of each tensor or context
-    group.
+    voted on. checkpoint: one is due here. unsaved: seconds since the last one began. clip: the norm is wanted.
+    measured: the squares of leaves are wanted, which the passes have measured, and the norm with them. skip: no update
+    is to be made where the gradient is not finite. Samples are counted by the first rank of each replica alone, and
+    losses by the first of each tensor or context group.
     """
     flags = port.flags()
     norm = clip or measured
@@ -73,6 +74,7 @@ def vote(
         leave=flags.leave,
         etcd_away=flags.etcd_away,
         checkpoint=checkpoint,
+        unsaved=unsaved,
         ready=flags.ready,
         finite=all(sound),
         held=port.held(),

@@ -95,6 +95,8 @@ OUTCOME = Outcome(
     leave=False,
     etcd_away=False,
     checkpoint=False,
+    due=False,
+    unsaved=0.0,
     safe_step=3,
     snapshot_needs=0.0,
     snapshot_rank=0,
@@ -118,10 +120,12 @@ def test_the_digest_of_an_outcome_changes_with_its_last_bit() -> None:
         (replace(OUTCOME, loss=math.nextafter(1.5, 2.0)), CHANGE),
         (replace(OUTCOME, absent=frozenset({"x"})), CHANGE),
         (replace(OUTCOME, safe_step=4), CHANGE),
+        (replace(OUTCOME, due=True), CHANGE),
+        (replace(OUTCOME, unsaved=0.5), CHANGE),
         (OUTCOME, replace(CHANGE, factor=math.nextafter(0.5, 1.0))),
         (OUTCOME, replace(CHANGE, skipped=True)),
     ]
-    assert len({digest, *(outcome_digest(*one) for one in others)}) == 6
+    assert len({digest, *(outcome_digest(*one) for one in others)}) == 8
     nan = replace(OUTCOME, loss=math.nan)
     assert outcome_digest(nan, CHANGE) == outcome_digest(replace(OUTCOME, loss=-math.nan), CHANGE)
 
