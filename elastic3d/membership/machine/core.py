@@ -281,7 +281,7 @@ class Core:
             case e.Left():
                 trainers.over(event.key)
                 self.report = replace(self.report, left=event.key, step=max(self.report.step, event.step))
-            case e.MainFinished():
+            case e.MainFinished() if trainers.phase(event.key) is not None:
                 trainers.over(event.key)
                 self.report = replace(self.report, finished=event.key)
             case e.TrainerFailed() if trainers.phase(event.key) is not None and self.report.error != event.key:

@@ -286,9 +286,11 @@ class Generations:
         return {} if world is None else {slot: pid for slot, pid in dict(world.pids).items() if slot not in world.ended}
 
     def stop(self, key: str) -> None:
-        """Kill the trainers of a generation."""
+        """Kill the trainers of a generation; the end of one whose `main` has returned is no longer waited for."""
         world = self.worlds.get(key)
-        if world is not None:
+        if world is not None and world.returned_at is not None:
+            del self.worlds[key]
+        elif world is not None:
             world.stopping = True
             for slot, trainer in self.trainers(key):
                 slot.stop(trainer)

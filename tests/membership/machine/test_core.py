@@ -196,6 +196,14 @@ def finishing(core: Core, now: float, saved: SavedStep | None) -> list[acts.Acti
     return core.handle([*own, e.MainFinished(key="1.1"), *reports], now)
 
 
+def test_the_end_of_a_generation_that_is_over_does_not_replace_that_of_the_next() -> None:
+    """A keeper that says late that the former has finished takes nothing back of what it said of this one."""
+    core = member("a")
+    finishing(core, 1.0, None)
+    core.handle([e.MainFinished(key="0.1")], 1.1)
+    assert core.report.finished == "1.1"
+
+
 def ends(asked: list[acts.Action]) -> list[End]:
     return [action.end for action in asked if isinstance(action, acts.PutEnd)]
 

@@ -186,6 +186,18 @@ def test_a_node_with_a_failed_slot_has_not_finished(scenes: Any) -> None:
     assert not [event for event in scene.events if isinstance(event, m.MainFinished)]
 
 
+def test_the_end_of_a_generation_that_another_follows_is_not_waited_for(scenes: Any) -> None:
+    """Its node died before all had finished: the next one makes the end, and is not told of by the former's writes."""
+    scene = scenes(failures=1)
+    scene.returned(9)
+    assert isinstance(scene.wrote(), WriteFailed)
+    scene.generations.stop("1.0")
+    scene.clock.now += 2 * END_PATIENCE
+    scene.ending.look()
+    assert scene.ending.pause is None
+    assert scene.events == []
+
+
 def test_a_last_step_that_failed_while_main_went_on_is_written_again(tmp_path: Path) -> None:
     """In its evaluation, say: nobody waited for that write yet."""
     scene = Scene(tmp_path, failures=1)
