@@ -78,6 +78,7 @@ class BufferState(StrEnum):
 @dataclass(slots=True)
 class _Buffer:
     place: BufferState = BufferState.FREE
+    trainer: int = 0  # that it was granted to
     mark: Mark | None = None
     busy: bool = False  # being hashed and sent
     refused: bool = False  # the buddy knows a newer generation
@@ -95,25 +96,25 @@ class Holdings:
         self._pinned: Mark | None = None
         self._pin_users = 0
         self._lent: Counter[Mark] = Counter()
-        self._wanted = False
+        self._wanted_by: int | None = None
 
     # The trainer's side.
 
-    def grant(self) -> list[int]:
-        """Grant every free buffer to the trainer; return those newly granted."""
+    def grant(self, trainer: int = 0) -> list[int]:
+        """Grant every free buffer to the trainer of this number; return those newly granted."""
         granted = []
         for index, buffer in enumerate(self._buffers):
             if buffer.place is BufferState.FREE:
-                buffer.place = BufferState.GRANTED
+                buffer.place, buffer.trainer = BufferState.GRANTED, trainer
                 granted.append(index)
         return granted
 
-    def want(self) -> None:
+    def want(self, trainer: int = 0) -> None:
         """Free a buffer for a final snapshot, now or as soon as one is idle, at the cost of one not yet safe.
 
         The safe step stays, since the generation would go back to it.
         """
-        self._wanted = True
+        self._wanted_by = trainer
         self._sweep()
 
     def written(self, index: int, mark: Mark, *, checkpoint: bool) -> None:
@@ -122,17 +123,22 @@ class Holdings:
         assert buffer.place is BufferState.GRANTED, (index, buffer)
         assert mark.generation >= self._generation, (mark, self._generation)
         buffer.place, buffer.mark, buffer.refused = BufferState.HOME, mark, False
-        self._wanted = False
+        self._wanted_by = None
         if checkpoint and not self._pin_users:
             self._pinned = mark
         self._sweep()
 
-    def trainer_gone(self) -> None:
-        """Take back granted buffers: what a dead trainer was writing is worthless."""
+    def trainer_gone(self, trainer: int = 0) -> None:
+        """Take back what was granted to a trainer: what it was writing when it died is worthless.
+
+        Not before it is gone: one that was killed may write for as long as the kernel takes to end it, while the next
+        generation's has begun with the other buffers.
+        """
         for buffer in self._buffers:
-            if buffer.place is BufferState.GRANTED:
+            if buffer.place is BufferState.GRANTED and buffer.trainer == trainer:
                 buffer.place, buffer.mark = BufferState.FREE, None
-        self._wanted = False
+        if self._wanted_by == trainer:
+            self._wanted_by = None
 
     # Votes and generations.
 
@@ -284,7 +290,7 @@ class Holdings:
         for buffer in self._buffers:
             if buffer.mark is not None and not buffer.busy and not self._needed(buffer.mark):
                 buffer.place, buffer.mark = BufferState.FREE, None
-        if self._wanted and not any(b.place in (BufferState.FREE, BufferState.GRANTED) for b in self._buffers):
+        if self._wanted_by is not None and not any(b.place in (BufferState.FREE, BufferState.GRANTED) for b in self._buffers):
             spare = [
                 b
                 for b in self._buffers

@@ -139,15 +139,15 @@ class SnapshotMemory:
         with self._changed:
             self._tables.setdefault(table.identity, table)
 
-    def grant(self) -> list[int]:
-        """Grant every free buffer to the trainer; return those newly granted."""
+    def grant(self, trainer: int = 0) -> list[int]:
+        """Grant every free buffer to the trainer of this number; return those newly granted."""
         with self._changed:
-            return self._holdings.grant()
+            return self._holdings.grant(trainer)
 
-    def want(self) -> None:
+    def want(self, trainer: int = 0) -> None:
         """Free a buffer for a final snapshot, now or as soon as one is idle."""
         with self._changed:
-            self._holdings.want()
+            self._holdings.want(trainer)
             self._forget()
 
     def written(
@@ -179,10 +179,10 @@ class SnapshotMemory:
             self._forget()
             self._changed.notify_all()
 
-    def trainer_gone(self) -> None:
-        """Take back what was granted."""
+    def trainer_gone(self, trainer: int = 0) -> None:
+        """Take back what was granted to a trainer, which has ended."""
         with self._changed:
-            self._holdings.trainer_gone()
+            self._holdings.trainer_gone(trainer)
 
     # Generations.
 

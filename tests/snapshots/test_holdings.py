@@ -90,6 +90,23 @@ def test_a_dead_trainers_unfinished_buffer_is_freed() -> None:
     assert holdings.places().count(BufferState.FREE) == 3
 
 
+def test_a_trainer_that_is_gone_late_gives_its_buffers_back() -> None:
+    """One that was killed ends when the kernel has ended it; its buffers come back then, and no others."""
+    holdings = Holdings()
+    holdings.restored(1, None)
+    holdings.grant(1)
+    holdings.written(0, Mark(1, 1), checkpoint=False)
+    holdings.restored(2, Mark(1, 1))
+    assert holdings.grant(2) == []
+    holdings.want(2)
+    holdings.trainer_gone(1)
+    free = holdings.grant(2)
+    assert len(free) == 3
+    holdings.trainer_gone(1)
+    assert holdings.places().count(BufferState.GRANTED) == 3
+    holdings.written(free[0], Mark(2, 2), checkpoint=False)
+
+
 def test_a_generation_keeps_its_predecessors_safe_step_until_it_has_its_own() -> None:
     """The restored snapshot stays through votes without a safe step, and goes with the first that has one."""
     holdings = begun()

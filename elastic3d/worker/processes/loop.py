@@ -141,7 +141,7 @@ class SlotLoop:
         """Hand free buffers to the trainer that writes snapshots."""
         trainer = self._trainers.get(self._writer or 0)
         if trainer is not None:
-            for buffer in self._memory.grant():
+            for buffer in self._memory.grant(trainer.number):
                 self._send(trainer, channel.Granted(buffer=buffer))
 
     def digested(self, mark: Mark) -> None:
@@ -283,6 +283,8 @@ class SlotLoop:
         self._tell(events.TemplateDied(slot=self._index, detail=detail))
         self._watch_template()
         for trainer in list(self._trainers.values()):
+            if any(lost is trainer for lost in self._lost):
+                continue  # with the template before this one, which has not been cleaned up after yet
             if trainer.pid is not None:
                 self._lost.append(trainer)
             elif trainer.stopped:
@@ -379,7 +381,7 @@ class SlotLoop:
             case channel.SnapshotWritten() if number == self._writer:
                 self._written(trainer, message)
             case channel.BufferWanted() if number == self._writer:
-                self._memory.want()
+                self._memory.want(number)
                 self.grant()
             case channel.StepTaken():
                 trainer.step = message.record.step
@@ -433,7 +435,8 @@ class SlotLoop:
         self._let_go()
         if self._writer == trainer.number:
             self._writer = None
-            self._memory.trainer_gone()
+        self._memory.trainer_gone(trainer.number)
+        self.grant()
         exited = trainer.exited(self._index, code, kind, detail, waited=self._watchers.waited(trainer.number))
         self._watchers.ended(trainer.number, exited.kind)
         self._standby.exited(exited, beside=not trainer.gone and any(other.gone for other in self._trainers.values()))
