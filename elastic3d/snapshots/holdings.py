@@ -290,7 +290,8 @@ class Holdings:
         for buffer in self._buffers:
             if buffer.mark is not None and not buffer.busy and not self._needed(buffer.mark):
                 buffer.place, buffer.mark = BufferState.FREE, None
-        if self._wanted_by is not None and not any(b.place in (BufferState.FREE, BufferState.GRANTED) for b in self._buffers):
+        none = not any(b.place in (BufferState.FREE, BufferState.GRANTED) for b in self._buffers)
+        if self._wanted_by is not None and none:
             spare = [
                 b
                 for b in self._buffers
