@@ -8,6 +8,7 @@ out at once, and even if too few are left: the job rather waits than trains on w
 from __future__ import annotations
 
 from elastic3d.membership import actions as acts
+from elastic3d.membership.machine import forming
 from elastic3d.membership.machine.convictions import liars
 from elastic3d.membership.machine.leader_state import CountedLoss
 from elastic3d.membership.machine.situation import Situation
@@ -81,10 +82,10 @@ def _blame(situation: Situation, culprit: str) -> None:
 
 
 def _dispensable(situation: Situation, places: set[str]) -> bool:
-    """Return whether enough nodes are left without those of these machines."""
+    """Return whether enough nodes are left without those of these machines, with a layout that fits them."""
     roster = situation.roster
-    left = sum(roster.members[id].node.place not in places for id in roster.eligible)
-    return situation.policy.allowed(left) > 0
+    left = [roster.members[id] for id in roster.eligible if roster.members[id].node.place not in places]
+    return forming.fits(situation, forming.Crowd(candidates=tuple(left)))
 
 
 def shut_out(situation: Situation) -> acts.Fenced | None:

@@ -109,6 +109,17 @@ def form(situation: Situation, there: Crowd, bound: MemoryBound | None = None) -
     return formed_of(situation, there, arrange(view.generation, chosen, layout), plan, bound)
 
 
+def fits(situation: Situation, there: Crowd) -> bool:
+    """Return whether a generation can be formed of the members there."""
+    if not situation.policy.allowed(len(there.candidates)):
+        return False
+    try:
+        form(situation, there)
+    except LayoutError:
+        return False
+    return True
+
+
 def bound_of(situation: Situation) -> MemoryBound | None:
     """Return what ranks may need by what the present generation's record knows, None for whatever they want."""
     return situation.view.generation.memory if situation.view.generation is not None else None

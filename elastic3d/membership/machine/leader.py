@@ -7,6 +7,7 @@ it is answered.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from elastic3d.distrust import refused
@@ -31,6 +32,7 @@ from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import End, Out
 from elastic3d.membership.stalls import Verdict, after_step
+from elastic3d.shortfall import MemoryBound
 from elastic3d.values import Cause, Generation
 
 COMMIT_LIMIT = 240.0
@@ -199,18 +201,7 @@ def _reform(
     storms = storm(situation, why)
     if leader_state.suspicions.pending or not calm(situation, storms):
         return None
-    places = condemned(situation)
-    # A node that comes back to a machine which just lost one has to stand in the ring first, unless it is needed.
-    fallen = places | set(view.fallen.values())
-    there = forming.crowd(situation, set(lost), fallen)
-    if fallen > places and not policy.allowed(len(there.candidates)):
-        there = forming.crowd(situation, set(lost), places)
-    if not policy.allowed(len(there.candidates)):
-        # A node that has to leave may train until it does.
-        there = forming.crowd(situation, set(lost), places, draining=True)
-    if roster.apart and not policy.allowed(len(there.candidates)):
-        # So may nodes that cannot reach one of the others: that may pass.
-        there = forming.crowd(situation, set(lost), places, draining=True, apart=True)
+    there, formed, unfit = _formed(situation, lost, bound)
     if not any(view.active(p.node.id) for p in there.candidates):
         leader_state.orphan = alarm.now if leader_state.orphan is None else leader_state.orphan
         if not alarm.due(leader_state.orphan + policy.orphan):
@@ -218,10 +209,12 @@ def _reform(
     if _too_few(situation, len(there.candidates)):
         return _below(situation, len(there.candidates)) or chore(situation)
     try:
-        formed = forming.form(situation, there, bound)
-        short = _short(situation, there, formed, tries)
+        short = _short(situation, there, formed, tries) if formed is not None else None
     except LayoutError as error:
-        return _without_layout(situation, error) or chore(situation)
+        unfit = error
+    if formed is None or unfit is not None:
+        assert unfit is not None
+        return _without_layout(situation, unfit) or chore(situation)
     leader_state.unplanned = None
     # What needs less than what failed has not been tried before.
     tries = 0 if bound is not None else tries
@@ -239,6 +232,43 @@ def _reform(
     )
     formed = goes_back(formed, vouched(situation))
     return replace(forming.seal(view, formed), verdict=verdict or short, standing=rests_on)
+
+
+def _formed(
+    situation: Situation, lost: dict[str, str], bound: MemoryBound | None
+) -> tuple[forming.Crowd, Generation | None, LayoutError | None]:
+    """Return the members to go on with and the generation of them; without one, why no layout fits if they are enough.
+
+    Those that are better left out take part where there are too few without them, or no layout fits the others.
+    """
+    policy, unfit = situation.policy, None
+    crowds = _crowds(situation, set(lost))
+    enough = there = next(crowds)
+    while True:
+        if policy.allowed(len(there.candidates)):
+            try:
+                return there, forming.form(situation, there, bound), None
+            except LayoutError as error:
+                enough, unfit = there, error
+        following = next(crowds, None)
+        if following is None:
+            return (enough if unfit is not None else there), None, unfit
+        there = following
+
+
+def _crowds(situation: Situation, lost: set[str]) -> Iterator[forming.Crowd]:
+    """Yield which members may be there, ever more of them."""
+    places = condemned(situation)
+    # A node that comes back to a machine which just lost one has to stand in the ring first, unless it is needed.
+    fallen = places | set(situation.view.fallen.values())
+    if fallen > places:
+        yield forming.crowd(situation, lost, fallen)
+    yield forming.crowd(situation, lost, places)
+    # A node that has to leave may train until it does.
+    yield forming.crowd(situation, lost, places, draining=True)
+    if situation.roster.apart:
+        # So may nodes that cannot reach one of the others: that may pass.
+        yield forming.crowd(situation, lost, places, draining=True, apart=True)
 
 
 def _tries(current: Generation, policy: Policy, why: Interruption, step: int) -> int:
