@@ -556,9 +556,13 @@ class Player:
                 self.hit.append(next((one.node for one in self.injections[before:]), ""))
 
     def _kill_who_sleeps(self) -> None:
-        """Once all running nodes are stopped for good the job is over: kill them."""
+        """Once all running nodes are stopped for good the job is over: kill them, and wake what is to end with them.
+
+        Nothing but a parent-death signal ends a process that is stopped, and torchrun's workers have none.
+        """
         asleep = [node.name for node in self.cluster.nodes if node.alive and node.stopped]
         woken = {fault.node for fault in self.waiting if isinstance(fault, Continue)}
         if asleep and not woken and set(self.cluster.running()) <= {*asleep, *self._coming}:
             for name in asleep:
                 self.cluster.kill_node(name)
+                self.cluster.wake_node(name)
