@@ -406,4 +406,26 @@ FOUND: tuple[Bug, ...] = (
             2.700 sticks n3 for 20.7
         """,
     ),
+    _bug(
+        "the layout asked for needs more nodes than the job does",
+        "A node that came back to its machine was not taken: the others were enough by the policy, and no layout "
+        "fitted them. The job waited beside it, and failed in the end.",
+        """
+            job seed=1 members=2 minimum=1 maximum=4 multiple_of=1 beside=1 pp=2
+            3.000 kill n2
+            4.000 start n2
+        """,
+    ),
+    _bug(
+        "a node stands still twice after the run has gone back a long way",
+        "Steps were no progress as long as the run had been further before: the job ended at its second stand-still as "
+        "if it had made none in between.",
+        """
+            job seed=200277 members=6 minimum=2 maximum=8 multiple_of=1 beside=1
+            2.900 quarantine n1,n4 for 5.2
+            3.000 lie leader
+            7.600 kill n2,n4,n5,n6
+            14.200 sticks n3 for 21.7
+        """,
+    ),
 )

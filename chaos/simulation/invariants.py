@@ -242,10 +242,7 @@ class Checker(Observer):
         world = self.world
         kept_out = {key.rpartition("/")[2] for key in world.etcd.store.tiers.get("roll", {}) if "quarantine/" in key}
         there = [m for m in world.alive() if m.exit is None and m.record.node.place not in kept_out and not m.leaving]
-        policy = world.policy
-        count = min(len(there), policy.maximum)
-        count -= count % policy.multiple_of
-        return count if count >= policy.minimum else 0
+        return world.active(len(there))
 
     def changed(self, changes: list[Change]) -> None:
         """Etcd's keys changed."""
@@ -320,7 +317,7 @@ class Checker(Observer):
         if world.loop.now < due - 1e-9:
             world.loop.at(due, self._must_train, hosts)
             return
-        enough = world.policy.allowed(self.expected() - len(hosts) + 1)
+        enough = world.active(self.expected() - len(hosts) + 1)
         if not self._links.get(hosts) or world.ended or not enough or not world.policy.beside:
             return
         active = [world.by_id[node.id].host for node in self._current.nodes] if self._current is not None else []
@@ -341,7 +338,7 @@ class Checker(Observer):
     def _all_broken(self) -> bool:
         """Return whether too few nodes have code that works, or several have code that raises."""
         sound = [member for member in self.world.alive() if member.id not in self._broken]
-        return len(self._broken) > 1 or not self.world.policy.beside or not self.world.policy.allowed(len(sound))
+        return len(self._broken) > 1 or not self.world.policy.beside or not self.world.active(len(sound))
 
     def erred(self) -> None:
         """Note an error of the script, or another failure: enough of them may end the job."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from chaos.many import runs as many
@@ -17,7 +17,7 @@ from chaos.simulation.world import Setting, World
 from elastic3d.membership import events as e
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.transactions import Brevity
-from elastic3d.values import ModelProfile
+from elastic3d.values import Layout, ModelProfile
 
 PROFILE = ModelProfile(blocks=8, parameters=1000, micro_batches=16, micro_batch=2, digest="job")
 
@@ -91,6 +91,7 @@ def play(schedule: Schedule, *, traced: bool = False, lines: bool = False) -> Ou
     """Play one schedule to its end and return the outcome."""
     job = schedule.job
     setting = Setting(policy=policy_of(job), profile=PROFILE, steps=30, brevity=CHANGES, judge=judge)
+    setting = replace(setting, layout=Layout(pp=job.pp)) if job.pp else setting
     world = World(setting, job.seed, traced=traced)
     if lines:
         world.lines = []

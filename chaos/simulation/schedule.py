@@ -99,7 +99,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The job under test: how many nodes start it, and its policy."""
+    """The job under test: how many nodes start it, and its policy. pp: pipeline stages asked for, 0 for any number."""
 
     seed: int
     members: int
@@ -107,9 +107,11 @@ class Job:
     maximum: int = 8
     multiple_of: int = 1
     beside: bool = True
+    pp: int = 0
 
     def __str__(self) -> str:
-        return "job " + " ".join(f"{f.name}={int(getattr(self, f.name))}" for f in fields(self))
+        shown = [f.name for f in fields(self) if f.name != "pp" or self.pp]
+        return "job " + " ".join(f"{name}={int(getattr(self, name))}" for name in shown)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +217,10 @@ def draw(seed: int) -> Schedule:
         pair = tuple(resets.sample(range(1, newest + 1), 2))
         when, seconds = round(resets.uniform(1.0, at), 3), round(resets.uniform(0.5, 20.0), 2)
         commands.append(Command(at=when, do=Do.RESET, nodes=pair, seconds=seconds))
+    layouts = Random(f"layouts {seed}")
+    if layouts.random() < 0.2:
+        # Fewer nodes may be allowed than a layout needs.
+        job = replace(job, pp=layouts.choice((2, 2, 3)))
     sticks = Random(f"sticks {seed}")
     if sticks.random() < 0.3:
         for _ in range(sticks.choice((1, 1, 2, 3))):

@@ -77,7 +77,7 @@ class StuckChecks:
             times[:] = [at for at in times if now - at < world.policy.flap_memory - 1.0]
             times.append(now)
             again = len(times) >= STUCK and node.id in active and self.quiet
-            if again and world.policy.allowed(self._others(verdict)):
+            if again and world.active(self._others(verdict)):
                 wrong.append(f"{node.name} held all others up {len(times)} times, and {formed.key} holds it")
         return wrong
 

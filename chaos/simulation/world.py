@@ -16,6 +16,7 @@ from chaos.simulation.network import Network, State
 from chaos.simulation.node import Member
 from chaos.simulation.trainers import Trainers
 from elastic3d import etcd_keys as keys
+from elastic3d.errors import LayoutError
 from elastic3d.etcd import Put
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
@@ -39,7 +40,7 @@ class Setting:
 
     durations: of what trainers do, instead of build and step. brevity: when its generations are written as changes.
     judge: says why nothing moves, None where no ranks are watched. planner: plans instead of the one that knows no
-    costs. stored: a generation resumes from the newest checkpoint if memory holds no newer step.
+    costs. layout: asked for. stored: a generation resumes from the newest checkpoint if memory holds no newer step.
     """
 
     policy: Policy
@@ -54,6 +55,7 @@ class Setting:
     judge: Judge | None = None
     durations: Durations | None = None
     planner: Planner | None = None
+    layout: Layout = field(default_factory=Layout)
     stored: bool = False
 
 
@@ -137,10 +139,23 @@ class World:
         """Plan as a keeper does."""
         if self.setting.planner is not None:
             return self.setting.planner(nodes, record, present, speeds, bound)
-        given = (nodes, len(record.node.slots), self.setting.profile, Layout())
+        given = (nodes, len(record.node.slots), self.setting.profile, self.setting.layout)
         if bound is None:
             return plan(*given, previous=present, speeds=speeds)
         return plan_below(bound, *given, previous=present, speeds=speeds)
+
+    def active(self, count: int) -> int:
+        """Return how many of so many nodes can train, by policy and by the layout asked for, 0 for none."""
+        used = self.policy.allowed(count)
+        while used and self.setting.layout.pp:
+            try:
+                fits = plan(used, self.setting.slots, self.setting.profile, self.setting.layout).nodes
+            except LayoutError:
+                return 0
+            if self.policy.allowed(fits) == fits:
+                return fits
+            used = self.policy.allowed(fits)
+        return used
 
     def start(self, host: int, said: tuple[ReasonToGoBack, ...] = ()) -> Member | None:
         """Start a process on a host that has none. said: by the incarnation before, and not heard yet."""

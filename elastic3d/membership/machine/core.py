@@ -106,6 +106,7 @@ class Core:
         self._retry_at = 0.0
         self._lost_since: float | None = None
         self._outvoted_since: float | None = None
+        self._stepped = ""
         self._vacant_since: float | None = None
         self._active_in = self._newest = 0
         self._draining = self._hindered = False
@@ -312,8 +313,10 @@ class Core:
                     self._outvoted_since = None
                 elif self._outvoted_since is None:
                     self._outvoted_since = now
-                if event.step > self.report.step:
-                    self.report = replace(self.report, step=event.step)
+                key = self.running.key if self.running is not None else ""
+                # A generation may have begun with an older state than those before it had come to.
+                if event.step > self.report.step or key != self._stepped:
+                    self.report, self._stepped = replace(self.report, step=event.step), key
                 if event.safe > self.report.safe:
                     self.report = replace(self.report, safe=event.safe)
             case e.RanksSilent() if self.policy.beside and self._sealed == event.stall.key:

@@ -84,8 +84,7 @@ def _blame(situation: Situation, culprit: str) -> None:
 def _dispensable(situation: Situation, places: set[str]) -> bool:
     """Return whether enough nodes are left without those of these machines, with a layout that fits them."""
     roster = situation.roster
-    left = [roster.members[id] for id in roster.eligible if roster.members[id].node.place not in places]
-    return forming.fits(situation, forming.Crowd(candidates=tuple(left)))
+    return forming.suffice(situation, [id for id in roster.eligible if roster.members[id].node.place not in places])
 
 
 def shut_out(situation: Situation) -> acts.Fenced | None:

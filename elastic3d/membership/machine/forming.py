@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from elastic3d.errors import LayoutError
@@ -109,8 +109,9 @@ def form(situation: Situation, there: Crowd, bound: MemoryBound | None = None) -
     return formed_of(situation, there, arrange(view.generation, chosen, layout), plan, bound)
 
 
-def fits(situation: Situation, there: Crowd) -> bool:
-    """Return whether a generation can be formed of the members there."""
+def suffice(situation: Situation, ids: Iterable[str]) -> bool:
+    """Return whether a generation can be formed of these members alone: enough by the policy, and a layout fits."""
+    there = Crowd(candidates=tuple(situation.roster.members[id] for id in ids))
     if not situation.policy.allowed(len(there.candidates)):
         return False
     try:

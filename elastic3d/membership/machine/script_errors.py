@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from elastic3d.membership.machine import forming
 from elastic3d.membership.machine.memory_bounds import acted
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.situation import Situation
@@ -94,7 +95,7 @@ def _each_time(situation: Situation, said: list[str]) -> dict[str, str]:
         return {}
     if len(said) != 1 or {*current.raised, *said} != set(said) or roster.reports[said[0]].out_of_memory:
         return {}
-    if not policy.allowed(len([id for id in roster.eligible if id not in said])):
+    if not forming.suffice(situation, [id for id in roster.eligible if id not in said]):
         return {}
     return {said[0]: _words(roster, said[0], f"in each of {current.tries + 1} tries, and no other's did")}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastic3d.membership.machine import forming
 from elastic3d.membership.machine.convictions import refused_itself, spike, training
 from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.situation import Situation
@@ -140,12 +141,12 @@ def interruption(situation: Situation, lost: dict[str, str]) -> Interruption | N
 
 
 def _apart(situation: Situation) -> str:
-    """Return, in words, which active nodes have to stand aside, "" for none or if too few would be left.
+    """Return, in words, which active nodes have to stand aside, "" for none or if the others would not do.
 
     If their trainers die meanwhile, that is not the failure of any node, nor of the script.
     """
-    view, roster, policy = situation.view, situation.roster, situation.policy
-    if not any(view.active(id) for id in roster.apart) or not policy.allowed(len(roster.eligible)):
+    view, roster = situation.view, situation.roster
+    if not any(view.active(id) for id in roster.apart) or not forming.suffice(situation, roster.eligible):
         return ""
     return "; ".join(
         f"{_name(id)} stands aside: no connection between it and {', '.join(map(_name, others))}"

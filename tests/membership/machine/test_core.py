@@ -325,3 +325,19 @@ def test_a_node_with_another_encryption_setting_is_refused(job: bool) -> None:
     (bury,) = [a for a in core.handle([e.Registered(revision=9), listed], 0.0) if isinstance(a, acts.Bury)]
     assert (bury.id, bury.tomb.how) == ("b@b1", Out.REFUSED)
     assert "give cert= and key= to every node of the run, or to none" in bury.tomb.detail
+
+
+def test_a_generation_that_begins_further_back_reports_its_own_steps() -> None:
+    """What a lost generation had come to is no measure of whether those after it make progress."""
+    core = member("a")
+    core._trainers._phase["1.1"] = TrainersPhase.RUNNING
+    core.handle([e.StepReported(step=9, etcd_away=False, safe=-1)], 1.0)
+    assert core.report.step == 9
+    again = dataclasses.replace(core.view.generation, number=2)  # type: ignore[type-var]
+    core._trainers._phase["2.1"] = TrainersPhase.RUNNING
+    core.handle([e.GenerationPut(generation=again, revision=12)], 1.1)
+    core._trainers._phase[again.key] = TrainersPhase.RUNNING
+    core.handle([e.StepReported(step=3, etcd_away=False, safe=-1)], 1.2)
+    assert core.report.step == 3
+    core.handle([e.StepReported(step=2, etcd_away=False, safe=-1)], 1.3)
+    assert core.report.step == 3
