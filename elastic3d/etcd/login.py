@@ -2,6 +2,8 @@
 
 The password is asked for each time: if it comes from a file, that file may be replaced while the job runs. Checking a
 password is costly for etcd, so one that was refused is tried again only after a growing pause; another one at once.
+Where many log in together checks take long, and one that nobody waits for any more is finished all the same: it counts
+as a late answer, after which the session waits longer.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ class _Refusal:
 
 
 class Login:
-    """The token of the user `name`; `password` returns the password. Thread-safe."""
+    """The token of the user `name`. Thread-safe.
 
-    def __init__(self, name: str, password: Callable[[], str], timeout: float, clock: Clock) -> None:
-        self._name, self._password, self._timeout, self._clock = name, password, timeout, clock
+    password: returns the password. patience: returns the seconds for its check.
+    """
+
+    def __init__(self, name: str, password: Callable[[], str], patience: Callable[[], float], clock: Clock) -> None:
+        self._name, self._password, self._patience, self._clock = name, password, patience, clock
         self._token: str | None = None
         self._refusal: _Refusal | None = None
         self._lock = threading.Lock()
@@ -65,14 +70,15 @@ class Login:
             raise refused.failure
         request = messages.new("AuthenticateRequest", name=self._name, password=password)
         try:
-            answer = channel.call(transport.AUTHENTICATE, request, timeout=self._timeout)
+            answer = channel.call(transport.AUTHENTICATE, request, timeout=self._patience())
         except RpcFailure as failure:
             if "authentication is not enabled" in failure.detail:
                 return ""  # as etcdctl does: credentials for a cluster that asks for none
             kind = failures.kind(failure)
             if kind is FailureKind.UNKNOWN:
-                # The request that needed the token was not sent.
-                raise RpcFailure("NOT_SENT", f"failed to connect to all addresses: {failure.detail}") from None
+                # The request that needed the token was not sent. The code stays: the session counts deadlines.
+                detail = f"failed to connect to all addresses: {failure.detail}"
+                raise RpcFailure(failure.code, detail) from None
             if kind is FailureKind.FINAL:
                 pause = FIRST_PAUSE if refused is None else min(2 * refused.pause, LONGEST_PAUSE)
                 until = self._clock.monotonic() + pause

@@ -98,7 +98,7 @@ class Session:
         self._login: Login | None = None
         if user is not None and password is not None:
             text = password
-            self._login = Login(user, text if callable(text) else lambda: text, timeout, clock)
+            self._login = Login(user, text if callable(text) else lambda: text, lambda: self.patience, clock)
         self._let_in = False
         _sessions.add(self)
 
@@ -126,7 +126,8 @@ class Session:
         """Return the answer to `request`.
 
         safe: applying it twice is the same as applying it once. budget: seconds for all tries, the session's by
-        default. EtcdUnavailable (OutcomeUnknown if an unsafe request may be applied), or the error of `failures.final`.
+        default; a login that has begun is not cut short by it. EtcdUnavailable (OutcomeUnknown if an unsafe request may
+        be applied), or the error of `failures.final`.
         """
         self.ensure_usable()
         deadline = self.clock.monotonic() + (self.budget if budget is None else budget)

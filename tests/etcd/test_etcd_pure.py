@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic3d.errors import ConfigurationError, EtcdRefused, UsageError
+from elastic3d.errors import ConfigurationError, EtcdRefused, EtcdUnavailable, UsageError
 from elastic3d.etcd import (
     Compare,
     Delete,
     EtcdClient,
     Get,
     LeaseGone,
+    OutcomeUnknown,
     Put,
     Tls,
     failures,
@@ -28,7 +29,7 @@ from elastic3d.etcd.breaker import ELECTION, FIRST_REST, LONGEST_REST, Breaker
 from elastic3d.etcd.codec import Codec
 from elastic3d.etcd.diagnosis import require_version
 from elastic3d.etcd.failures import FailureKind
-from elastic3d.etcd.transport import RpcFailure
+from elastic3d.etcd.transport import AUTHENTICATE, Method, RpcFailure
 from tests.clocks import HandClock
 
 
@@ -93,6 +94,33 @@ def test_tries_get_longer_where_there_is_no_other_member() -> None:
     for _ in range(3):
         session.heard(1, asked=clock.now - 0.1)
     assert session.patience == 1.0
+
+
+class _Busy:
+    """Stands for a connection to a member that is still busy with the password when the time is over."""
+
+    def __init__(self, clock: HandClock) -> None:
+        self.limits: list[float] = []
+        self._clock = clock
+
+    def call(self, method: Method, request: object, *, timeout: float) -> None:
+        """Let the time pass."""
+        assert method is AUTHENTICATE
+        self.limits.append(timeout)
+        self._clock.now += timeout
+        raise RpcFailure("DEADLINE_EXCEEDED", "Deadline Exceeded")
+
+
+def test_logins_get_longer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where many log in at once a password takes its time; the write that needed the token was surely not sent."""
+    clock = HandClock()
+    client = EtcdClient("h:1", user="me", password="r", clock=clock)
+    member = _Busy(clock)
+    monkeypatch.setattr(client.session, "_channel", lambda index: member)
+    with pytest.raises(EtcdUnavailable) as caught:
+        client.put("k", b"", budget=7.0)
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert member.limits == [1.0, 2.0, 4.0]
 
 
 def test_the_breaker_stays_with_a_working_member() -> None:
