@@ -60,11 +60,13 @@ _NOT_APPLIED = (
 _FULL = "database space exceeded"
 _NO_NAME = "user name is empty"
 _WRONG = ("invalid user ID or password", "user name not found")
-# The last two mean the same: the token is older than some change of users or roles. A write is not applied either way.
+# The second and third mean the same: the token is older than some change of users or roles. The last one is said where
+# there is none: authentication was enabled after we were told that it is not. A write is not applied in any case.
 _TOKEN = (
     "etcdserver: invalid auth token",
     "etcdserver: revision of auth store is old",
     "auth: revision in header is old",
+    _NO_NAME,
 )
 _NO_ANSWER_CODES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "INTERNAL", "UNKNOWN")
 

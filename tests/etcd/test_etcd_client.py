@@ -270,6 +270,47 @@ def test_credentials_are_ignored_by_a_cluster_without_authentication(server: Etc
         client.check()
 
 
+def test_authentication_may_be_enabled_later(binary: Path) -> None:
+    """Whoever has credentials logs in then, be it for a call or a watch: what there was goes on, and more may begin."""
+    with EtcdServer(binary=binary) as server:
+        ask = server.members[0].ask
+        ask("/v3/auth/user/add", {"name": "root", "password": "r"})
+        ask("/v3/auth/role/add", {"name": "root"})
+        ask("/v3/auth/user/grant", {"user": "root", "role": "root"})
+        old, new = list[Delivery](), list[Delivery]()
+        given = {"user": "root", "password": "r"}
+        with server.client(**given) as client, server.client(**given) as watching:
+            client.check()
+            client.put("k", b"1")
+            watches = [Watch(watching, "k", old.append)]
+            wait_until(lambda: any(isinstance(delivery, Connected) for delivery in old))
+            keeper = LeaseKeeper(client)
+            lease = keeper.grant(2)
+            ask("/v3/auth/enable", {})
+            client.put("k", b"2", lease.id)
+            item = client.get("k")
+            assert item is not None
+            assert item.value == b"2"
+            server.restart()  # which ends the watch's stream
+            client.put("k", b"3")
+            watches.append(Watch(client, "k", new.append))
+            wait_until(lambda: any(isinstance(delivery, Connected) for delivery in new))
+            client.put("k", b"4")
+            for deliveries in (old, new):
+                wait_until(lambda: b"4" in _values(deliveries))  # noqa: B023  # used within the turn
+            assert _values(old) == [b"2", b"3", b"4"]
+            time.sleep(lease.ttl + 1)
+            assert lease.held(time.monotonic())
+            for watch in watches:
+                watch.close()
+            keeper.close()
+
+
+def _values(deliveries: list[Delivery]) -> list[bytes]:
+    changes = [change for delivery in deliveries if isinstance(delivery, Changes) for change in delivery.changes]
+    return [change.kv.value for change in changes if change.kv is not None]
+
+
 def test_permissions_are_those_of_the_role(one_binary: Path) -> None:
     """A user with rights on a prefix works there, and is refused clearly elsewhere."""
     with EtcdServer(binary=one_binary) as server:

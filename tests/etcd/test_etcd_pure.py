@@ -257,6 +257,8 @@ assert messages.new("PutRequest", key=b"k").SerializeToString() == b"\\n\\x01k"
         ("DEADLINE_EXCEEDED", "", FailureKind.UNKNOWN),
         ("UNAUTHENTICATED", "etcdserver: invalid auth token", FailureKind.TOKEN),
         ("UNKNOWN", "auth: revision in header is old", FailureKind.TOKEN),
+        ("INVALID_ARGUMENT", "etcdserver: user name is empty", FailureKind.TOKEN),
+        ("UNAVAILABLE", "rpc error: code = InvalidArgument desc = etcdserver: user name is empty", FailureKind.TOKEN),
         ("RESOURCE_EXHAUSTED", "etcdserver: mvcc: database space exceeded", FailureKind.LATER),
         ("NOT_FOUND", "etcdserver: requested lease not found", FailureKind.FINAL),
         ("INVALID_ARGUMENT", "etcdserver: too many operations in txn request", FailureKind.FINAL),
@@ -267,6 +269,16 @@ def test_a_failure_says_whether_the_request_may_have_been_applied(
 ) -> None:
     """Only what etcd refuses before proposing counts as not applied."""
     assert failures.kind(RpcFailure(code, detail)) is expected
+
+
+def test_only_who_has_a_password_logs_in_again() -> None:
+    """Where etcd asks for a login that was not needed before; whoever has none is refused, or waits for it."""
+    nameless = RpcFailure("INVALID_ARGUMENT", "etcdserver: user name is empty")
+    known = EtcdClient("h:1", user="me", password="r").session
+    stranger = EtcdClient("h:1").session
+    assert (known.kind(nameless), stranger.kind(nameless)) == (FailureKind.TOKEN, FailureKind.FINAL)
+    known._let_in = stranger._let_in = True
+    assert (known.kind(nameless), stranger.kind(nameless)) == (FailureKind.TOKEN, FailureKind.LATER)
 
 
 def test_final_failures_say_what_to_do() -> None:
