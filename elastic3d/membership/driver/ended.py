@@ -20,7 +20,7 @@ POLL = 0.1
 """Seconds between two checks whether members are still there."""
 
 BUDGET = 30.0
-"""Seconds for each read: when thousands of nodes start at once, etcd cannot keep up."""
+"""Seconds for a call: when thousands of nodes start at once, etcd cannot keep up."""
 
 
 def end_seen(client: EtcdClient, root: str, begun: float, clock: Clock) -> int:
@@ -88,7 +88,9 @@ def make_room(client: EtcdClient, root: str, lease: float, clock: Clock, seen: i
     if last is not None:
         # Its nodes are gone and nobody waits for them.
         wipe.append(Put(root + keys.GENERATION, encode(emptied(last))))
-    once_mended(lambda: client.txn([Compare.mod_revision(end.key, end.mod_revision)], wipe), clock)
+    # Sent twice it is done once: the end that it asks for is gone then.
+    there = [Compare.mod_revision(end.key, end.mod_revision)]
+    once_mended(lambda: client.txn(there, wipe, idempotent=True, budget=BUDGET), clock)
     return None
 
 
