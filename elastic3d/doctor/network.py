@@ -198,7 +198,7 @@ def measure(endpoint: str) -> NetworkFacts:
     return NetworkFacts(
         address=address,
         problem=problem,
-        towards=endpoint.split(",")[0],
+        towards=endpoint,
         interfaces=interfaces(),
         host=host,
         resolved=_resolved(host),

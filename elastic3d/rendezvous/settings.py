@@ -233,18 +233,22 @@ def _seconds(name: str, text: str) -> float:
 def own_address(endpoint: str) -> str:
     """Return the address of this host on the way to etcd, at which the other nodes can reach it.
 
-    No packet is sent: a UDP socket's `connect` only asks the routing table.
+    That to the first of its endpoints which has one; ConfigurationError if none has. No packet is sent: a UDP socket's
+    `connect` only asks the routing table.
     """
-    host = re.sub(r"^https?://", "", endpoint.split(",")[0])
-    name, _, port = host.rpartition(":") if re.search(r":\d+$", host) else (host, "", str(DEFAULT_PORT))
-    name = name.strip("[]")
-    try:
-        family, kind, *_, address = socket.getaddrinfo(name, int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigurationError(
-            f"--rdzv-endpoint={endpoint}: {name} cannot be resolved or reached ({error}): check the name, "
-            "or give this node's own address with --local-addr"
-        ) from error
+    names, failure = list[str](), OSError("no host is named")
+    for part in filter(None, map(str.strip, endpoint.split(","))):
+        host = re.sub(r"^https?://", "", part)
+        name, _, port = host.rpartition(":") if re.search(r":\d+$", host) else (host, "", str(DEFAULT_PORT))
+        names.append(name.strip("[]"))
+        try:
+            family, kind, *_, address = socket.getaddrinfo(names[-1], int(port), type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            failure = error
+    raise ConfigurationError(
+        f"--rdzv-endpoint={endpoint}: {' and '.join(names) or 'it'} cannot be resolved or reached ({failure}): "
+        "check the name, or give this node's own address with --local-addr"
+    ) from failure

@@ -185,16 +185,28 @@ def test_a_minimum_above_the_maximum_is_refused() -> None:
 
 
 def test_an_unknown_host_is_named() -> None:
-    """With what to do."""
+    """With what to do; where there are several, all of them."""
     with pytest.raises(ConfigurationError, match=r"host\.invalid cannot be resolved.*--local-addr"):
         own_address("http://host.invalid:2379")
+    with pytest.raises(ConfigurationError, match=r"host\.invalid and other\.invalid cannot be resolved"):
+        own_address("host.invalid:2379, other.invalid")
+    with pytest.raises(ConfigurationError, match="no host is named"):
+        own_address(",")
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["127.0.0.1:2379", "http://127.0.0.1:2379", "127.0.0.1", "localhost:1,other.invalid:2"]
+    "endpoint",
+    [
+        "127.0.0.1:2379",
+        "http://127.0.0.1:2379",
+        "127.0.0.1",
+        "localhost:1,other.invalid:2",
+        "host.invalid:2379,127.0.0.1:2379",
+        " , 127.0.0.1:2379",
+    ],
 )
 def test_the_own_address_is_that_on_the_way_to_etcd(endpoint: str) -> None:
-    """With or without a scheme, a port and further endpoints."""
+    """With or without a scheme, a port and further endpoints, of which some may not resolve."""
     assert own_address(endpoint) == "127.0.0.1"
 
 
