@@ -71,7 +71,7 @@ class RestartHandler(RendezvousHandler):
     def __init__(self, settings: Settings, backend: str) -> None:
         self._settings, self._backend = settings, backend
         self._begun, self._end_seen = agent.begun(), 0
-        let_agents_of(RestartHandler)
+        let_agents_of(RestartHandler, RestartHandler._leave)
         self._pid = os.getpid()
         self._store: GenerationStore | None = None
         self._client: EtcdClient | None = None

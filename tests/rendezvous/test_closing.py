@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerSpec
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
@@ -39,15 +42,16 @@ def etcd() -> Iterator[EtcdServer]:
 
 
 class Handlers:
-    """Handlers of one run id, one per node, of which at most one trains at a time."""
+    """Handlers of one run id, one per node, of which at most `most` train at a time."""
 
     def __init__(self, endpoint: str, run_id: str) -> None:
         self.endpoint, self.run_id = endpoint, run_id
+        self.most, self.last_call = 1, "0.1"
         self.all: list[RestartHandler] = []
 
     def add(self, node: str) -> RestartHandler:
         parameters = RendezvousParameters(
-            "etcd-v3", self.endpoint, self.run_id, 1, 1, "127.0.0.1", node=node, last_call="0.1"
+            "etcd-v3", self.endpoint, self.run_id, 1, self.most, "127.0.0.1", node=node, last_call=self.last_call
         )
         self.all.append(RestartHandler(from_parameters(parameters), "etcd-v3"))
         return self.all[-1]
@@ -157,6 +161,47 @@ def test_an_agent_that_gives_up_ends_the_job(handlers: Handlers, replaced: bool)
         guard.communicate(DONE, timeout=30)
     assert [type(error) for error in spare.errors] == [RendezvousEnded]
     assert "no tries left" in str(spare.errors[0])
+
+
+class _Interrupted(SimpleElasticAgent):
+    """An agent of torch's that gets a signal once it has met the other one, when its workers would be there."""
+
+    def __init__(self, handler: RestartHandler, other: _Waiting) -> None:
+        super().__init__(WorkerSpec("default", 1, handler, entrypoint="none"))
+        self.handler, self.other, self.world = handler, other, 0
+        self.guard: subprocess.Popen[bytes] | None = None
+
+    def _invoke_run(self, role: str = "") -> RunResult:
+        self.world = self.handler.next_rendezvous().world_size
+        self.guard = self.handler._guard
+        self.other.join(timeout=60)
+        raise SignalException("interrupted", signal.SIGINT)
+
+    def _shutdown(self, *given: object, **named: object) -> None:
+        """Do nothing: there are no workers."""
+
+    _start_workers = _stop_workers = _monitor_workers = _shutdown  # type: ignore[assignment]
+
+
+def test_an_agent_leaves_with_a_signal_that_its_process_survives(handlers: Handlers) -> None:
+    """As in a notebook, where it is an exception like others: nobody waits for that agent's node."""
+    handlers.most, handlers.last_call = 2, "20"
+    stays = handlers.add("b")
+    meets = _Waiting(stays)
+    meets.start()
+    agent = _Interrupted(handlers.add("a"), meets)
+    with pytest.raises(SignalException):
+        agent.run()
+    assert agent.guard is not None
+    agent.guard.communicate(DONE, timeout=30)  # it would wait for the end of this process
+    assert (agent.world, meets.errors) == (2, [])
+    with EtcdClient(handlers.endpoint) as client:
+        assert not any(f"/{handlers.run_id}/roll/members/a@" in kv.key for kv in client.range("")[0])
+    until = time.monotonic() + 15
+    while not stays.num_nodes_waiting():
+        assert time.monotonic() < until, "the other one is waited for"
+        time.sleep(0.05)
+    assert stays.next_rendezvous().world_size == 1
 
 
 def test_a_fork_of_an_agent_is_refused(handlers: Handlers) -> None:
