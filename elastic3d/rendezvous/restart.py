@@ -72,6 +72,8 @@ class RestartHandler(RendezvousHandler):
         self._settings, self._backend = settings, backend
         self._begun, self._end_seen = agent.begun(), 0
         let_agents_of(RestartHandler, RestartHandler._leave)
+        # What a program is handling as it launches the agent says nothing about the agent.
+        self._handled = sys.exc_info()[1]
         self._pid = os.getpid()
         self._store: GenerationStore | None = None
         self._client: EtcdClient | None = None
@@ -223,6 +225,8 @@ class RestartHandler(RendezvousHandler):
         if self._member is None or self._foreign():
             return True
         error = sys.exc_info()[1]
+        if error is self._handled:
+            error = None
         if error is not None:
             self._give_up(f"{self._settings.node}: torchrun gave up: {error}"[:4000])
         elif self._running is not None:

@@ -128,6 +128,19 @@ def test_a_spare_ends_well_when_the_job_does(handlers: Handlers) -> None:
         first.next_rendezvous()
 
 
+def test_a_job_ends_well_though_its_agent_was_launched_to_handle_an_error(handlers: Handlers) -> None:
+    """One of before, such as another job's, after which a program goes on with this one."""
+    try:
+        raise ValueError("of the first try")
+    except ValueError:
+        first = handlers.add("a")
+        first.next_rendezvous()
+        spare = handlers.waits("b")
+        assert first.shutdown()
+    spare.join(timeout=60)
+    assert [type(error) for error in spare.errors] == [RendezvousGracefulExitError]
+
+
 def test_a_node_that_was_started_before_the_end_and_comes_after_it_ends_well(handlers: Handlers) -> None:
     """It does not begin the job anew, and wait for the others until its timeout."""
     late = handlers.add("b")
