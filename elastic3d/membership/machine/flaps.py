@@ -88,7 +88,7 @@ def _dispensable(situation: Situation, places: set[str]) -> bool:
 
 
 def shut_out(situation: Situation) -> acts.Fenced | None:
-    """Return the write that keeps out a machine that computes wrongly; None if all such are.
+    """Return the write that keeps out a machine that computes wrongly; None if all such are, for `LYING` at least.
 
     It comes before the generation that is formed without it, whatever that is formed for: a leader that dies between
     the two leaves the reports to the next one, which then knows; who was left out of a generation, and why, it could
@@ -102,9 +102,11 @@ def shut_out(situation: Situation) -> acts.Fenced | None:
             leader_state.counted[failure] = None
             leader_state.losses.append(CountedLoss(id=failure, place=conviction.place, lying=True))
     for loss in leader_state.losses:
-        if loss.lying and loss.place not in roster.quarantines:
-            kept = Quarantine(seconds=LYING, reason=WRONG, by=view.me.node.name)
-            return acts.PutQuarantine(place=loss.place, quarantine=kept, token=view.token)
+        kept = roster.quarantines.get(loss.place)
+        # One for something else, which ends sooner, must not let it in again.
+        if loss.lying and (kept is None or kept.seconds < LYING):
+            out = Quarantine(seconds=LYING, reason=WRONG, by=view.me.node.name)
+            return acts.PutQuarantine(place=loss.place, quarantine=out, token=view.token)
     return None
 
 
