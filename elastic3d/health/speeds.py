@@ -39,8 +39,9 @@ group is the least median of its transfers over `RECENT` windows so far: a machi
 comes later.
 Where each node is in the same groups as another one, as with data parallelism alone, none can be told from the others.
 
-Every node's keeper runs this on the same rows and comes to the same finding. What it knows of earlier generations, one
-that joins does not know; it finds the same as soon as it has seen enough.
+Every node's keeper runs this on the same rows and comes to the same finding. Of earlier generations, one that joins
+knows who was slow, by the record, and that has to be seen to be over before it says so; the rest it finds as soon as it
+has seen enough.
 """
 
 from __future__ import annotations
@@ -146,10 +147,15 @@ class Speeds:
         self._known: dict[object, float] = {}
         self._begin()
 
-    def begin(self, key: str, layout: Layout, nodes: Sequence[str]) -> None:
-        """Another generation trains from now on. nodes: the id of each rank's node."""
+    def begin(self, key: str, layout: Layout, nodes: Sequence[str], known: Iterable[SlowNode] = ()) -> None:
+        """Another generation trains from now on. nodes: the id of each rank's node.
+
+        known: those of them that were found to be slow by others. They are until they are seen to be well.
+        """
         self.key, self._layout, self._nodes = key, layout, tuple(nodes)
         self.slow = {id: node for id, node in self.slow.items() if id in nodes}
+        for node in known:
+            self.slow.setdefault(node.id, node)
         self._begin()
 
     def _begin(self) -> None:
@@ -261,12 +267,25 @@ class Speeds:
             return
         if self._learned and any(id in self.slow or self._looks_slow(id) for id in self._alone):
             return
+        took = {place: median(list(self._works[place])[:windows]) for place in places}
         for place, ranks in places.items():
-            node = self.slow.get(self._nodes[ranks[0]]) if place in alone else None
-            known = math.log(node.rho) if node is not None and node.kind is SlowKind.COMPUTE else 0.0
-            self._usual[place] = median(list(self._works[place])[:windows]) - known
+            id = self._nodes[ranks[0]]
+            others = [took[other] for other, held in places.items() if self._nodes[held[0]] != id]
+            self._usual[place] = took[place] - (self._later(id, took[place], others) if place in alone else 0.0)
         self._learned = windows
         self._known |= {self._content(place): work for place, work in self._usual.items()}
+
+    def _later(self, id: str, took: float, others: Sequence[float]) -> float:
+        """Return by how much a node takes longer that is known to be slow, as a log: as far as its blocks still do.
+
+        others: what the places of other nodes take.
+        """
+        node = self.slow.get(id)
+        if node is None or node.kind is not SlowKind.COMPUTE:
+            return 0.0
+        known = math.log(node.rho)
+        longer = took - median_high(others) if self._by_block and others else known
+        return known if longer > known - math.log(UNEVEN) else max(0.0, longer)
 
     def _looks_slow(self, id: str) -> bool:
         return any(median(list(self._tracks.get((id, one), (0.0,)))[-ALONE:]) >= self._enter for one in _COMPUTING)

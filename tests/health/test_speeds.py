@@ -381,6 +381,40 @@ def test_what_is_known_of_a_node_holds_in_the_next_generation() -> None:
     assert job.ever == {"n0"}
 
 
+def known_slow(rho: float) -> SlowNode:
+    return SlowNode(id="n1", rho=rho, kind=SlowKind.COMPUTE, since=3)
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("rho", [1.35, 2.5])
+def test_who_is_slow_by_the_record_is_so_to_one_that_joins(rho: float, pp: int) -> None:
+    """Though what the node's place takes on one that is well was never seen; and no more once it is well."""
+    job = Job(layout=layout(pp), work=(7.0, 5.0, 5.0, 6.0)[:pp], unit=0.01, slow={"n1": rho})
+    job.speeds.begin("2.0", job.layout, job.nodes, [known_slow(rho)])
+    job.run(240)
+    assert {id: round(node.rho, 1) for id, node in job.slow_now.items()} == {"n1": pytest.approx(rho, abs=0.06)}
+    job.slow.clear()
+    job.run(240)
+    assert not job.slow_now
+
+
+@pytest.mark.parametrize("rho", [1.35, 2.5])
+def test_who_was_slow_by_the_record_and_is_well_is_seen_to_be_where_blocks_are_alike(rho: float) -> None:
+    """Its blocks take no longer than others', so that its place is not taken for a lighter one than it is."""
+    job = Job(layout=layout(2), work=(7.0, 5.0), unit=0.01, blocks=(6, 6))
+    job.speeds.begin("2.0", job.layout, job.nodes, [known_slow(rho)])
+    job.run(120)
+    assert [set(said.slow) for said in job.said] == [{"n1"}, set()]
+
+
+def test_what_a_keeper_has_seen_counts_more_than_the_record() -> None:
+    """That has it as it was when the generation was formed."""
+    job = Job(layout=layout(1, 3), work=(1.0,), slow={"n1": 1.5})
+    job.run(60)
+    job.speeds.begin("2.0", job.layout, job.nodes, [known_slow(1.2)])
+    assert job.speeds.slow["n1"].rho > 1.4
+
+
 def test_nodes_that_change_places_show_who_was_slow_from_the_start() -> None:
     """What a place takes is known from the generation in which another node had it."""
     job = Job(layout=layout(2), work=(1.0, 1.0), slow={"n1": 1.4})

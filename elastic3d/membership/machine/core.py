@@ -474,6 +474,7 @@ class Core:
             alarm=self._alarm,
             judge=self._stuck,
             ladder=self._ladder,
+            heard=self._speeds.heard,
         )
         if contends:
             leader = self.view.leader_id

@@ -20,10 +20,10 @@ CHANGES = 3
 
 
 class OwnSpeeds:
-    """The newest finding, and the times of steps. All times are monotonic seconds."""
+    """The newest finding (`heard`), and the times of steps. All times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self._heard: SpeedReport | None = None
+        self.heard: SpeedReport | None = None
         self._key, self._start = "", 0.0
         self._stepped_at = 0.0
         self._durations: deque[float] = deque(maxlen=STEPS)
@@ -32,7 +32,7 @@ class OwnSpeeds:
 
     def hear(self, event: NodesSlow) -> None:
         """Take in a finding."""
-        self._heard = SpeedReport(
+        self.heard = SpeedReport(
             key=event.key,
             slow=dict(event.slow),
             step_seconds=statistics.median(self._durations) if self._durations else 0.0,
@@ -70,6 +70,6 @@ class OwnSpeeds:
     def said(self, view: View) -> SpeedReport | None:
         """Return what to report: nothing by a member that does not hold rank 0, or about another generation."""
         current = view.generation
-        if self._heard is None or current is None or self._heard.key != current.key or not current.nodes:
+        if self.heard is None or current is None or self.heard.key != current.key or not current.nodes:
             return None
-        return self._heard if current.nodes[0].id == view.me.node.id else None
+        return self.heard if current.nodes[0].id == view.me.node.id else None

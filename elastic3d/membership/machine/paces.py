@@ -14,12 +14,15 @@ DIGITS = 2
 
 
 def finding(situation: Situation) -> SpeedReport | None:
-    """Return what was found in the sealed generation; None as long as nothing was."""
+    """Return what was found in the sealed generation; None as long as nothing was.
+
+    The node of rank 0 says it. Once that is gone, what this member heard of its own trainers is the same.
+    """
     current = situation.view.generation
     if current is None or not current.nodes:
         return None
     report = situation.roster.reports.get(current.nodes[0].id)
-    speeds = report.speeds if report is not None else None
+    speeds = report.speeds if report is not None else situation.heard
     return speeds if speeds is not None and speeds.key == current.key else None
 
 

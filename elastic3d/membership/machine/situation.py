@@ -12,6 +12,7 @@ from elastic3d.membership.machine.roster import Roster
 from elastic3d.membership.machine.view import View
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import MemberRecord
+from elastic3d.membership.slowness import SpeedReport
 from elastic3d.membership.stalls import Judge, Verdict
 from elastic3d.planner import Plan
 from elastic3d.shortfall import MemoryBound, Shortfall
@@ -81,6 +82,8 @@ class Situation:
     """Finds out from stalls why nothing moves; None where nobody does."""
     ladder: Ladder | None = None
     """Says what is done where memory ran out; None where nothing is."""
+    heard: SpeedReport | None = None
+    """The newest that its own trainers found of nodes' speeds."""
     leader_state: LeaderState
     """What the leader remembers between decisions; decisions write their notes into it."""
     alarm: Alarm

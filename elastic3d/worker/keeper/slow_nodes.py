@@ -5,11 +5,11 @@ Every keeper of the running generation hears the same steps and finds the same. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from elastic3d.health.options import Watching
-from elastic3d.health.slow_node import SlowNode, SpeedFinding
+from elastic3d.health.slow_node import SlowKind, SlowNode, SpeedFinding
 from elastic3d.health.speeds import Speeds
 from elastic3d.membership import events as m
 from elastic3d.port import StepRecord
@@ -38,7 +38,7 @@ class SlowNodes:
         self._first, self._generation = first, generation.number
         if self._speeds is not None and generation.layout is not None:
             nodes = [node.id for node in generation.node_of_rank]
-            self._speeds.begin(generation.key, generation.layout, nodes)
+            self._speeds.begin(generation.key, generation.layout, nodes, _known(generation))
             self._figures.slow(self._speeds.slow)
 
     def stepped(self, record: StepRecord) -> None:
@@ -70,3 +70,11 @@ class SlowNodes:
             "detail": node.detail,
             "generation": self._generation,
         }
+
+
+def _known(generation: Generation) -> Iterator[SlowNode]:
+    """Yield the nodes that are slow by the generation's record: who says it next may not have been there."""
+    slow = {pace.place: pace for pace in generation.paces if pace.slow}
+    for node in generation.nodes:
+        if (pace := slow.get(node.place)) is not None:
+            yield SlowNode(id=node.id, rho=pace.rho, kind=SlowKind(pace.kind), since=generation.reached)

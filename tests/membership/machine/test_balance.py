@@ -186,6 +186,35 @@ def test_a_later_leader_goes_on_from_the_record() -> None:
     assert story.sealed[-1].layout.cuts, "a generation formed for another reason forgot that a node is slow"
 
 
+class Newcomer(Noting):
+    """Node e was not there when b became slow: its keeper says what it has from the record, `SlowNodes.begin`."""
+
+    def find_slow(self, name: str) -> None:
+        core = self.cores.get(name)
+        running = core.running if core is not None else None
+        if name != "e" or running is None:
+            super().find_slow(name)
+            return
+        paces = {pace.place: pace for pace in running.paces if pace.slow}
+        slow = {
+            node.id: Slowness(rho=pace.rho, kind=pace.kind, since=running.reached)
+            for node in running.nodes
+            if (pace := paces.get(node.place)) is not None
+        }
+        self.to(name, e.NodesSlow(key=running.key, step=self.steps, slow=slow))
+
+
+def test_what_was_found_of_slow_nodes_outlives_the_node_of_rank_0() -> None:
+    """It alone said so; the leader's own trainers saw the same. The layout does not go back under the next one."""
+    story = Newcomer(
+        "> policy minimum=2 maximum=4\n> layout pp=2 dp=2\n> start a b c d\n> run 5\n> lags b 1.4\n> run 300"
+    )
+    assert story.shape == [("start", "abcd", ())]
+    story.tell("> start e\n> run 0.05\n> kill a\n> run 1800")
+    assert story.shape[1:] == [("death", "ebcd", (3,))]
+    assert [(pace.place, pace.rho) for pace in story.sealed[-1].paces] == [("b", 1.4)]
+
+
 def test_the_way_back_counts_also_where_another_change_was_made_for_a_slow_node() -> None:
     """As when a node died while one was slow: the next generation had fewer blocks for it, at no price."""
     story = Noting("> policy minimum=2 maximum=4\n> layout dp=1\n> start a b c d\n> run 5\n> lags b 4\n> run 10")

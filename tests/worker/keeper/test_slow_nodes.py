@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from elastic3d.health import sheet
 from elastic3d.health.options import Watching
+from elastic3d.health.sheet import StepSheet
 from elastic3d.health.slow_node import SlowKind, SlowNode, SpeedFinding
 from elastic3d.health.speeds import Speeds
 from elastic3d.membership import events as m
 from elastic3d.membership.slowness import Slowness
+from elastic3d.pace import Pace
 from elastic3d.port import StepRecord
-from elastic3d.values import Cause, Generation, Layout, Node, Slot
+from elastic3d.values import Cause, Generation, Layout, Node, Schedule, Slot
 from elastic3d.worker.keeper.slow_nodes import SlowNodes
 from elastic3d.worker.pulse import Figures
 
@@ -49,3 +53,23 @@ def test_people_and_the_membership_are_told(kind: SlowKind, monkeypatch: pytest.
     (event,) = heard
     assert isinstance(event, m.NodesSlow)
     assert event.slow == {slow.id: Slowness(rho=1.5, kind=kind, since=9)}
+
+
+def row(busy: float) -> tuple[float, ...]:
+    """Return a rank's row of steps of a second."""
+    return StepSheet(work=1.0, rounds=4, forward=busy / 3, backward=2 * busy / 3, wait_pp=1.0 - busy).row
+
+
+def test_a_keeper_that_was_not_there_tells_the_membership_who_is_slow_by_the_record() -> None:
+    """It may hold rank 0, and speaks for all: what it has not seen to be over still holds."""
+    nodes = tuple(Node(name=name, incarnation="1", address="h", slots=(Slot(tile_port=1),)) for name in "ab")
+    pace = Pace(place="b", rho=1.6, kind="compute", uses=1.0)
+    layout = Layout(pp=2, dp=1, schedule=Schedule.ONE_F_ONE_B)
+    generation = Generation(number=4, cause=Cause.DEATH, nodes=nodes, layout=layout, paces=(pace,))
+    heard: list[m.Event] = []
+    keeper = SlowNodes(Watching(), emit=lambda name, **fields: None, tell=heard.append, figures=Figures())
+    keeper.begin(generation, first=True)
+    for step in range(1, 121):
+        rows = [row((0.5, 0.7)[rank]) for rank in sheet.speakers(step, 2)]
+        keeper.stepped(replace(RECORD, step=step, sheets=tuple(rows)))
+    assert [set(event.slow) for event in heard if isinstance(event, m.NodesSlow)] == [{nodes[1].id}]
