@@ -288,7 +288,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "update.wrong": _error("step", "ranks", "nodes", "finding", "detail", "acted"),
         # From the node that holds rank 0: one of `nodes` takes `rho` times as long as others for the same work, or, of
         # `kind` "data" and "host", the step does, because of these `ranks`; it shows since step `since`, and costs
-        # `cost` seconds of a step; `seconds` of steps since then. Later: it does so no more.
+        # `cost` seconds of a step; `seconds` of steps since then. Once in each generation in which it shows. Later: it
+        # does so no more.
         "node.slow": _warning("nodes", "ranks", "rho", "kind", "since", "step", "cost", "seconds", "detail"),
         "node.well": _info("nodes", "ranks", "rho", "kind", "since", "step", "cost", "seconds", "detail"),
         # From the node that holds rank 0, for each eight steps (`first` to `last`), where steps are measured: seconds

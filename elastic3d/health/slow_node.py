@@ -46,7 +46,10 @@ class SlowNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedFinding:
-    """What is known after a step. slow: all slow nodes by id; entered, left: those that became so, or were."""
+    """What is known after a step. slow: all slow nodes by id; left: those that were.
+
+    entered: those that became so, or were before this generation and now are seen to be in it, too.
+    """
 
     key: str
     step: int

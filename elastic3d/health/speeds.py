@@ -157,6 +157,7 @@ class Speeds:
         for node in known:
             self.slow.setdefault(node.id, node)
         self._begin()
+        self._before = set(self.slow)
 
     def _begin(self) -> None:
         self._rows: dict[int, StepSheet | None] = {}
@@ -172,6 +173,8 @@ class Speeds:
         self._taken: deque[dict[blame.Group, float]] = deque(maxlen=RECENT)
         self._transfers: dict[blame.Group, float] = {}
         self._told: dict[str, SlowNode] | None = None
+        # Slow before this generation, and not seen to be in it yet.
+        self._before = set()
 
     def heard(self, step: int, rows: Iterable[Sequence[float]]) -> SpeedFinding | None:
         """Take the rows that rode in the vote of a step; return what is known if that is news."""
@@ -345,13 +348,18 @@ class Speeds:
             before = self.slow.get(id)
             if now is not None:
                 since = before.since if before is not None else now.since
+                if id in self._before:
+                    # The run may have gone back behind the step in which that began.
+                    since = min(since, self._windows[0].first)
                 lasted = sum(window.seconds for window in self._windows if window.first >= since)
                 self.slow[id] = replace(
                     now, since=since, cost=self._cost(now), seconds=lasted, detail=self._detail(now)
                 )
-                if before is None:
+                if before is None or id in self._before:
+                    self._before.discard(id)
                     entered.append(self.slow[id])
             elif before is not None and self._is_well(id, before.kind, many):
+                self._before.discard(id)
                 left.append(self.slow.pop(id))
         if not (entered or left or self._is_news(bool(looked_at))):
             return None

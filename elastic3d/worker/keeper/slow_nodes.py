@@ -1,6 +1,7 @@
 """Which nodes are slow, as this one's keeper finds from the steps of all: events, figures, and word to the membership.
 
-Every keeper of the running generation hears the same steps and finds the same. The one with rank 0 tells people.
+Every keeper of the running generation hears the same steps and finds the same. The one with rank 0 tells people, once
+in each generation in which a node is slow, so that what that costs can be accounted for in all of them.
 """
 
 from __future__ import annotations
