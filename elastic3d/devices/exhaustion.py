@@ -14,8 +14,11 @@ import torch
 
 from elastic3d.shortfall import STANDBY
 
-MESSAGES = ("out of memory", "can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
-"""In errors that are no `OutOfMemoryError`: of cuBLAS, cuDNN and NCCL, and of torch's allocator on the host."""
+OF_DEVICES = ("out of memory", "_STATUS_ALLOC_FAILED", "_DEVICE_ALLOCATION_FAILED")
+"""In errors that are no `OutOfMemoryError`: of NCCL; of cuBLAS, cuSOLVER and cuDNN; of cuDNN from version 9 on."""
+
+OF_HOSTS = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc", "_HOST_ALLOCATION_FAILED")
+"""The same of torch's allocator on the host, of C++, and of cuDNN from version 9 on."""
 
 UNSAID = "could not create a primitive"
 """In oneDNN's errors, whatever the reason: that memory ran out is one of them."""
@@ -57,7 +60,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     while seen is not None:
         if isinstance(seen, (torch.OutOfMemoryError, MemoryError)):
             return True
-        if isinstance(seen, (RuntimeError, OSError)) and any(message in str(seen) for message in MESSAGES):
+        if isinstance(seen, (RuntimeError, OSError)) and any(words in str(seen) for words in (*OF_DEVICES, *OF_HOSTS)):
             return True
         if isinstance(seen, RuntimeError) and UNSAID in str(seen) and left() < LITTLE:
             return True
@@ -81,7 +84,7 @@ def of_host(error: BaseException) -> bool:
     while seen is not None:
         if isinstance(seen, torch.OutOfMemoryError):
             return False
-        if isinstance(seen, MemoryError | OSError) or any(words in str(seen) for words in (*MESSAGES[1:], UNSAID)):
+        if isinstance(seen, MemoryError | OSError) or any(words in str(seen) for words in (*OF_HOSTS, UNSAID)):
             return True
         seen = seen.__cause__
     return False

@@ -28,7 +28,10 @@ NCCL = "NCCL error in: x.cpp:1, unhandled cuda error\nncclUnhandledCudaError: Cu
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
         MemoryError(),
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried"),
-        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
         dist.DistBackendError(NCCL),
         OSError(12, "Cannot allocate memory"),
     ],
@@ -42,7 +45,16 @@ def test_memory_that_ran_out_has_many_names(error: Exception) -> None:
     assert is_out_of_memory(outer)
 
 
+@pytest.mark.parametrize(
+    "words", ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "CUDNN_STATUS_ALLOC_FAILED"]
+)
+def test_a_librarys_words_for_the_devices_memory_are_not_the_hosts(words: str) -> None:
+    """Though it does not name the device."""
+    assert not of_host(RuntimeError(words))
+
+
 def test_other_errors_are_not_about_memory() -> None:
+    assert not is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"))
     assert not is_out_of_memory(RuntimeError("expected a tensor of shape [3]"))
     assert not is_out_of_memory(KeyError("memory"))
 
