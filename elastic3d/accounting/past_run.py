@@ -24,8 +24,8 @@ from elastic3d.accounting.recorded_events import RecordedEvent, span_of
 FAILED_EXITS = ("crash", "peer_lost", "template", "error", "out_of_memory", "convicted")
 """How trainers end for which a generation ends without a plan."""
 
-SILENT = ("rank.silent", "rank.suspected", "rank.stuck", "training.stalled", "step.late")
-"""What is written down while a rank shows no progress."""
+SILENT = ("rank.silent", "rank.suspected", "rank.stuck", "training.stalled")
+"""What is written down while a rank shows no progress. A step that is late alone may be one with an evaluation."""
 
 ACCOUNTED = frozenset(
     {

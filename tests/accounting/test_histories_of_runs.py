@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.accounting.written import TWO, Written, cost, spent, started
+from tests.accounting.written import STALL, TWO, Written, cost, spent, started
 
 
 def test_an_undisturbed_run_is_useful_but_for_its_beginning_and_its_end() -> None:
@@ -147,10 +147,10 @@ def test_samples_that_come_late_are_waited_for_by_all() -> None:
 
 
 def test_a_step_in_which_somebody_stood_still_is_useful_for_as_long_as_others() -> None:
-    """The rest was waited for."""
+    """The rest was waited for, as it says itself to its keeper."""
     written = started(TWO)
     at = written.steps(1, 3, 3, 1, "a")
-    written.say("b", at + 4, "rank.silent", generation=1, rank=1, step=3, seconds=4.0)
+    written.silent("b", at + 4, 1, STALL)
     written.step(4, at + 10, 1, "a", seconds=10.0)
     at = written.steps(5, 5, at + 10, 1, "a")
     written.end(1, at, TWO)

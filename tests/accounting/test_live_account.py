@@ -16,7 +16,7 @@ from elastic3d.accounting.live_record import GoodputRecord
 from elastic3d.accounting.recorded_events import SECOND, RecordedEvent, recorded
 from elastic3d.accounting.spans import Category
 from elastic3d.values import from_json, to_json
-from tests.accounting.written import TWO, account, started
+from tests.accounting.written import EPOCH, STALL, TWO, account, started
 
 FOLDER = Path(__file__).parents[1] / "testdata" / "accounting" / "events"
 
@@ -249,6 +249,21 @@ def test_a_record_that_no_leader_writes_is_refused() -> None:
 
 
 NAMES = ("a", "b", "c", "d")
+
+
+def test_a_rank_that_stood_still_and_went_on_was_waited_for() -> None:
+    """By the word of its node's keeper, as in files."""
+    written = started(TWO)
+    at = written.steps(1, 4, 3, 1, "a")
+    written.silent("b", at + 4, 1, STALL)
+    written.step(5, at + 10, 1, "a", seconds=10.0)
+    written.sort()
+    lines = {node: [recorded(json.dumps(line), node) for line in mine] for node, mine in written.lines.items()}
+    live = LiveAccount("b")
+    for one in heard("b", {node: [one for one in mine if one is not None] for node, mine in lines.items()}):
+        live.take(one)
+    record = live.record(round((EPOCH + at + 10) * SECOND), 0.0)
+    assert record.by_category["slow"] == 2 * 9 * SECOND
 
 
 @st.composite

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from elastic3d.accounting.clock_offsets import by_one_clock, clock_offsets
 from elastic3d.accounting.goodput import Goodput, goodput, missing
@@ -15,9 +15,31 @@ from elastic3d.accounting.node_spans import node_spans
 from elastic3d.accounting.past_run import PastRun, past_run
 from elastic3d.accounting.recorded_events import RecordedEvent, recorded
 from elastic3d.accounting.spans import Span
+from elastic3d.membership.stalls import RankStall, RankState
+from elastic3d.worker.keeper.silence import Silence
+from elastic3d.worker.processes import events as w
+from elastic3d.worker.processes.slot import SlotPort
 
 EPOCH = 1_700_000_000
 TWO = ["a", "b"]
+STALL = RankStall(
+    rank=1,
+    step=3,
+    made=3,
+    phase="forward",
+    silent=4000,
+    allowed_idle=3000,
+    allowed_busy=30000,
+    beat=10,
+    state=RankState.IDLE,
+)
+
+
+class _Slot:
+    """A slot whose rank may be followed."""
+
+    def follow(self, trainer: int, on: bool) -> None:
+        """Do nothing."""
 
 
 class Written:
@@ -59,6 +81,13 @@ class Written:
             after += 1.0
             self.step(number, after, generation, node)
         return after
+
+    def silent(self, node: str, at: float, generation: int, rank: RankStall) -> None:
+        """Have the keeper of a node of one slot hear that its rank is silent."""
+        slots = cast(list[SlotPort], [_Slot()])
+        keeper = Silence(slots, lambda event: None, emit=lambda name, **fields: self.say(node, at, name, **fields))
+        keeper.begin(f"{generation}.7", "1", {0: 11})
+        keeper.heard(w.RankSilent(slot=0, trainer=11, over=True, rank=rank))
 
     def end(self, number: int, at: float, nodes: Sequence[str]) -> None:
         """Have trainers return, and half a second later their nodes."""

@@ -108,6 +108,7 @@ class Silence:
         rank = event.rank
         self._emit(
             "rank.silent",
+            generation=int(self._key.partition(".")[0]),
             slot=event.slot,
             rank=rank.rank,
             step=rank.step,
