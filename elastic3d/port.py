@@ -49,6 +49,8 @@ class Assignment:
     found to be wrong ends the generation; else it is only reported. numerics, spike: what follows when a step is not
     finite, or its loss jumps up, of `health.numerics`. rollback_steps: how many steps it may go back for that.
     newcomer: the node was not in the generation before, or has never agreed with others in an audit or an exam.
+    accident: seconds since an audit last found that this rank's device erred once, in a generation before; None if none
+    did.
     nodes: names of the nodes of the generation; none while measuring, and outside a job.
     proven: what a measuring trainer of this node has proven of the model, so that it need not be proven again.
     recompute: what blocks compute again at least, of `shortfall.RECOMPUTED`, whatever the script asks for.
@@ -91,6 +93,7 @@ class Assignment:
     spike: str = "off"
     rollback_steps: int = 0
     newcomer: bool = False
+    accident: float | None = None
     nodes: tuple[str, ...] = ()
     proven: ProvenChain | None = None
     recompute: str = "none"

@@ -1,11 +1,11 @@
 """Which end of a link is at fault, where what one rank sent is not what another one received: pure.
 
 Neither end can tell: what the sender's memory lost, or the wire, or the receiver's memory, looks the same to both. So
-the first time it is an accident, and the step is made again. All that happens within an hour is then looked at
-together. A node is convicted at the second time or later if it is an end of every link that failed, if no other one is,
-and if the other ends are of three nodes: two broken nodes whose links to the same honest one fail would otherwise
-convict it. So with fewer than four nodes there is no telling them apart, and steps are only made again. What a node
-sends to itself tells of nobody else.
+the first time it is an accident, and the step is made again. All that happens within an hour of a generation is then
+looked at together. A node is convicted at the second time or later if it is an end of every link that failed, if no
+other one is, and if the other ends are of three nodes: two broken nodes whose links to the same honest one fail would
+otherwise convict it. So with fewer than four nodes there is no telling them apart, and steps are only made again. What
+a node sends to itself tells of nobody else.
 """
 
 from __future__ import annotations

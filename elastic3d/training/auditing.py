@@ -18,7 +18,7 @@ The first step of a generation with newcomers begins with their exam (`health/ex
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -75,9 +75,10 @@ class Dispute:
 class Auditor:
     """Makes the passes of all steps of one generation, and audits some.
 
-    peers: every rank. clean: the newest step that audits vouch for: one in which all compared digests were equal at
-    once vouches for the state from which it was computed, that of as many updates. What was computed a second time does
-    not count, since whatever went wrong may have done so before. clean_nodes: the same by node.
+    peers: every rank. accidents: when a rank's device erred once in a generation before, by rank and rank 0's clock.
+    clean: the newest step that audits vouch for: one in which all compared digests were equal at once vouches for the
+    state from which it was computed, that of as many updates. What was computed a second time does not count, since
+    whatever went wrong may have done so before. clean_nodes: the same by node.
     nondeterminism: that equal inputs do not give equal bits here, once that was seen; None before.
     """
 
@@ -88,6 +89,7 @@ class Auditor:
         batches: Batches,
         *,
         peers: Sequence[AuditedRank],
+        accidents: Mapping[int, float],
         exchanges: Exchanges,
         coverage: AuditCoverage,
         port: Port,
@@ -98,7 +100,7 @@ class Auditor:
         self._assembly, self._batches, self._peers = assembly, batches, peers
         self._port, self._report, self._clock = port, port.audited, clock
         self._mesh = assembly.mesh
-        self._accidents: dict[int, float] = {}
+        self._accidents = dict(accidents)
         self._newcomers = tuple(rank for rank, peer in enumerate(peers) if peer.newcomer)
         self._examined = not self._newcomers
         self._coverage = coverage
@@ -449,9 +451,12 @@ def begin(
         return None, None
     layout, device = mesh.layout, port.device
     again = sums_again(assembly, order.counts)
-    mine = json.dumps([port.assignment.node, device.described(), port.assignment.newcomer, again]).encode()
+    own = port.assignment
+    mine = json.dumps([own.node, device.described(), own.newcomer, own.accident, again, clock.monotonic()]).encode()
     said = [json.loads(data) for data in mesh.gather(mine)]
-    peers = [AuditedRank(node=node, device=name, newcomer=new) for node, name, new, _ in said]
+    peers = [AuditedRank(node=node, device=name, newcomer=new) for node, name, new, *_ in said]
+    (*_, now), ages = said[0], [age for _, _, _, age, *_ in said]
+    accidents = {rank: now - age for rank, age in enumerate(ages) if age is not None}
     names = sorted({peer.node for peer in peers})
     nodes = [names.index(peer.node) for peer in peers]
     plan = audit.plan(
@@ -478,8 +483,18 @@ def begin(
     batches.take(replace(batches.share, extra=extra, heard=heard))
     seen = audit.coverage(plan, layout, counts=order.counts, nodes=nodes)
     exchanges = Exchanges(assembly, peers=peers, seed=order.seed, port=port, clock=clock)
-    seen = replace(seen, sums=min(share for *_, share in said) if exchanges.adds_again else 0.0)
-    made = Auditor(turns, assembly, batches, peers=peers, exchanges=exchanges, coverage=seen, port=port, clock=clock)
+    seen = replace(seen, sums=min(share for *_, share, _ in said) if exchanges.adds_again else 0.0)
+    made = Auditor(
+        turns,
+        assembly,
+        batches,
+        peers=peers,
+        accidents=accidents,
+        exchanges=exchanges,
+        coverage=seen,
+        port=port,
+        clock=clock,
+    )
     return made, seen
 
 

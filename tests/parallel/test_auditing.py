@@ -186,6 +186,17 @@ def test_a_second_accident_of_one_rank_is_none() -> None:
     assert reports[0].audits[-1].clean == 0
 
 
+@pytest.mark.parametrize(("age", "ended"), [(600.0, "convicted"), pytest.param(3700.0, "done", marks=pytest.mark.long)])
+def test_an_accident_in_a_generation_before_counts_for_an_hour(age: float, ended: str) -> None:
+    """Of the same rank's device; that of another rank's is one of its own."""
+    orders = Orders(layout=THREE, audit=1.0, accidents={0: 60.0, 2: age})
+    reports = run_world(partial(mains.train, micro_batches=3, flips=[Flip(rank=2)]), orders)
+    assert {report.ended for report in reports} == {ended}, reports[0].error
+    last = Audited.LYING if ended == "convicted" else Audited.REDONE
+    for report in reports:
+        assert [(audit.kind, audit.ranks) for audit in report.audits] == [(Audited.FAILED, (2,)), (last, (2,))]
+
+
 @pytest.mark.long
 def test_the_stage_is_found_in_which_it_went_wrong() -> None:
     """All that follows is wrong too, on every stage: the first link of the chain that differs tells where it began."""

@@ -68,6 +68,7 @@ class Orders:
     spike: str = "off"
     rollback_steps: int = 10
     newcomers: tuple[int, ...] = ()
+    accidents: Mapping[int, float] = field(default_factory=dict)
     proven: ProvenChain | None = None
     origins: Mapping[int, ScriptOrigin] = field(default_factory=dict)
     islands: Islands | None = None
@@ -131,6 +132,7 @@ class Host(StandalonePort):
             rollback_steps=orders.rollback_steps,
             sheets=orders.layout.world > 1,
             newcomer=rank in orders.newcomers,
+            accident=orders.accidents.get(rank),
             nodes=tuple(f"node{number // together}" for number in range(orders.layout.world)),
             world=orders.layout.world,
             layout=None if orders.measuring else orders.layout,

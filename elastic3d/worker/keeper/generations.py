@@ -10,7 +10,7 @@ from typing import Any
 
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.coverage import AuditCoverage
-from elastic3d.health.hearing import Finding
+from elastic3d.health.hearing import Compared, Finding
 from elastic3d.membership import events as m
 from elastic3d.membership import topology
 from elastic3d.port import Audited, AuditReport, Go, NearMemory, StepRecord
@@ -74,6 +74,8 @@ class Generations:
         self.worlds: dict[str, TrainerGroup] = {}
         self.running: Generation | None = None
         self._slipped_at: float | None = None
+        # When an audit last found that a slot's device erred once.
+        self._erred_at: dict[int, float] = {}
         self.buddy: Node | None = None
         self.own_buddy: Node | None = None
         self.finished = False
@@ -111,9 +113,9 @@ class Generations:
         """Fork the trainers of a generation; they build everything and wait."""
         first = generation.first_rank(me.name, me.incarnation)
         assert first is not None
-        trainers = {}
+        trainers, now = {}, self._clock.monotonic()
         for slot in self._slots:
-            rank = first + slot.index
+            rank, erred_at = first + slot.index, self._erred_at.get(slot.index)
             trainer_assignment = assignment(
                 self._settings,
                 self._options,
@@ -124,6 +126,7 @@ class Generations:
                 device=self.device,
                 proven=self.proven,
                 newcomer=self._standing.newcomer(generation.number),
+                accident=now - erred_at if erred_at is not None else None,
             )
             trainers[slot.index] = slot.prepare(trainer_assignment)
         self.worlds[generation.key] = TrainerGroup(generation=generation, first_rank=first, trainers=trainers)
@@ -360,6 +363,8 @@ class Generations:
                     most_seconds=self._options.stale_after,
                     most_snapshots=self._options.stale_snapshots,
                 )
+            case w.AuditHeard() if rank in event.report.ranks and _is_accident(event.report):
+                self._erred_at[event.slot] = self._clock.monotonic()
             case w.AuditHeard() if event.report.kind is Audited.EXAMINED:
                 self._standing.examined(world.generation.number)
             case w.AuditHeard() if event.report.kind is Audited.UNCHECKED:
@@ -482,3 +487,9 @@ class Generations:
 
 def _ends_audits(report: AuditReport) -> bool:
     return report.kind is not Audited.MISCALCULATED and report.finding == Finding.NONDETERMINISTIC
+
+
+def _is_accident(report: AuditReport) -> bool:
+    """Return whether it names the ranks whose devices erred once; of what differs on its way, both ends are named."""
+    computed = report.compared in (Compared.PASSES, Compared.SUM)
+    return report.kind is Audited.FAILED and report.finding == Finding.TRANSIENT and computed

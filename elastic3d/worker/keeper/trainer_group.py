@@ -70,11 +70,12 @@ def assignment(
     device: DeviceFacts | None = None,
     proven: ProvenChain | None = None,
     newcomer: bool = False,
+    accident: float | None = None,
 ) -> Assignment:
     """Return the assignment of a slot's trainer; without a generation it only measures the model.
 
     places: how many device places a measuring trainer also checks. device: what those are, None while measuring.
-    proven: what that trainer proved of the model. newcomer: as `Assignment` takes it.
+    proven: what that trainer proved of the model. newcomer, accident: as `Assignment` takes them.
     """
     first = generation.nodes[0] if generation is not None else None
     return Assignment(
@@ -110,6 +111,7 @@ def assignment(
         spike=str(options.health.spike) if options.health is not None else Spike.OFF,
         rollback_steps=options.health.rollback_steps if options.health is not None else 0,
         newcomer=newcomer,
+        accident=accident,
         nodes=tuple(node.name for node in generation.nodes) if generation is not None else (),
         expects_state=generation is not None and generation.reached > 0,
         proven=proven,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from elastic3d.membership import events as m
-from elastic3d.port import Audited, AuditReport
+from elastic3d.membership.policy import Policy
+from elastic3d.port import Assignment, Audited, AuditReport
 from elastic3d.rendezvous.settings import Settings
-from elastic3d.values import Cause, Generation, Node, Slot
+from elastic3d.values import Cause, Generation, Layout, Node, Slot
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.keeper.generations import Generations
 from elastic3d.worker.keeper.trainer_group import TrainerGroup
@@ -17,6 +19,7 @@ from elastic3d.worker.options import RunOptions
 from elastic3d.worker.processes import events as w
 from elastic3d.worker.processes.slot import SlotPort
 from elastic3d.worker.pulse import Figures
+from tests.clocks import HandClock
 from tests.worker.checkpoints.test_checkpoints import Memory
 
 CULPRIT = 2
@@ -87,3 +90,50 @@ def test_an_accident_of_a_node_with_two_slots_is_one() -> None:
     (event,) = scene.told
     assert isinstance(event, m.TrainerFailed)
     assert event.accused == {}
+
+
+class Preparing(Memory):
+    """A slot that keeps what its trainers were assigned, and numbers them by generation."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.assigned: list[Assignment] = []
+
+    def prepare(self, assignment: Assignment) -> int:
+        self.assigned.append(assignment)
+        return assignment.generation
+
+
+def test_the_next_generation_knows_how_long_ago_a_device_erred() -> None:
+    """Of the slot whose rank it was; of what two ends of a link have otherwise, neither is known to have erred."""
+    clock = HandClock()
+    slots = [Preparing(index) for index in range(2)]
+    generations = Generations(
+        Settings(endpoints="", run_id="run", mode="resident", node="n1", address="127.0.0.1", policy=Policy()),
+        RunOptions(),
+        [cast(SlotPort, slot) for slot in slots],
+        lambda event: None,
+        journal=Journal(None, "run", "n1"),
+        figures=Figures(),
+        clock=clock,
+    )
+    places = (Slot(tile_port=1), Slot(tile_port=2))
+    nodes = tuple(Node(name=f"n{i}", incarnation="i", address="h", slots=places) for i in range(3))
+    formed = Generation(number=1, cause=Cause.START, nodes=nodes, layout=Layout(pp=1, dp=6))
+    generations.prepare(formed, nodes[1])
+    report = AuditReport(kind=Audited.FAILED, detail="", finding="transient", compared="passes", ranks=(3,))
+    heard = [
+        report,
+        replace(report, finding="persistent", ranks=(2,)),
+        replace(report, kind=Audited.REDONE, ranks=(2,)),
+        replace(report, compared="transit", ranks=(1, 2)),
+        replace(report, ranks=(4, 5)),
+    ]
+    for one in heard:
+        for slot in (0, 1):
+            generations.heard(w.AuditHeard(slot=slot, trainer=1, report=one))
+    clock.now += 600.0
+    for number in (2, 3):
+        generations.prepare(replace(formed, number=number), nodes[1])
+    assert [[one.accident for one in slot.assigned] for slot in slots] == [[None] * 3, [None, 600.0, 600.0]]
