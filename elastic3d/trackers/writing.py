@@ -186,6 +186,7 @@ class TrackerWriter:
             for before, point in zip([self._cursor, *(one.step for one in batch)], batch, strict=False):
                 self._look_for_gap(before, point)
             self._cursor = batch[-1].step
+            self._settle()
         if self._error or self._silent_said:
             self._emit("tracker.mended", tracker=self.name, step=self._cursor)
         self._failures, self._error = 0, ""
@@ -205,12 +206,18 @@ class TrackerWriter:
             assert position is not None
             self._kept(back, position.step, both=again is not None)
             self._cursor = self._cursor if again is None else again
+            self._settle()
         self._opened, self._voids = True, turn.voids
         self._emit("tracker.opened", tracker=self.name, step=self._cursor)
+
+    def _settle(self) -> None:
+        """Remove nothing more of another life of the run: what comes after the state is of this one, or has to stay.
+
+        Not before: an opening after which nothing was written may have left no trace.
+        """
         with self._changed:
-            if self._turn is turn:
-                # What is made again once is not to be removed again at the next opening.
-                self._turn = replace(turn, restored=None)
+            if self._turn is not None:
+                self._turn = replace(self._turn, restored=None)
 
     def _kept(self, back: int, newest: int, *, both: bool) -> None:
         first = "they were written before, and are not written again"

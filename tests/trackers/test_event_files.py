@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from elastic3d.clock import SYSTEM
 from elastic3d.errors import TrackerError
 from elastic3d.trackers.event_files import EventFiles
+from elastic3d.trackers.points import Point, Points
 from elastic3d.trackers.tracker import Position
-from tests.trackers.heard import CONFIG, put
+from elastic3d.trackers.turn import Turn
+from elastic3d.trackers.writing import TrackerWriter
+from tests.trackers.heard import CONFIG, eventually, put, values
 
 
 def shown(folder: Path, tag: str = "loss") -> dict[int, float]:
@@ -91,6 +95,31 @@ def test_a_run_that_goes_back_is_shown_with_its_other_values(tmp_path: Path) -> 
     expected = {step: 10.0 / step for step in (1, 2, 3)} | {step: 10.0 / step + 7.0 for step in (4, 5)}
     assert shown(tmp_path) == pytest.approx(expected)
     assert EventFiles(tmp_path).open("r", CONFIG) == Position(5, 2)
+
+
+def test_another_life_of_the_run_is_shown_though_etcd_was_away_before_its_first_step(tmp_path: Path) -> None:
+    """The mark went with a file in which nothing was; the next opening sets it again."""
+    earlier = EventFiles(tmp_path)
+    earlier.open("r", CONFIG)
+    put(earlier, 1, 10)
+    earlier.close()
+    opened: list[str] = []
+    points = Points()
+    writer = TrackerWriter(
+        "tensorboard", EventFiles(tmp_path), points, run_id="r", emit=lambda name, **_: opened.append(name), pace=0.01
+    )
+    writer.begin(Turn(generation=2, config=CONFIG, restored=4))
+    assert eventually(lambda: opened.count("tracker.opened") == 1)
+    writer.hold(True)
+    assert eventually(lambda: len(list(tmp_path.iterdir())) == 1)
+    writer.hold(False)
+    for step in range(5, 9):
+        points.add(Point(step=step, generation=2, at=1.0, values=values(step, 2, 7.0)))
+    writer.heard()
+    writer.finish(SYSTEM.monotonic() + 10)
+    writer.wait()
+    expected = {step: 10.0 / step for step in range(1, 5)} | {step: 10.0 / step + 7.0 for step in range(5, 9)}
+    assert shown(tmp_path) == pytest.approx(expected)
 
 
 def test_openings_that_wrote_nothing_leave_no_file(tmp_path: Path) -> None:

@@ -243,6 +243,36 @@ def test_another_life_of_the_run_replaces_what_came_after_the_state_it_began_wit
     assert 7 not in shelf.points
 
 
+def test_what_this_life_has_written_is_not_removed_as_that_of_another(shelf: Shelf, first: Writing) -> None:
+    """A generation ended before its first step, so the next one has the same turn; later etcd was away for a moment."""
+    shelf.forgets = True
+    first.begin(1, restored=0)
+    assert eventually(lambda: first.said("tracker.opened"))
+    first.begin(2, restored=0)
+    first.add(1, 6, generation=2)
+    assert eventually(lambda: len(shelf.sent) == 6)
+    first.writer.hold(True)
+    assert eventually(lambda: first.tracker.closed == 1)
+    first.writer.hold(False)
+    first.add(7, 7, generation=2)
+    assert eventually(lambda: 7 in shelf.sent)
+    assert shelf.sent == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_what_a_tracker_cannot_forget_is_said_once(shelf: Shelf, first: Writing) -> None:
+    """However often it is opened before there is a step that it lacks."""
+    shelf.points = {step: values(step) for step in range(1, 8)}
+    first.begin(9, restored=4)
+    assert eventually(lambda: first.said("tracker.kept"))
+    first.writer.hold(True)
+    assert eventually(lambda: first.tracker.closed == 1)
+    first.writer.hold(False)
+    first.add(5, 9, generation=9)
+    assert eventually(lambda: 9 in shelf.sent)
+    assert shelf.sent == [8, 9]
+    assert [kept["steps"] for kept in first.said("tracker.kept")] == [[5, 7]]
+
+
 @pytest.mark.parametrize(
     ("position", "voids", "restored", "back"),
     [
