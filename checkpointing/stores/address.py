@@ -12,6 +12,8 @@ from checkpointing.errors import StoreUnfit
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _USERINFO = re.compile(r"(?<=:)(/*)[^/@]*@")
 _QUERY = re.compile(r"[?#].*")
+_USERINFO_WITHIN = re.compile(r"(?<=://)\S*@")
+_QUERY_WITHIN = re.compile(r"\?\S+")
 
 NO_USER = "this machine knows no such user; write ./~ where it is a name"
 """What is said of a path that begins with `~` and the name of nobody."""
@@ -47,6 +49,14 @@ def parse(url: str) -> Address:
 def redacted(url: str) -> str:
     """Return `url` without parts that may be secret: a user's name and password, and everything after a `?`."""
     return _QUERY.sub("?...", _USERINFO.sub(r"\1***@", url)) if _SCHEME.match(url) else url
+
+
+def redacted_within(text: str) -> str:
+    """Return `text` without such parts of the URLs, and of the paths with a query, that stand in it.
+
+    For what others say of a failure: it is cut where in doubt.
+    """
+    return _QUERY_WITHIN.sub("?...", _USERINFO_WITHIN.sub("***@", text))
 
 
 def split_name(url: str) -> tuple[str, str]:

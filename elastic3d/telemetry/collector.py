@@ -27,6 +27,7 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 from requests.adapters import HTTPAdapter
 
+from checkpointing.stores.address import redacted_within
 from elastic3d.errors import ConfigurationError
 from elastic3d.metrics.metric import Metric, MetricKind
 from elastic3d.metrics.recording import Distribution, MetricValue
@@ -101,7 +102,7 @@ class _Answers(HTTPAdapter):
             self.status, self.body = response.status_code, response.raw.read(MOST + 1, decode_content=True)
             response.raw.close()
         except Exception as error:
-            self.error = f"{type(error).__name__}: {error}"
+            self.error = redacted_within(f"{type(error).__name__}: {error}")
             raise
         response.raw = io.BytesIO(self.body)
         return response
@@ -113,7 +114,7 @@ class _Answers(HTTPAdapter):
         if not 200 <= self.status < 300:
             if not self.status:
                 return Sent(error=self.error or f"nothing was sent: {result}", again=True)
-            text = self.body[:SHOWN].decode("utf-8", "replace").strip()
+            text = redacted_within(self.body[:SHOWN].decode("utf-8", "replace")).strip()
             said = f"HTTP {self.status}" + (f": {text}" if text.isprintable() and text else "")
             # Whoever says that a request is wrong says the same of it the next time.
             wrong = 400 <= self.status < 500 and self.status not in (401, 403, 404, 408, 429)

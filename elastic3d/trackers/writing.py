@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+from checkpointing.stores.address import redacted_within
 from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import TrackerError
@@ -243,7 +244,7 @@ class TrackerWriter:
         """Report the first failure in a row, and try again later, from what the storage has then."""
         self._close()
         again = bool(self._error)
-        self._error = f"{type(error).__name__}: {error}"
+        self._error = _said(error)
         if not again and not self._silent_said:
             self._emit("tracker.failed", tracker=self.name, error=self._error, detail=_MEANWHILE)
         self._failures += 1
@@ -259,13 +260,16 @@ class TrackerWriter:
             self._tracker.close()
         except Exception as error:  # noqa: BLE001  # what it has is read back when it is opened anew
             if not self._error:
-                self._emit(
-                    "tracker.failed", tracker=self.name, error=f"{type(error).__name__}: {error}", detail=_CLOSING
-                )
+                self._emit("tracker.failed", tracker=self.name, error=_said(error), detail=_CLOSING)
 
 
 _MEANWHILE = "training goes on; the newest points are kept in memory, and are written as soon as it works again"
 _CLOSING = "closing it failed; what it was given before may be incomplete"
+
+
+def _said(error: BaseException) -> str:
+    """Return what an error says: that of a client may hold the server's address, with the password."""
+    return redacted_within(f"{type(error).__name__}: {error}")
 
 
 def _checked(position: Position | None) -> Position | None:

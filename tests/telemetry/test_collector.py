@@ -23,7 +23,7 @@ from elastic3d.telemetry.collector import MOST, OtlpCollector
 from elastic3d.telemetry.exporting import Sent
 from elastic3d.telemetry.span import Trace
 from tests.telemetry.histories import LOSS, spans_of
-from tests.telemetry.receiver import METRICS, Answer, Receiver, plain, reply
+from tests.telemetry.receiver import METRICS, TRACES, Answer, Receiver, plain, reply
 
 RUN, NODE = "gpt-1b", "node \N{GREEK SMALL LETTER ALPHA}"
 
@@ -177,6 +177,18 @@ def test_what_became_of_spans_is_read_from_the_answer(
     out, err = capfd.readouterr()
     assert (out, err) == ("", "")
     assert logging.getLogger("opentelemetry").level == logging.NOTSET
+
+
+def test_the_query_of_an_address_is_not_told(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by whoever answers with it, nor where nobody answers."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{receiver.url}{TRACES}?api_key=secret")
+    receiver.answer = lambda call: reply(call, 404, f"Cannot POST {call.path}".encode())
+    one, spans = collector(), spans_of(RUN, "a", LOSS["a"][:5])
+    assert one.spans(spans).error == f"HTTP 404: Cannot POST {TRACES}?..."
+    receiver.close()
+    sent = one.spans(spans)
+    assert f"{TRACES}?..." in sent.error
+    assert "secret" not in sent.error
 
 
 def test_a_collector_that_is_not_there_is_named(receiver: Receiver) -> None:

@@ -104,6 +104,28 @@ def test_a_failure_is_said_once_and_its_points_are_written_later(shelf: Shelf, f
     assert failed["tracker"] == "shelf"
 
 
+def test_a_password_in_what_a_tracker_raises_is_in_no_event(
+    shelf: Shelf, first: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients say which address they called, the user's name and password in it."""
+
+    def refuse(*args: Any) -> None:
+        raise OSError(
+            "API request to http://alice:secret@127.0.0.1:9/api/runs failed: /api/runs?token=secret (refused)"
+        )
+
+    monkeypatch.setattr(first.tracker, "write", refuse)
+    monkeypatch.setattr(first.tracker, "close", refuse)
+    first.begin()
+    first.add(1, 2)
+    assert eventually(lambda: len(first.said("tracker.failed")) == 2)
+    first.end(0.1)
+    assert first.said("tracker.unwritten")
+    assert "secret" not in str(first.events)
+    said = "OSError: API request to http://***@127.0.0.1:9/api/runs failed: /api/runs?... (refused)"
+    assert {failed["error"] for failed in first.said("tracker.failed")} == {said}
+
+
 def test_points_beyond_the_bound_are_lost_and_named(shelf: Shelf) -> None:
     """Memory is bounded however long a tracker is away."""
     node = Writing(shelf, kept=10)
