@@ -159,7 +159,7 @@ class MetricRecorder:
         nodes: Sequence[str] = fields.get("nodes") or ()
         self._state.leader = str(fields.get("leader") or "")
         self._state.clean = None
-        self._state.recovery.sealed(str(fields.get("cause") or ""), at)
+        self._state.recovery.sealed(str(fields.get("cause") or ""), at, trains=self._node in nodes)
         if not nodes or nodes[0] != self._node:
             self._drop({metric.name for metric in METRICS.values() if metric.source is Source.FIRST})
         if self._node not in nodes:

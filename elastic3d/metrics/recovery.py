@@ -3,7 +3,8 @@
 A recovery begins with the last step of a generation and ends with the first one of the next. Its phases add up to it:
 `notice` ends with the first sign that something happened, `seal` with the sealed generation, `restore` when rank 0 has
 its state, `first_step` with the step. A generation that ends before its first step lengthens the recovery: what counts
-is the last one that was sealed.
+is the last one that was sealed. A node that had no part in a generation has no recovery by the next one: it may have
+stood aside for hours in which the others made steps.
 """
 
 from __future__ import annotations
@@ -55,9 +56,13 @@ class RecoveryWatch:
         self._sealed_at: float | None = None
         self._restored_at: float | None = None
         self._kind = LOSS
+        self._trains = True
 
     def stepped(self, at: float) -> RecoveryTime | None:
         """Take note of a step; return the recovery that it ends, None where it ends none."""
+        if not self._trains:
+            # Made before this node stood aside, and heard late.
+            return None
         ended = self._ended(at)
         self._stepped_at, self._sign_at, self._sealed_at, self._restored_at = at, None, None, None
         return ended
@@ -66,9 +71,12 @@ class RecoveryWatch:
         """Take note of one of `SIGNS`; the first one since the last step counts."""
         self._sign_at = at if self._sign_at is None else self._sign_at
 
-    def sealed(self, cause: str, at: float) -> None:
-        """Take note of a sealed generation."""
+    def sealed(self, cause: str, at: float, *, trains: bool) -> None:
+        """Take note of a sealed generation. trains: whether this node does so in it."""
         self._sealed_at, self._restored_at = at, None
+        self._trains = trains
+        if not trains:
+            self._stepped_at = self._sign_at = None
         self._kind = PLANNED if cause in _PLANNED else LOSS
 
     def restored(self, at: float) -> None:

@@ -10,7 +10,7 @@ from elastic3d.metrics.recovery import SIGNS, RecoveryWatch
 from elastic3d.telemetry.span import BEGINNING, ROOT, NodeTrace, TraceSpan
 
 RECOVERY = "recovery"
-"""What the beginning of a generation is called by a node that trained before."""
+"""What the beginning of a generation is called by a node that trained before, and did not stand aside since."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,10 +105,13 @@ class GenerationSpans:
             known = [name for name in (leader, *names[0], *names[1]) if name in former.members]
             if known[:1] == [self._node]:
                 yield self._generation(former, at, "over" if former.stepped else "superseded")
-            trained = former.stepped and self._node in former.nodes and self._stepped_at is not None
-            marks = [self._stepped_at if trained else None, self._sign_at, None if former.stepped else former.begun]
-            begun = min([at, *(mark for mark in marks if mark is not None)])
-        self._watch.sealed(str(fields.get("cause") or ""), at)
+            if self._node in former.nodes:
+                marks = [self._stepped_at if former.stepped else former.begun, self._sign_at]
+                begun = min([at, *(mark for mark in marks if mark is not None)])
+            else:
+                # A node that stood aside has heard of no step: what it has noticed since may be of hours ago.
+                self._stepped_at = self._sign_at = None
+        self._watch.sealed(str(fields.get("cause") or ""), at, trains=self._node in names[0])
         layout = fields.get("layout") or {}
         self._now = _Sealed(
             number=int(fields["number"]),

@@ -178,6 +178,28 @@ def test_a_recovery_is_divided_into_phases() -> None:
     assert node.value("elastic3d_restores_total", "memory") == 2
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_the_time_in_which_a_node_stands_aside_is_no_recovery(late: bool) -> None:
+    """Others made steps for five hours, which it did not hear of; its own last one may be heard after the seal."""
+    node = Node()
+    node.sealed(1, "a", "b", cause="start")
+    node.emit("state.restored", rank=0, source="none", step=0)
+    node.step(1)
+    node.sealed(2, "b", "c", cause="link")
+    if late:
+        node.step(2)
+    node.emit("peer.lost", after=9_000.0, peer="d")
+    node.sealed(3, "a", after=9_000.0)
+    node.emit("state.restored", rank=0, source="memory", step=9000)
+    node.step(9001)
+    assert node.value("elastic3d_recovery_duration_seconds", "loss").counts[-1] == 0
+    assert node.value("elastic3d_recovery_phase_seconds_total", "loss", "notice") == 0
+    node.sealed(4, "a", "d", after=1.0)
+    node.emit("state.restored", after=1.0, rank=0, source="memory", step=9001)
+    node.step(9002, after=0.5)
+    assert node.value("elastic3d_recovery_duration_seconds", "loss").sum == 2.5
+
+
 def test_an_event_that_several_ranks_tell_counts_once() -> None:
     """A conviction is told by rank 0 and on the node it is about."""
     node = Node()

@@ -102,6 +102,27 @@ def test_a_generation_without_a_step_is_told_as_one() -> None:
     assert outcomes == ["over", "superseded", "over"]
 
 
+def test_the_time_in_which_a_node_stands_aside_is_in_no_span() -> None:
+    """Others made steps for five hours, which it did not hear of; then it has rank 0, and begins twice."""
+    lines: list[Line] = [
+        *LOSS["a"][:7],
+        (104.5, "generation.sealed", sealed(2, "bc", leader="b", cause="link")),
+        (9000.0, "peer.lost", {"peer": "d", "evidence": "refuses"}),
+        (18000.0, "generation.sealed", sealed(3, "ab", cause="death")),
+        (18001.0, "generation.sealed", sealed(4, "a", cause="death")),
+        (18002.0, "state.restored", restored(4, 0, loading=0.5)),
+        (18003.0, STEP, 4),
+    ]
+    spans = spans_of("run", "a", lines, end=18010.0)
+    last = tree([span for span in spans if span.trace == Trace(run="run", generation=4).id])
+    assert last.splitlines()[:3] == [
+        "generation 18000.00 to 18010.00",
+        "  beginning 18000.00 to 18003.00",
+        "    beginning.seal 18000.00 to 18001.00",
+    ]
+    assert all(span.end - span.start < 60 for span in spans if span.start > 104.5)
+
+
 def test_a_generation_is_sent_by_one_node_whoever_leads() -> None:
     """By the next one's leader, else by the first of its nodes that was there."""
     for leader, nodes, teller in (("b", "ab", "b"), ("d", "dab", "a"), ("d", "db", "b")):
