@@ -32,11 +32,13 @@ from elastic3d.dashboard.store_view import comparison_page
 from elastic3d.dashboard.streaming import Connections, Message, Receive, Scope, Send, stream
 from elastic3d.errors import Elastic3dError, UsageError
 from elastic3d.pages.markup import Html
+from elastic3d.trust.listening import WAITING
 
 MOST_STREAMS = 64
 """Browsers that may follow the page at the same time."""
 
-MOST_CONNECTIONS = MOST_STREAMS + 64
+MOST_CONNECTIONS = MOST_STREAMS + 2 * WAITING + 64
+"""Connections from which on requests are refused. Of those that ask for nothing, there are never as many."""
 
 MOST_ORDER = 8192
 """Bytes of an order."""

@@ -13,9 +13,11 @@ import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from elastic3d.dashboard.feed import ViewFeed
+from elastic3d.trust.listening import Waiting
 
 PATIENCE = 5.0
 """Seconds that a browser has to take an event."""
@@ -32,22 +34,49 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class Connections:
-    """The open connections, by the browser's address: what it takes to end one that is not read any more."""
+    """The open connections, by the browser's address: what it takes to end one that is not read any more.
+
+    Only `WAITING` each may be without their first and without another whole request: uvicorn would wait for any number
+    of them, for any time. Those that were heard push out none that has just come.
+    """
 
     def __init__(self) -> None:
         self._transports: dict[tuple[str, int], asyncio.BaseTransport] = {}
+        self._new: Waiting[H11Protocol] = Waiting()
+        self._heard: Waiting[H11Protocol] = Waiting()
 
     def protocol(self) -> type[H11Protocol]:
         """Return the protocol for uvicorn whose connections are kept here."""
-        transports = self._transports
+        transports, new, heard = self._transports, self._new, self._heard
 
         class Kept(H11Protocol):
             def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
                 super().connection_made(transport)
                 if self.client is not None:
                     transports[self.client] = transport
+                self._look()
+
+            def data_received(self, data: bytes) -> None:
+                super().data_received(data)
+                self._look()
+
+            def on_response_complete(self) -> None:
+                super().on_response_complete()
+                self._look()
+
+            def _look(self) -> None:
+                """Take note whether the caller still has to send something; if too many have, another one goes."""
+                lacking = self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing()
+                waiting, other = (new, heard) if self.cycle is None else (heard, new)
+                other.remove(self)
+                if not lacking:
+                    waiting.remove(self)
+                elif (crowded := waiting.add(self, self.client[0] if self.client is not None else "")) is not None:
+                    crowded.transport.abort()
 
             def connection_lost(self, exc: Exception | None) -> None:
+                new.remove(self)
+                heard.remove(self)
                 if self.client is not None:
                     transports.pop(self.client, None)
                 super().connection_lost(exc)

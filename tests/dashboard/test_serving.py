@@ -7,12 +7,14 @@ import json
 import re
 import socket
 import time
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 
-from elastic3d.dashboard.serving import HEADERS, MOST_ORDER
+from elastic3d.dashboard.serving import HEADERS, MOST_CONNECTIONS, MOST_ORDER
 from elastic3d.errors import EtcdUnavailable, UsageError
+from elastic3d.trust.listening import WAITING
 from tests.dashboard.serving import VIEW, Served, Stream, ask, serving
 
 TOKEN = "t0ken"
@@ -137,6 +139,38 @@ def test_a_browser_that_does_not_read_is_cut_off() -> None:
         with pytest.raises(ConnectionResetError):
             read_on(slow)
         quick.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+        b"POST /orders HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 9\r\n\r\n{",
+        b"GET /nowhere HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nG",
+    ],
+    ids=["nothing", "half a request", "half an order", "half a second request"],
+)
+def test_callers_that_send_no_whole_request_shut_nobody_out(said: bytes) -> None:
+    """The oldest of them are cut off; one that was not may still ask."""
+    with serving(give=lambda wish: "") as served, ExitStack() as open_:
+        callers = []
+        for _ in range(MOST_CONNECTIONS + 12):
+            caller = open_.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=20))
+            with suppress(ConnectionError):
+                caller.sendall(said)
+                if said.endswith(b"\r\n\r\nG"):
+                    caller.recv(1 << 16)  # the answer to the first
+            callers.append(caller)
+        for _ in range(3):
+            assert served.get()[0].status == 200
+        for caller in callers[:-WAITING]:
+            with suppress(ConnectionResetError):
+                read_on(caller)
+        if not said:
+            callers[-1].sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert callers[-1].recv(12) == b"HTTP/1.1 200"
 
 
 def test_only_so_many_browsers_may_follow() -> None:
