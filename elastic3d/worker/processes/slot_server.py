@@ -120,7 +120,11 @@ class SlotServer:
                 refused(f"user {user}", "is not the user that runs this job")
                 connection.close()
                 continue
-            threads.start(self._serve_pin, connection, name="slot-pin", edge=threads.Edge.ALONE)
+            try:
+                threads.start(self._serve_pin, connection, name="slot-pin", edge=threads.Edge.ALONE)
+            except RuntimeError as error:
+                refused("the first keeper of this node", f"{error}: it is served once there are threads again")
+                connection.close()
 
     def _refused(self, refusal: Refusal) -> None:
         self._events.put(ConnectionRefused(slot=self._slot.index, refusal=refusal))
