@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from elastic3d.errors import TrackerError
@@ -21,7 +21,7 @@ RUN, WRITER = "elastic3d.job", "elastic3d.written_by"
 GENERATION = "generation"
 
 MOST = 1000
-"""Metrics in one batch, at most: what MLflow allows."""
+"""Metrics in one batch, at most: what MLflow allows. A step has far fewer."""
 
 
 class MlflowRuns(Tracker):
@@ -70,16 +70,19 @@ class MlflowRuns(Tracker):
         self._points.append((step, dict(values), at))
 
     def flush(self) -> None:
-        """Send the points, if nobody else writes by now."""
+        """Send the points, if nobody else writes by now, each in one batch: it is there as a whole or not at all."""
         from mlflow.entities import Metric
 
         points, self._points = self._points, []
-        metrics = [Metric(name, value, int(at * 1000), step) for step, all, at in points for name, value in all.items()]
-        for first in range(0, len(metrics), MOST):
-            writer = self._client.get_run(self._id).data.tags.get(WRITER)
-            if writer != self._token:
-                raise TrackerError(f"another process writes to MLflow's run {self._id} now")
-            self._client.log_batch(self._id, metrics=metrics[first : first + MOST])
+        batch: list[Metric] = []
+        for step, values, at in points:
+            point = [Metric(name, value, int(at * 1000), step) for name, value in values.items()]
+            if len(batch) + len(point) > MOST:
+                self._send(batch)
+                batch = []
+            batch += point
+        if batch:
+            self._send(batch)
 
     def rewind(self, step: int) -> bool:
         """Make another run of the same job for one that begins again; else nothing, for points cannot be removed."""
@@ -92,6 +95,12 @@ class MlflowRuns(Tracker):
         """Forget what was not sent: this node may no longer be the one that writes."""
         self._points.clear()
         self._client = None
+
+    def _send(self, metrics: Sequence[Any]) -> None:
+        writer = self._client.get_run(self._id).data.tags.get(WRITER)
+        if writer != self._token:
+            raise TrackerError(f"another process writes to MLflow's run {self._id} now")
+        self._client.log_batch(self._id, metrics=metrics)
 
     def _make(self, experiment: str) -> None:
         made = self._client.create_run(experiment, run_name=self._name, tags={RUN: _tag(self._name)})

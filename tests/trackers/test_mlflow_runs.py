@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastic3d.errors import TrackerError
-from elastic3d.trackers.mlflow_runs import MlflowRuns
+from elastic3d.trackers.mlflow_runs import MOST, MlflowRuns
 from elastic3d.trackers.tracker import Position
 from tests.trackers.heard import CONFIG, put
 
@@ -58,6 +60,40 @@ def test_a_former_writer_finds_that_another_one_writes(uri: str) -> None:
         put(old, 4, 9)
     put(new, 4, 5)
     assert [step for step, _ in history(uri)] == [1, 2, 3, 4, 5]
+
+
+def test_a_batch_that_fails_leaves_every_step_whole_or_out(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server went away while many points were sent; what is read back then is where to go on."""
+    from mlflow.tracking import MlflowClient
+
+    names = ["loss", "generation", *(f"own/{number}" for number in range(11))]
+
+    def write(tracker: MlflowRuns, first: int, last: int) -> None:
+        for step in range(first, last + 1):
+            tracker.write(step, dict.fromkeys(names, 1.0), 1000.0)
+        tracker.flush()
+
+    sent: list[int] = []
+    real = MlflowClient.log_batch
+
+    def fails_once(client: MlflowClient, run_id: str, metrics: Sequence[Any]) -> None:
+        sent.append(len(metrics))
+        if len(sent) == 2:
+            raise OSError("the server went away")
+        real(client, run_id, metrics=metrics)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", fails_once)
+    one = MlflowRuns("gpt", uri)
+    one.open("r", CONFIG)
+    with pytest.raises(OSError, match="went away"):
+        write(one, 1, 100)
+    one.close()
+    position = one.open("r", CONFIG)
+    assert position is not None
+    write(one, position.step + 1, 100)
+    assert max(sent) <= MOST
+    for name in names:
+        assert [step for step, _ in history(uri, key=name)] == list(range(1, 101)), name
 
 
 def test_after_a_run_went_back_the_newest_point_is_that_of_the_later_generation(uri: str) -> None:
