@@ -134,7 +134,7 @@ class Job:
     work=st.sampled_from([UNEVEN, HEAVY_HEAD, (1.0, 1.0, 1.0, 1.0), (3.0, 1.0), (1.0,), (1.0, 2.0)]),
     dp=st.sampled_from([1, 2, 4]),
     unit=st.sampled_from([0.01, 0.05]),
-    noise=st.sampled_from([0.0, 0.02, 0.1]),
+    noise=st.sampled_from([0.0, 0.02]),
     seed=st.integers(0, 99),
 )
 def test_nobody_is_slow_where_nobody_is(work: tuple[float, ...], dp: int, unit: float, noise: float, seed: int) -> None:
@@ -147,6 +147,17 @@ def test_nobody_is_slow_where_nobody_is(work: tuple[float, ...], dp: int, unit: 
     assert not job.ever
     assert job.said or job.layout.world == 1
     assert all(not said.slow for said in job.said)
+
+
+@pytest.mark.parametrize("work", [(3.0, 1.0), (1.0, 1.0, 1.0, 1.0)])
+def test_much_noise_names_nobody_more_often_than_is_said(work: tuple[float, ...]) -> None:
+    """Three hours of training: by chance somebody is named once in `SELDOM` seconds at most, so once here at most."""
+    names = 0
+    for seed in range(40):
+        job = Job(layout=layout(len(work), 2), work=work, unit=0.05, noise=lambda pp: 0.1, seed=seed)
+        job.run(280)
+        names += len(job.ever)
+    assert names <= 1
 
 
 def test_three_windows_that_are_alike_by_chance_make_nobody_slow() -> None:
