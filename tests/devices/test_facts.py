@@ -119,6 +119,26 @@ def test_cpus_are_planned_by_shape_unless_calibrated() -> None:
     assert planned_with(None, H200, PROFILE) == costs_of(H200, 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "reserve", "kept"),
+    [
+        ("NVIDIA H200", 9 << 30, 9 << 30),
+        ("NVIDIA H200", 0, 4 * 10**9),
+        ("NVIDIA GeForce RTX 4090", 700 << 20, 700 << 20),
+    ],
+)
+def test_a_calibration_leaves_the_memory_that_is_not_the_models(name: str, reserve: int, kept: int) -> None:
+    """Its speeds are taken; of memory what this node measured, or the sheet's reserve where that is more."""
+    costs = costs_of(replace(H200, memory=139 << 30), 2)
+    assert costs is not None
+    calibrated = replace(costs, device=replace(costs.device, name=name, flops=1e12, reserve=0))
+    made = planned_with(calibrated, replace(H200, name=name, reserve=reserve), PROFILE)
+    assert made is not None
+    assert (made.device.memory, made.device.reserve) == (H200.memory, kept)
+    assert replace(made, device=calibrated.device) == calibrated
+    assert made.device.flops == 1e12
+
+
 def test_a_calibration_of_another_device_is_refused() -> None:
     costs = costs_of(replace(H200, name="NVIDIA H100 80GB HBM3", memory=80 << 30), 2)
     with pytest.raises(ConfigurationError, match="is of NVIDIA H100 80GB HBM3, and this node computes on NVIDIA H200"):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import queue
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic3d.admission.check import CheckResult
 from elastic3d.errors import ConfigurationError, MembershipError, TrainingFailed
 from elastic3d.planner.costs import Costs
-from elastic3d.planner.devices import costs_of
+from elastic3d.planner.devices import costs_of, sheet_of
 from elastic3d.port import Assignment
 from elastic3d.values import DeviceFacts, ModelProfile, ProvenChain
 from elastic3d.worker.processes import events as w
@@ -79,6 +79,7 @@ def measure(slot: SlotPort, assignment: Assignment, inbox: Inbox) -> Measured:
 def planned_with(calibrated: Costs | None, device: DeviceFacts | None, profile: ModelProfile) -> Costs | None:
     """Return what layouts are chosen by: the calibration, else the data sheet of the device, None for neither.
 
+    The memory of a device, and what of it is not the model's, is what is there: a calibration measures speeds.
     ConfigurationError for a calibration of another device than the one that is there.
     """
     if device is None or device.kind == "cpu":
@@ -90,7 +91,9 @@ def planned_with(calibrated: Costs | None, device: DeviceFacts | None, profile: 
             f"the calibration is of {calibrated.device.name}, and this node computes on {device.name}: make one here "
             "with elastic3d calibrate, or leave calibration= out"
         )
-    return calibrated
+    sheet = sheet_of(device)
+    reserve = max(calibrated.device.reserve, device.reserve, sheet.reserve if sheet is not None else 0)
+    return replace(calibrated, device=replace(calibrated.device, memory=device.memory, reserve=reserve))
 
 
 def wait_at_gate(gate: str, inbox: Inbox) -> bool:
