@@ -152,7 +152,7 @@ def following(
     asked to be admitted. left: islands that are over.
     """
     merged = sorted(island for island in sent if island in before.members)
-    alive = {name_and_number(one)[0] for one in merged}
+    alive = {name_and_number(one)[0] for one in merged if one not in left}
     asked = _pending(joined, before.known, left)
     sealed = Sealed(
         outer=before.outer + 1,

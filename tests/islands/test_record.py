@@ -79,6 +79,15 @@ def test_newcomers_are_admitted_once() -> None:
     assert (again.admitted, again.refused) == ((), ())
 
 
+def test_an_island_that_gave_its_number_up_is_admitted_under_the_next_one() -> None:
+    """Also where the delta of the old number is merged at that outer step: nobody goes on under it."""
+    before = first(["oslo.1", "paris.1"], [], by="oslo.1")
+    record = after(before, "oslo.1", "paris.1", joined=["oslo.1", "paris.1", "paris.2"], left=["paris.1"])
+    assert [one.island for one in record.merged] == ["oslo.1", "paris.1"]
+    assert (record.admitted, record.refused) == (("paris.2",), ())
+    assert record.members == {"oslo.1": 2, "paris.2": 3}
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_every_chunk_is_consumed_once_whatever_happens(seed: int) -> None:
     """Or waits, or is under way: by the records alone, and the records come through the store as they are."""
