@@ -136,9 +136,9 @@ class Exchange:
         name = f"outer/{_number(mine.outer)}.json"
         return self._decoded(Sealed, create(self.store, name, _encoded(mine)), name)
 
-    def base(self, most: int) -> tuple[int, SentDelta] | None:
+    def base(self, most: int | None = None) -> tuple[int, SentDelta] | None:
         """Return the newest outer parameters that are there, of at most so many outer steps, and of how many."""
-        names = [name for name in self.store.list("base/") if int(_stem(name)) <= most]
+        names = [name for name in self.store.list("base/") if most is None or int(_stem(name)) <= most]
         if not names:
             return None
         return int(_stem(names[-1])), self._decoded(SentDelta, self.store.get(names[-1]), names[-1])
