@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from elastic3d.errors import LayoutError
 from elastic3d.membership.records import MemberRecord
@@ -41,7 +41,7 @@ class StepTimes:
     ) -> None:
         self.profile, self.costs, self.slots, self.request = profile, costs, slots, request
         self.fastest = fastest or Fastest()
-        self._plans: dict[tuple[int, Layout | None], Plan | LayoutError] = {}
+        self._plans: dict[tuple[int, Layout | None, tuple[int, ...] | None], Plan | LayoutError] = {}
         self._seconds: dict[Layout, float] = {}
         self._best: dict[tuple[int, Layout], Candidate | None] = {}
 
@@ -50,13 +50,13 @@ class StepTimes:
         """Bytes of the whole state, which a checkpoint holds."""
         return self.profile.parameters * (self.profile.held_bytes + self.profile.optimizer_bytes)
 
-    def plan(self, nodes: int, present: Layout | None = None) -> Plan:
+    def plan(self, nodes: int, present: Layout | None = None, counts: Collection[int] | None = None) -> Plan:
         """Return what a leader plans for so many nodes; LayoutError if no layout fits."""
-        key = nodes, present
+        key = nodes, present, None if counts is None else tuple(counts)
         if key not in self._plans:
             try:
                 self._plans[key] = plan(
-                    nodes, self.slots, self.profile, self.request, previous=present, costs=self.costs
+                    nodes, self.slots, self.profile, self.request, previous=present, costs=self.costs, counts=counts
                 )
             except LayoutError as error:
                 self._plans[key] = error
@@ -73,12 +73,13 @@ class StepTimes:
         present: Layout | None,
         speeds: Sequence[float] = (),
         bound: MemoryBound | None = None,
+        counts: Collection[int] | None = None,
         /,
     ) -> Plan:
         """Plan as the membership machine asks for it; nodes here are alike, and memory suffices as predicted."""
         assert not speeds
         assert bound is None
-        return self.plan(nodes, present)
+        return self.plan(nodes, present, counts)
 
     def seconds(self, layout: Layout) -> float:
         """Return the predicted seconds of a step of a layout that fits."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -135,27 +135,26 @@ class World:
         present: Layout | None,
         speeds: Sequence[float] = (),
         bound: MemoryBound | None = None,
+        counts: Collection[int] | None = None,
     ) -> Plan:
         """Plan as a keeper does."""
         if self.setting.planner is not None:
-            return self.setting.planner(nodes, record, present, speeds, bound)
+            return self.setting.planner(nodes, record, present, speeds, bound, counts)
         given = (nodes, len(record.node.slots), self.setting.profile, self.setting.layout)
         if bound is None:
-            return plan(*given, previous=present, speeds=speeds)
-        return plan_below(bound, *given, previous=present, speeds=speeds)
+            return plan(*given, previous=present, speeds=speeds, counts=counts)
+        return plan_below(bound, *given, previous=present, speeds=speeds, counts=counts)
 
     def active(self, count: int) -> int:
         """Return how many of so many nodes can train, by policy and by the layout asked for, 0 for none."""
         used = self.policy.allowed(count)
-        while used and self.setting.layout.pp:
-            try:
-                fits = plan(used, self.setting.slots, self.setting.profile, self.setting.layout).nodes
-            except LayoutError:
-                return 0
-            if self.policy.allowed(fits) == fits:
-                return fits
-            used = self.policy.allowed(fits)
-        return used
+        if not used or not self.setting.layout.pp:
+            return used
+        counts = self.policy.numbers(used)
+        try:
+            return plan(used, self.setting.slots, self.setting.profile, self.setting.layout, counts=counts).nodes
+        except LayoutError:
+            return 0
 
     def start(self, host: int, said: tuple[ReasonToGoBack, ...] = ()) -> Member | None:
         """Start a process on a host that has none. said: by the incarnation before, and not heard yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic3d.errors import ConfigurationError
@@ -124,12 +125,15 @@ class Policy:
 
     def allowed(self, nodes: int) -> int:
         """Return the largest allowed number of active nodes that `nodes` nodes can provide, 0 for none."""
+        numbers = self.numbers(nodes)
+        return numbers[-1] if numbers else 0
+
+    def numbers(self, nodes: int) -> Sequence[int]:
+        """Return all allowed numbers of active nodes that `nodes` nodes can provide, the smallest first."""
         nodes = min(nodes, self.maximum)
         if self.counts:
-            fits = [c for c in self.counts if self.minimum <= c <= nodes and c % self.multiple_of == 0]
-            return max(fits, default=0)
-        nodes -= nodes % self.multiple_of
-        return nodes if nodes >= self.minimum else 0
+            return tuple(sorted(c for c in self.counts if self.minimum <= c <= nodes and c % self.multiple_of == 0))
+        return range(-(-self.minimum // self.multiple_of) * self.multiple_of, nodes + 1, self.multiple_of)
 
     def counting(self) -> str:
         """Return in words how many nodes may be active."""

@@ -16,7 +16,7 @@ job that has lost nodes since had better try than wait for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from elastic3d.errors import LayoutError
@@ -53,6 +53,7 @@ def plan_below(
     previous: Layout | None = None,
     costs: Costs | None = None,
     speeds: Sequence[float] = (),
+    counts: Collection[int] | None = None,
 ) -> Plan:
     """Return the best plan that is predicted to stay below a bound, else the leanest, with `fits` False.
 
@@ -60,28 +61,28 @@ def plan_below(
     """
     if previous is not None and request.tp in (0, previous.tp):
         request = replace(request, tp=previous.tp)
+    cluster = Cluster(nodes=nodes, slots=slots, counts=counts)
     if costs is None or not profile.block.flops:
-        return _by_shape(bound, nodes, slots, profile, request, previous, speeds)
-    return _by_time(bound, nodes, slots, profile, request, previous, costs, speeds)
+        return _by_shape(bound, cluster, profile, request, previous, speeds)
+    return _by_time(bound, cluster, profile, request, previous, costs, speeds)
 
 
 def _by_time(
     bound: MemoryBound,
-    nodes: int,
-    slots: int,
+    cluster: Cluster,
     profile: ModelProfile,
     request: Layout,
     previous: Layout | None,
     costs: Costs,
     speeds: Sequence[float],
 ) -> Plan:
-    device, cluster = costs.device, Cluster(nodes=nodes, slots=slots)
+    nodes, slots, counts, device = cluster.nodes, cluster.slots, cluster.counts, costs.device
     tight = replace(costs, device=replace(device, reserve=max(device.reserve, device.memory - bound.most)))
     fitting: list[tuple[float, Plan]] = []
     for kind in kinds(profile):
         changed = replace(profile, recompute=kind)
         try:
-            made = plan(nodes, slots, changed, request, previous=previous, costs=tight, speeds=speeds)
+            made = plan(nodes, slots, changed, request, previous=previous, costs=tight, speeds=speeds, counts=counts)
         except LayoutError:
             continue
         judged = judge(made.layout, cluster, changed, tight, speeds)
@@ -91,26 +92,28 @@ def _by_time(
     if fitting:
         return min(fitting, key=lambda one: one[0])[1]
     for kind in reversed(kinds(profile)):
-        ranking = rank(nodes, slots, replace(profile, recompute=kind), request, costs, speeds=speeds).ranking
-        if ranking:
-            leanest = min(ranking, key=lambda one: (one.memory_bytes, one.seconds))
+        changed = replace(profile, recompute=kind)
+        ranked = rank(nodes, slots, changed, request, costs, speeds=speeds, counts=counts)
+        if ranked.ranking:
+            leanest = min(ranked.ranking, key=lambda one: (one.memory_bytes, one.seconds))
             size = needed(leanest.layout, profile, kind)
             return Plan(layout=leanest.layout, nodes=leanest.nodes, recompute=kind, needed=size, fits=False)
     # Nothing works, and `plan` says why.
-    return plan(nodes, slots, profile, request, previous=previous, costs=costs, speeds=speeds)
+    return plan(nodes, slots, profile, request, previous=previous, costs=costs, speeds=speeds, counts=counts)
 
 
 def _by_shape(
     bound: MemoryBound,
-    nodes: int,
-    slots: int,
+    cluster: Cluster,
     profile: ModelProfile,
     request: Layout,
     previous: Layout | None,
     speeds: Sequence[float],
 ) -> Plan:
+    slots = cluster.slots
     leanest: tuple[int, int, Layout, str] | None = None
-    for used in range(nodes, 0, -1) if slots % ((request.cp or 1) * (request.tp or 1)) == 0 else ():
+    whole = slots % ((request.cp or 1) * (request.tp or 1)) == 0
+    for used in filter(cluster.allows, range(cluster.nodes, 0, -1)) if whole else ():
         for layout, kind in _rungs(used * slots, profile, request):
             size = needed(layout, profile, kind)
             if size <= bound.most:
@@ -121,7 +124,7 @@ def _by_shape(
         _, used, layout, kind = leanest
         return _made(bound, used, slots, replace(profile, recompute=kind), layout, previous, speeds)
     # Nothing is legal, and `plan` says why.
-    return plan(nodes, slots, profile, request, previous=previous, speeds=speeds)
+    return plan(cluster.nodes, slots, profile, request, previous=previous, speeds=speeds, counts=cluster.counts)
 
 
 def _rungs(world: int, profile: ModelProfile, request: Layout) -> Iterator[tuple[Layout, str]]:

@@ -13,7 +13,7 @@ The same bits are promised for one size of tp, so tp does not change once a run 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -88,14 +88,16 @@ def plan(
     costs: Costs | None = None,
     expected_change_s: float = float("inf"),
     speeds: Sequence[float] = (),
+    counts: Collection[int] | None = None,
 ) -> Plan:
     """Return the best plan for `nodes` nodes of `slots` slots each.
 
     previous: the layout the run has now, kept unless another saves more than `costs.change` seconds until the next
     change of membership, which is expected in `expected_change_s`; its tp is kept in any case. costs: without them, and
     for a profile without FLOPs, layouts are chosen by shape alone. speeds: of each node in rank order, as for `rank`:
-    1 / rho for one whose work takes rho times as long, 1.0 for any other; () for nodes that are alike.
-    Raises LayoutError, saying what would work, if no number of nodes up to `nodes` has a legal layout that fits.
+    1 / rho for one whose work takes rho times as long, 1.0 for any other; () for nodes that are alike. counts: the
+    numbers of nodes that may be used, None for any.
+    Raises LayoutError, saying what would work, if no such number up to `nodes` has a legal layout that fits.
     """
     if previous is not None and request.tp not in (0, previous.tp):
         raise LayoutError(
@@ -107,10 +109,10 @@ def plan(
         if not speeds and not request.shares:
             # They were for nodes that were slow, and none is.
             previous = replace(previous, shares=())
+    cluster = Cluster(nodes=nodes, slots=slots, counts=counts)
     if costs is None or not profile.block.flops:
-        return _timed(_by_shape(nodes, slots, profile, request, speeds), previous, profile, request, slots, speeds)
-    cluster = Cluster(nodes=nodes, slots=slots)
-    ranked = rank(nodes, slots, profile, request, costs, speeds=speeds)
+        return _timed(_by_shape(cluster, profile, request, speeds), previous, profile, request, slots, speeds)
+    ranked = rank(nodes, slots, profile, request, costs, speeds=speeds, counts=counts)
     if not ranked.ranking:
         reasons = [one.reason for one in ranked.rejected]
         more = any(one.out_of_memory for one in ranked.rejected)
@@ -164,9 +166,10 @@ def _within(layout: Layout, request: Layout) -> bool:
     return sizes and uneven and request.schedule in (None, layout.schedule)
 
 
-def _by_shape(nodes: int, slots: int, profile: ModelProfile, request: Layout, speeds: Sequence[float]) -> Plan:
+def _by_shape(cluster: Cluster, profile: ModelProfile, request: Layout, speeds: Sequence[float]) -> Plan:
+    nodes, slots = cluster.nodes, cluster.slots
     if slots % ((request.cp or 1) * (request.tp or 1)) == 0:
-        for used in range(nodes, 0, -1):
+        for used in filter(cluster.allows, range(nodes, 0, -1)):
             layouts = legal_layouts(used * slots, profile, request)
             if layouts:
                 return Plan(layout=_cut_for(speeds, layouts[0], slots, profile, request), nodes=used)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from elastic3d.planner.schedules import VIRTUAL
@@ -20,15 +20,20 @@ WIDTHS = (2, 3, 4, 6, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Nodes and the slots that each has."""
+    """Nodes and the slots that each has. counts: the numbers of nodes that may be used, None for any."""
 
     nodes: int
     slots: int
+    counts: Collection[int] | None = None
 
     @property
     def devices(self) -> int:
         """Number of slots in all."""
         return self.nodes * self.slots
+
+    def allows(self, nodes: int) -> bool:
+        """Return whether so many nodes may be used."""
+        return self.counts is None or nodes in self.counts
 
 
 def options(cluster: Cluster, profile: ModelProfile, request: Layout) -> Iterator[Layout]:
@@ -96,11 +101,12 @@ def _replications(pp: int, width: int, cluster: Cluster, profile: ModelProfile, 
     """
     step = cluster.slots // math.gcd(cluster.slots, pp * width)
     most = min(profile.leaves, cluster.devices // (pp * width))
-    if request.dp:
-        return [request.dp] if request.dp % step == 0 and request.dp <= most else []
-    sizes = range(most // step * step, 0, -step)
-    if cluster.nodes <= MANY:
-        return list(sizes)
+    if request.dp and (request.dp % step or request.dp > most):
+        return []
+    every = [request.dp] if request.dp else range(most // step * step, 0, -step)
+    sizes = [dp for dp in every if cluster.allows(pp * width * dp // cluster.slots)]
+    if request.dp or cluster.nodes <= MANY:
+        return sizes
     chosen: dict[int, int] = {}
     for dp in sizes:
         rounds = profile.rounds(dp)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -25,15 +25,23 @@ PipelineShape = tuple[int, int, bool, int, tuple[float, ...]]
 
 
 def rank(
-    nodes: int, slots: int, profile: ModelProfile, request: Layout, costs: Costs, *, speeds: Sequence[float] = ()
+    nodes: int,
+    slots: int,
+    profile: ModelProfile,
+    request: Layout,
+    costs: Costs,
+    *,
+    speeds: Sequence[float] = (),
+    counts: Collection[int] | None = None,
 ) -> Ranking:
     """Return the layouts for up to `nodes` nodes of `slots` slots each, the fastest first.
 
     In `request`, pp, dp, tp, zero and replicas of 0 are free, and so are a schedule of None and, if a schedule is free
     or has several stages per rank, virtual=1. speeds: of each node in rank order, 1 for one as fast as `costs` say; ()
-    for equal ones. Layouts of equal time are ordered by nodes, then by bytes.
+    for equal ones. counts: the numbers of nodes that may be used, None for any. Layouts of equal time are ordered by
+    nodes, then by bytes.
     """
-    cluster = Cluster(nodes=nodes, slots=slots)
+    cluster = Cluster(nodes=nodes, slots=slots, counts=counts)
     candidates: list[Candidate] = []
     rejected: list[RejectedLayout] = []
     for layout in options(cluster, profile, request):
@@ -103,6 +111,8 @@ def illegal(layout: Layout, cluster: Cluster, profile: ModelProfile) -> str | No
     """Return why a layout cannot run on the cluster's nodes, whatever it costs; None if it can."""
     if layout.world > cluster.devices or layout.world % cluster.slots:
         return f"{layout} is {layout.world} ranks, not a whole number of the {cluster.nodes} nodes x {cluster.slots}"
+    if not cluster.allows(layout.world // cluster.slots):
+        return f"{layout} uses {layout.world // cluster.slots} node(s), which is not a number that is allowed"
     if layout.cp > 1 and cluster.slots % (layout.cp * layout.tp):
         sizes = f"cp={layout.cp}" if layout.tp == 1 else f"cp={layout.cp} x tp={layout.tp}"
         return f"{sizes} does not divide the {cluster.slots} slots of a node, and cp stays inside one"

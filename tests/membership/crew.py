@@ -6,7 +6,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -37,10 +37,11 @@ def planner(
     present: Layout | None,
     speeds: Sequence[float] = (),
     bound: MemoryBound | None = None,
+    counts: Collection[int] | None = None,
 ) -> Plan:
     """Plan like a job without a layout request."""
     assert record.profile is not None
-    return plan(nodes, len(record.node.slots), record.profile, Layout(), previous=present, speeds=speeds)
+    return plan(nodes, len(record.node.slots), record.profile, Layout(), previous=present, speeds=speeds, counts=counts)
 
 
 def still(running: Generation | None) -> Pulse:

@@ -14,7 +14,7 @@ import queue
 import secrets
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from elastic3d.clock import SYSTEM
@@ -42,8 +42,9 @@ def planner(
     present: Layout | None,
     speeds: Sequence[float] = (),
     bound: MemoryBound | None = None,
+    counts: Collection[int] | None = None,
 ) -> Plan:
-    return plan(nodes, len(record.node.slots), PROFILE, Layout(), previous=present, speeds=speeds)
+    return plan(nodes, len(record.node.slots), PROFILE, Layout(), previous=present, speeds=speeds, counts=counts)
 
 
 def main(endpoint: str, root: str, name: str, address: str, maximum: str) -> None:

@@ -58,7 +58,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from chaos.simulation.standstills import At, judge, stall
@@ -82,7 +82,7 @@ from elastic3d.membership.records import (
 )
 from elastic3d.membership.slowness import Slowness
 from elastic3d.membership.transactions import Transaction, events_of, lease_of, own_lease, transaction
-from elastic3d.planner import Plan, plan, plan_below
+from elastic3d.planner import Costs, Plan, plan, plan_below
 from elastic3d.rollback import Rollback
 from elastic3d.shortfall import MemoryBound, Shortfall
 from elastic3d.values import Generation, KeptActivations, Layout, ModelPart, ModelProfile, Node, Slot
@@ -107,6 +107,7 @@ class Story:
         self.policy = Policy(minimum=1, maximum=8, first_gather=1.0)
         self.profile: ModelProfile | None = PROFILE
         self.layout = Layout()
+        self.costs: Costs | None = None
         self.ladder: MemoryLadder | None = MemoryLadder()
         self.cores: dict[str, Core] = {}
         self.names: dict[str, str] = {}
@@ -377,11 +378,12 @@ class Story:
         present: Layout | None,
         speeds: Sequence[float] = (),
         bound: MemoryBound | None = None,
+        counts: Collection[int] | None = None,
     ) -> Plan:
         given = (nodes, len(record.node.slots), record.profile or PROFILE, self.layout)
         if bound is None:
-            return plan(*given, previous=present, speeds=speeds)
-        return plan_below(bound, *given, previous=present, speeds=speeds)
+            return plan(*given, previous=present, costs=self.costs, speeds=speeds, counts=counts)
+        return plan_below(bound, *given, previous=present, costs=self.costs, speeds=speeds, counts=counts)
 
     def die(self, name: str, *, refused: bool) -> None:
         node = self.cores.pop(name).record.node

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elastic3d.errors import LayoutError
-from elastic3d.planner import Ranking, plan, rank
+from elastic3d.planner import Costs, Ranking, legal_layouts, plan, plan_below, rank
 from elastic3d.planner.enumeration import Cluster, options
 from elastic3d.planner.schedules import problem
-from elastic3d.values import Layout, Schedule
+from elastic3d.shortfall import MemoryBound
+from elastic3d.values import Layout, ModelProfile, Schedule
 from tests.planner.machines import MIB, costs, profile
 
 FREE = Layout(tp=0, zero=0, replicas=0)
@@ -148,6 +150,48 @@ def test_a_layout_that_no_longer_fits_is_replaced() -> None:
     """Three nodes cannot keep a layout of four."""
     made = plan(3, 1, profile(), Layout(), costs=costs(), previous=Layout(pp=1, dp=4), expected_change_s=0.0)
     assert made.nodes == 3
+
+
+@settings(deadline=None, max_examples=60)
+@given(CLUSTERS, MODELS, st.sets(st.integers(1, 6), min_size=1), st.booleans())
+def test_only_allowed_numbers_of_nodes_are_used(
+    cluster: tuple[int, int], model: ModelProfile, counts: set[int], known: bool
+) -> None:
+    """The best layout of one of them, below a bound of memory, too; none where none of them has one."""
+    (nodes, slots), machines = cluster, costs() if known else None
+    there = [used for used in counts if used <= nodes and any(_of(used, slots, model, machines))]
+    bound = MemoryBound(most=256 * MIB)
+    for planned in (partial(plan, nodes), partial(plan_below, bound, nodes)):
+        make = partial(planned, slots, model, Layout(), costs=machines, counts=counts)
+        if not there:
+            with pytest.raises(LayoutError):
+                make()
+            continue
+        assert make().nodes in there
+        # The present layout is kept only where it is of an allowed number as well.
+        for before in _of(nodes, slots, model, machines):
+            assert make(previous=before).nodes in there
+    if there and known:
+        seconds = {one.layout: one.seconds for one in rank(nodes, slots, model, Layout(), costs()).ranking}
+        fastest = plan(nodes, slots, model, Layout(), costs=costs(), counts=counts).layout
+        rest = [taken for layout, taken in seconds.items() if layout.world // slots in counts]
+        assert fastest not in seconds or seconds[fastest] <= min(rest)
+
+
+def _of(nodes: int, slots: int, model: ModelProfile, machines: Costs | None) -> list[Layout]:
+    """Return the layouts of exactly so many nodes."""
+    if machines is None:
+        return legal_layouts(nodes * slots, model, Layout())
+    ranking = rank(nodes, slots, model, Layout(), machines).ranking
+    return [one.layout for one in ranking if one.nodes == nodes]
+
+
+@pytest.mark.parametrize("nodes", [17, 40, 101])
+def test_many_nodes_have_a_layout_of_each_allowed_number(nodes: int) -> None:
+    """Also of those that are not looked at where any number will do."""
+    for count in (nodes, nodes - 1, nodes - 3):
+        made = plan(nodes, 1, profile(blocks=4, micro_batches=512), Layout(), costs=costs(), counts=(count,))
+        assert made.nodes == count
 
 
 def test_slow_nodes_get_fewer_blocks() -> None:

@@ -174,16 +174,19 @@ def _fit(
     used = policy.allowed(count)
     if me.profile is None:
         return used, None
-    while used:
+    if used:
         speeds: tuple[float, ...] = ()
         if paces:
             # In the order that the present layout gives them: another one moves newcomers only.
             chosen = [p.node for p in there.candidates[:used]]
             speeds = speeds_of(arrange(situation.view.generation, chosen, present), paces)
-        plan = planner(used, me, present, speeds, bound) if bound is not None else planner(used, me, present, speeds)
-        used = policy.allowed(plan.nodes)
-        if used == plan.nodes:
-            return used, plan
+        try:
+            plan = planner(used, me, present, speeds, bound, policy.numbers(used))
+        except LayoutError:
+            # Where nothing fits, whatever numbers are allowed, the planner says what would.
+            planner(used, me, present, speeds, bound)
+        else:
+            return plan.nodes, plan
     raise LayoutError(
         f"no layout uses an allowed number of {count} node(s); {policy.counting()}: add nodes or allow other numbers"
     )

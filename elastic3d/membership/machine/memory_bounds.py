@@ -55,9 +55,10 @@ def _below(situation: Situation, current: Generation, short: dict[str, Shortfall
     me, ladder = situation.view.me, situation.ladder
     assert ladder is not None
     assert me.profile is not None
+    nodes = len(current.nodes)
     for bound in ladder.bounds(current, me.profile, short):
         try:
-            plan = situation.planner(len(current.nodes), me, current.layout, (), bound)
+            plan = situation.planner(nodes, me, current.layout, (), bound, situation.policy.numbers(nodes))
         except LayoutError:
             continue
         if plan.fits:

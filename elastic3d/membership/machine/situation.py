@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,12 +29,14 @@ class Planner(Protocol):
         present: Layout | None,
         speeds: Sequence[float] = (),
         bound: MemoryBound | None = None,
+        counts: Collection[int] | None = None,
         /,
     ) -> Plan:
         """Return the plan; LayoutError if none fits.
 
         record: the leader's own. speeds: of each node in rank order, as for `planner.plan`; () while none is slow.
-        bound: as for `planner.plan_below`, None where memory never ran out.
+        bound: as for `planner.plan_below`, None where memory never ran out. counts: the numbers of nodes that may be
+        active, None for any.
         """
         ...
 

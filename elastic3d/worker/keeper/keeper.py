@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import secrets
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -209,11 +209,12 @@ class Keeper:
         present: Layout | None = None,
         speeds: Sequence[float] = (),
         bound: MemoryBound | None = None,
+        counts: Collection[int] | None = None,
     ) -> Plan:
         given = (nodes, len(self._slots), profile, self._options.layout or Layout())
         if bound is None:
-            return plan(*given, previous=present, costs=self._costs, speeds=speeds)
-        return plan_below(bound, *given, previous=present, costs=self._costs, speeds=speeds)
+            return plan(*given, previous=present, costs=self._costs, speeds=speeds, counts=counts)
+        return plan_below(bound, *given, previous=present, costs=self._costs, speeds=speeds, counts=counts)
 
     # Taking part.
 
@@ -323,8 +324,8 @@ class Keeper:
             self._settings.root,
             record,
             _balancing(self._settings.policy, self._options.health),
-            lambda nodes, mine, present, speeds=(), bound=None: self._plan(
-                nodes, mine.profile or self._profile, present, speeds, bound
+            lambda nodes, mine, present, speeds=(), bound=None, counts=None: self._plan(
+                nodes, mine.profile or self._profile, present, speeds, bound, counts
             ),
             self._inbox.put,
             pulse=self._pulse,

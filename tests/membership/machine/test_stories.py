@@ -11,6 +11,7 @@ import pytest
 
 from tests.membership.story import Story
 from tests.paths import DATA
+from tests.planner.machines import costs, profile
 
 STORIES = sorted((DATA / "membership").glob("*.txt"))
 
@@ -50,6 +51,25 @@ def test_nodes_that_no_layout_is_for_are_said_to_wait_for_others() -> None:
     story.tell("> start e\n> run 4")
     assert [len(generation.nodes) for generation in story.sealed] == [4, 4]
     assert (story.awaited, story.unfit) == ({"a": 0}, {"a": ""})
+
+
+@pytest.mark.parametrize(
+    ("rules", "lengths"),
+    [("minimum=1", [6, 4]), ("minimum=5", [6, 5]), ("minimum=3 counts=3/5/6", [6, 5])],
+)
+def test_of_the_numbers_that_are_allowed_the_fastest_is_taken(rules: str, lengths: list[int]) -> None:
+    """Where costs are known: twelve micro-batches take five nodes as long as four, and these exchange less."""
+    story = Story()
+    story.costs, story.profile = costs(), profile(blocks=1, micro_batches=12)
+    story.tell(f"> policy maximum=6 {rules}\n> start a b c d e f\n> run 5\n> kill b\n> run 20")
+    assert [len(generation.nodes) for generation in story.sealed] == lengths
+
+
+def test_a_job_is_told_where_only_other_numbers_of_nodes_would_do() -> None:
+    """And what is allowed."""
+    story = Story()
+    story.tell("> policy minimum=3 maximum=4\n> layout pp=2 dp=1\n> start a b c d\n> run 4")
+    assert story.unfit["a"].startswith("no layout uses an allowed number of 4 node(s); the minimum is 3")
 
 
 def test_only_the_leader_reports_missing_nodes() -> None:
