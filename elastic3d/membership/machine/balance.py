@@ -154,10 +154,11 @@ def _remedies(
 
     def planned(nodes: Sequence[Node]) -> Plan | None:
         try:
-            plan = planner(len(nodes), me, present, speeds_of(nodes, paces) or ones[: len(nodes)], bound)
+            speeds = speeds_of(nodes, paces) or ones[: len(nodes)]
+            plan = planner(len(nodes), me, present, speeds, bound, (len(nodes),))
         except LayoutError:
             return None
-        if plan.nodes != len(nodes) or plan.seconds <= 0.0 or not plan.fits:
+        if plan.seconds <= 0.0 or not plan.fits:
             return None
         return replace(plan, seconds=plan.seconds * delay_of(nodes, paces))
 

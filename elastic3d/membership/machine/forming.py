@@ -9,10 +9,11 @@ from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership.machine.convictions import convicted
 from elastic3d.membership.machine.generation_index import index_of
-from elastic3d.membership.machine.paces import known, speeds_of
+from elastic3d.membership.machine.paces import known, slow_places, speeds_of
 from elastic3d.membership.machine.roster import Present
 from elastic3d.membership.machine.situation import Situation
 from elastic3d.membership.machine.view import View
+from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import GenerationHistory, MemberRecord, Proposal
 from elastic3d.membership.topology import arrange
 from elastic3d.planner import Plan
@@ -103,8 +104,7 @@ def form(situation: Situation, there: Crowd, bound: MemoryBound | None = None) -
     view = situation.view
     present = view.generation.layout if view.generation is not None else None
     bound = bound or bound_of(situation)
-    used, plan = _fit(situation, there, present, bound)
-    chosen = [p.node for p in there.candidates[:used]]
+    chosen, plan = _fit(situation, there, present, bound)
     layout = plan.layout if plan is not None else None
     return formed_of(situation, there, arrange(view.generation, chosen, layout), plan, bound)
 
@@ -167,29 +167,38 @@ def _writer(previous: Generation | None, nodes: tuple[Node, ...]) -> int:
 
 def _fit(
     situation: Situation, there: Crowd, present: Layout | None, bound: MemoryBound | None
-) -> tuple[int, Plan | None]:
-    """Return how many of the candidates can be active, and their plan."""
-    policy, planner, me = situation.policy, situation.planner, situation.view.me
+) -> tuple[list[Node], Plan | None]:
+    """Return which of the candidates can be active, and their plan.
+
+    How many is planned as if all were alike, wherever slow ones stand: going on with fewer nodes because some are slow
+    is left to a person. Where not all are needed, slow ones are left out.
+    """
+    view, policy, planner, me = situation.view, situation.policy, situation.planner, situation.view.me
     count, paces = len(there.candidates), known(situation)
     used = policy.allowed(count)
+    chosen = [p.node for p in there.candidates[:used]]
     if me.profile is None:
-        return used, None
-    if used:
-        speeds: tuple[float, ...] = ()
-        if paces:
-            # In the order that the present layout gives them: another one moves newcomers only.
-            chosen = [p.node for p in there.candidates[:used]]
-            speeds = speeds_of(arrange(situation.view.generation, chosen, present), paces)
-        try:
-            plan = planner(used, me, present, speeds, bound, policy.numbers(used))
-        except LayoutError:
-            # Where nothing fits, whatever numbers are allowed, the planner says what would.
-            planner(used, me, present, speeds, bound)
-        else:
-            return plan.nodes, plan
-    raise LayoutError(
-        f"no layout uses an allowed number of {count} node(s); {policy.counting()}: add nodes or allow other numbers"
-    )
+        return chosen, None
+    if not used:
+        raise LayoutError(_no_number(policy, count))
+    try:
+        plan = planner(used, me, present, (), bound, policy.numbers(used))
+    except LayoutError:
+        # Where nothing fits, whatever numbers are allowed, the planner says what would.
+        planner(used, me, present, (), bound)
+        raise LayoutError(_no_number(policy, count)) from None
+    if paces and plan.nodes < used:
+        slow = slow_places(paces, chosen)
+        leaving = situation.roster.unfit
+        chosen.sort(key=lambda node: (node.id in leaving, slow[node.place].rho if node.place in slow else 1.0))
+    chosen = chosen[: plan.nodes]
+    # In the order that the present layout gives them: another one moves newcomers only.
+    speeds = speeds_of(arrange(view.generation, chosen, present), paces) if paces else ()
+    return chosen, planner(len(chosen), me, present, speeds, bound, (len(chosen),)) if speeds else plan
+
+
+def _no_number(policy: Policy, count: int) -> str:
+    return f"no layout uses an allowed number of {count} node(s); {policy.counting()}: add nodes or allow other numbers"
 
 
 def seal(view: View, generation: Generation) -> acts.Seal:

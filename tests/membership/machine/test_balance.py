@@ -17,6 +17,7 @@ from elastic3d.membership.stalls import VerdictKind
 from elastic3d.pace import Pace
 from elastic3d.values import Cause, Generation, Layout, Node, Slot
 from tests.membership.story import Story
+from tests.planner.machines import costs, profile
 
 FOUR = "> policy minimum=2 maximum=4\n> layout pp=4\n> start a b c d\n> run 5"
 SPARE = "> policy minimum=2 maximum=4\n> layout pp=4\n> start a b c d e\n> run 5"
@@ -54,6 +55,41 @@ def test_a_spare_takes_a_slow_nodes_place() -> None:
     assert story.sealed[-1].paces == (Pace(place="b", rho=1.5, kind="compute", uses=1.0),)
     story.tell("> start f\n> run 5\n> kill c\n> run 20")
     assert story.shape[-1] == ("death", "aefd", ())
+
+
+class Costed(Noting):
+    """A story whose planner knows the costs of a model with so many micro-batches, of one stage with ZeRO-3."""
+
+    def __init__(self, micro_batches: int, *texts: str) -> None:
+        super().__init__()
+        self.costs, self.profile = costs(), profile(blocks=4, micro_batches=micro_batches)
+        for text in ("> policy minimum=2 maximum=4\n> layout pp=1", *texts):
+            self.tell(text)
+
+
+@pytest.mark.parametrize("slow", "abcd")
+def test_a_spare_takes_a_slow_nodes_place_where_costs_are_known(slow: str) -> None:
+    """Also that of the last rank, without which the others would be faster: a node less is for a person to decide."""
+    story = Costed(24, "> start a b c d e\n> run 5", f"> lags {slow} 2\n> run 600")
+    assert story.shape == [("start", "abcd", ()), ("balance", "abcd".replace(slow, "e"), ())]
+    assert [(one.verdict.fault, one.verdict.act) for one in story.verdicts] == [("swap", True)]
+
+
+@pytest.mark.parametrize("slow", "acd")
+def test_a_generation_is_formed_of_as_many_nodes_wherever_a_slow_one_stands(slow: str) -> None:
+    """No spare waits while fewer nodes train because the last one is slow, to come in by a change right after."""
+    story = Costed(24, "> start a b c d e\n> run 5", f"> lags {slow} 2\n> run 20\n> kill b\n> run 600")
+    assert story.shape == [("start", "abcd", ()), ("death", "aecd", ())]
+
+
+@pytest.mark.parametrize("slow", "acdf")
+def test_a_slow_node_is_left_out_where_not_all_are_needed(slow: str) -> None:
+    """Twelve micro-batches take five nodes as long as four."""
+    story = Costed(
+        12, "> policy maximum=6\n> start a b c d e f\n> run 5", f"> lags {slow} 2\n> run 20\n> kill b\n> run 20"
+    )
+    assert [len(generation.nodes) for generation in story.sealed] == [6, 4]
+    assert [node.name for node in story.sealed[-1].spares] == [slow]
 
 
 def test_without_a_spare_a_slow_nodes_stage_gets_fewer_blocks_until_it_is_well() -> None:
