@@ -214,6 +214,11 @@ class Holdings:
                 buffer.place = BufferState.HOME
 
     @property
+    def base(self) -> Mark | None:
+        """The newest snapshot known to be safe, to which the generation would go back; None where none is in memory."""
+        return self._safe
+
+    @property
     def held(self) -> int:
         """Newest step of the present generation held at home and at the buddy, -1 for none."""
         return self._held
@@ -372,6 +377,14 @@ class Replicas:
                     self._drop(held.pop(step))
                 if not held:
                     del self._complete[origin]
+
+    def follow(self, generation: int, base: Mark | None) -> None:
+        """Drop what is older than `generation`, except `base`, where this slot only follows it, as a spare.
+
+        base: what its nodes would go back to, by the word of one. Whoever trains in it hears votes, and needs no word.
+        """
+        if generation > self._oldest:
+            self.restored(generation, base)
 
     def lend(self, buffer: int) -> None:
         """Let nothing else arrive in the buffer of a complete replica until as many `take_back`."""

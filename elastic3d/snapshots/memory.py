@@ -98,10 +98,11 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """A snapshot to send, and the steps that its origin keeps at home."""
+    """A snapshot to send, the steps that its origin keeps at home, and what its generation would go back to."""
 
     stored: Stored
     keep: tuple[int, ...]
+    base: Mark | None
 
 
 class NoRoom(Exception):
@@ -220,7 +221,7 @@ class SnapshotMemory:
                 return None
             self._holdings.begin(mark)
             keep = tuple(m.step for m in self._holdings.marks() if m.generation == mark.generation)
-            return Replication(stored=self._home[mark], keep=keep)
+            return Replication(stored=self._home[mark], keep=keep, base=self._holdings.base)
 
     def replicated(self, mark: Mark, *, held: bool, refused: bool = False) -> bool:
         """End a replication; return whether it made `mark` the newest step held twice."""
@@ -280,13 +281,22 @@ class SnapshotMemory:
             return None
 
     def arriving(
-        self, mark: Mark, *, rank: int, world: int, facts: Mapping[str, Any], table: str, keep: Collection[int]
+        self,
+        mark: Mark,
+        *,
+        rank: int,
+        world: int,
+        facts: Mapping[str, Any],
+        table: str,
+        keep: Collection[int],
+        base: Mark | None,
     ) -> Arriving | None:
         """Return where to receive a snapshot, None if its generation is too old; UnknownTable, NoRoom."""
         with self._changed:
             if table not in self._tables:
                 raise tables.UnknownTable(table)
             origin = Origin(generation=mark.generation, rank=rank)
+            self._replicas.follow(mark.generation, base)
             buffer = self._replicas.begin(origin, mark.step, keep)
             if buffer is None:
                 return None

@@ -217,6 +217,7 @@ class Replicator:
             "world": stored.world,
             "facts": dict(stored.facts),
             "keep": list(work.keep),
+            "base": None if work.base is None else [work.base.generation, work.base.step],
             "identity": stored.table.identity,
             "table": None,
         }

@@ -253,6 +253,7 @@ class TileServer:
                 facts=dict(request["facts"]),
                 table=identity,
                 keep=[int(step) for step in request["keep"]],
+                base=None if request["base"] is None else Mark(*(int(number) for number in request["base"])),
             )
         except tables.UnknownTable:
             channel.send({"table": True})

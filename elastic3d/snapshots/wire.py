@@ -6,7 +6,8 @@ each answered before the next on its connection:
     {"op": "inventory"}                       -> {"tables": {identity: table}, "snapshots": [...]}
     {"op": "fetch", "ranges": [[generation, step, rank, offset, nbytes], ...]}
                                               -> {"sizes": [nbytes or -1, ...]}, then these bytes
-    {"op": "replicate", "generation", "step", "rank", "world", "facts", "keep", "identity", "table" or null}
+    {"op": "replicate", "generation", "step", "rank", "world", "facts", "keep", "base": [generation, step] or null,
+     "identity", "table" or null}
                                               -> {"ok"}, {"table"} (send it with its table), {"stale"} or {"denied"};
        after {"ok"}, for each run of tiles: a frame of its digests (32 bytes each), its bytes; then <- {"held"}
 

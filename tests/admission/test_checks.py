@@ -174,7 +174,7 @@ def exchange(slots: Sequence[SnapshotMemory], table: SnapshotTable) -> None:
             slot.written(buffer, Mark(1, step), **about, checkpoint=step == 2)
             work = slot.wait_for_work(0.0)
             assert work is not None
-            arriving = buddy.arriving(work.stored.mark, **about, keep=work.keep)
+            arriving = buddy.arriving(work.stored.mark, **about, keep=work.keep, base=work.base)
             assert arriving is not None
             assert buddy.arrived(arriving)
             slot.replicated(work.stored.mark, held=True)

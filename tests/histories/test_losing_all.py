@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,30 +19,66 @@ pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(400), pyte
 SCRIPT = Path(__file__).parent / "scripts" / "bad_input.py"
 
 
-def test_a_spare_does_not_restart_training_lost_with_the_only_node(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """Without a store nothing is left: the spare ends the job, says what was lost, and how to restart on purpose."""
-    launch = Launch(
+KEY = "/elastic3d/lost/board/generation"
+
+
+def launch(etcd: EtcdServer, most: int, **conf: str) -> Launch:
+    """A job of which one node trains, without a store."""
+    return Launch(
         run_id="lost",
-        endpoint=job_etcd.endpoint,
+        endpoint=etcd.endpoint,
         script=SCRIPT,
         script_args=("good", "1000000"),
         min_nodes=1,
-        max_nodes=1,
-        conf={"mode": "resident", "last_call": "0", "orphan": "1"},
+        max_nodes=most,
+        conf={"mode": "resident", "last_call": "0", "orphan": "1", **conf},
     )
-    key = "/elastic3d/lost/board/generation"
 
-    def reached() -> bool:
-        with EtcdClient(job_etcd.endpoint) as client:
-            item = client.get(key)
-        return item is not None and decode(Generation, item.value, key).reached > 0
 
-    with Cluster(launch, tmp_path) as cluster:
+def sealed(etcd: EtcdServer) -> Generation | None:
+    """The present generation's record, which says what was reached."""
+    with EtcdClient(etcd.endpoint) as client:
+        item = client.get(KEY)
+    return None if item is None else decode(Generation, item.value, KEY)
+
+
+def reached(etcd: EtcdServer) -> bool:
+    """Whether a step was made, and held in memory."""
+    generation = sealed(etcd)
+    return generation is not None and generation.reached > 0
+
+
+def test_a_spare_goes_on_from_the_copy_that_it_has(
+    job_etcd: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the snapshots of a node that trains alone, and has died."""
+    monkeypatch.setenv("ELASTIC3D_LOG", "debug")
+    with Cluster(launch(job_etcd, 2, counts="1", last_call="60"), tmp_path) as cluster:
+        cluster.start_node("node0")
+        cluster.start_node("node1")
+        assert wait_until(lambda: reached(job_etcd), 150)
+        generation = sealed(job_etcd)
+        assert generation is not None
+        (active,), (spare,) = generation.nodes, generation.spares
+        log = cluster.node(spare.name).log
+        cluster.kill_node(active.name)
+        assert wait_until(lambda: "state.restored" in log.read_text(), 100), cluster.tail(spare.name)
+        restored = re.search(r"state.restored.* source=(\w+) step=(\d+)", log.read_text())
+        assert restored is not None
+        assert restored[1] == "memory"
+        assert int(restored[2]) >= generation.reached
+        assert cluster.running() == [spare.name]
+
+
+def test_a_spare_does_not_restart_training_lost_with_the_only_node(job_etcd: EtcdServer, tmp_path: Path) -> None:
+    """Without a store nothing is left, for the spare came when that one trained already: it ends the job, and says what
+    was lost, and how to restart on purpose."""
+    with Cluster(launch(job_etcd, 1), tmp_path) as cluster:
         first = cluster.start_node("node0")
         assert wait_until(lambda: "generation.sealed" in first.log.read_text(), 150)
         spare = cluster.start_node("node1")
         assert wait_until(lambda: "generation.sealed" in spare.log.read_text(), 150)
-        assert wait_until(reached, 60)
+        assert wait_until(lambda: reached(job_etcd), 60)
         cluster.kill_node("node0")
         assert cluster.wait(150) == {"node0": -9, "node1": 1}
         said = spare.log.read_text()

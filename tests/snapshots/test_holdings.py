@@ -235,6 +235,27 @@ def test_replicas_of_an_older_generation_are_refused() -> None:
     assert replicas.held() == []
 
 
+def test_a_spare_drops_what_the_generation_it_follows_needs_no_more() -> None:
+    """It hears no votes, and many generations of others may pass: it keeps what the newest one would go back to."""
+    replicas = Replicas()
+    base = None
+    for generation in range(1, 10):
+        for step in (1, 2):
+            origin = Origin(generation=generation, rank=0)
+            replicas.follow(generation, base)
+            buffer = replicas.begin(origin, step, [1, 2])
+            assert buffer is not None
+            assert replicas.complete(buffer)
+            held = {Mark(one.generation, step) for one, step, _ in replicas.held()}
+            own = {Mark(generation, older) for older in range(1, step + 1)}
+            assert held == own | ({base} - {None})
+        base = Mark(generation, 1)
+    held = replicas.held()
+    replicas.refuse_below(10)
+    replicas.follow(10, None)
+    assert replicas.held() == held, "once it trains itself, votes say what is needed"
+
+
 def test_a_buddy_drops_only_what_its_origin_has_dropped() -> None:
     """It needs no more buffers than the origin, however long it goes on."""
     replicas = Replicas()

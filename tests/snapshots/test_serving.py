@@ -407,6 +407,7 @@ def request(mark: Mark, origin: int, layout: tables.SnapshotTable, **changes: ob
         "world": 2,
         "facts": {"step": mark.step},
         "keep": [],
+        "base": None,
         "identity": layout.identity,
         "table": tables.to_wire(layout),
     }

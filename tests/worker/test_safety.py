@@ -8,6 +8,7 @@ import queue
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -106,11 +107,15 @@ class Bench:
 class Scene:
     """The first node of a generation of so many."""
 
-    def __init__(self, folder: Path, nodes: int, store: StoreAt | None = None, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, nodes: int, store: StoreAt | None = None, *, spares: int = 0, **options: Any
+    ) -> None:
         self.clock, self.slot, self.figures = HandClock(), Bench(), Figures()
-        self.nodes = tuple(
-            Node(name=f"n{i}", incarnation="1", address="host", slots=(Place(tile_port=i),)) for i in range(nodes)
+        everybody = tuple(
+            Node(name=f"n{i}", incarnation="1", address="host", slots=(Place(tile_port=i),))
+            for i in range(nodes + spares)
         )
+        self.nodes, self.spares = everybody[:nodes], everybody[nodes:]
         self.file = folder / "n0-0.jsonl"
         self.journal = Journal(str(folder), "run", "n0")
         settings = Settings(
@@ -129,7 +134,7 @@ class Scene:
 
     def begin(self, number: int) -> None:
         """Enter another generation of the same nodes."""
-        generation = Generation(number=number, cause=Cause.START, nodes=self.nodes)
+        generation = Generation(number=number, cause=Cause.START, nodes=self.nodes, spares=self.spares)
         self.generations.prepare(generation, self.nodes[0])
         self.generations.go(generation, self.nodes[0])
         self.generations.heard(w.Restored(slot=0, trainer=1, state=StateRestored(source="none", step=0, generation=0)))
@@ -213,6 +218,30 @@ def test_without_a_store_the_only_buddy_is_retried_for_ever(scene: Callable[...,
     one = scene(2)
     assert one.fail() == "host:1"
     assert one.events("buddy.changed") == []
+
+
+def test_a_node_that_trains_alone_has_its_snapshots_copied_to_a_spare(scene: Callable[..., Scene]) -> None:
+    """One that takes none is left for another; where none does they stay at home, as without any, for a while."""
+    one = scene(1, spares=2)
+    assert one.slot.buddies == ["host:1"]
+    assert one.fail() == "host:2"
+    assert one.fail() is None
+    one.step(1, 1)
+    assert one.slot.buddies[-1] is None
+    one.clock.now += UNREACHABLE
+    one.step(2, 2)
+    assert one.slot.buddies[-1] == "host:1"
+
+
+def test_spares_hold_nothing_for_nodes_that_have_each_other(scene: Callable[..., Scene]) -> None:
+    """Nor does one whose slots are others, or no spare at all."""
+    assert scene(2, spares=1).slot.buddies == ["host:1"]
+    one = scene(1, spares=1)
+    one.spares = (replace(one.spares[0], slots=one.spares[0].slots * 2),)
+    one.begin(2)
+    assert one.slot.buddies[-1] is None
+    one.step(1, 1)
+    assert scene(1).slot.buddies == [None]
 
 
 def test_with_a_store_checkpoints_go_on_without_a_buddy(scene: Callable[..., Scene]) -> None:

@@ -201,19 +201,26 @@ class Generations:
     def _buddy_of(self, me: Node) -> Node | None:
         """Return the node that is to hold this node's snapshots: one that has been in reach lately.
 
-        None where this node is alone. If all are out of reach and there is a store, the snapshots stay at home alone
-        for a while, since otherwise none would be safe and no checkpoint could be made of them; without a store, what
-        the buddy still has is worth more.
+        A node that trains alone has them copied to a spare, which would take its place. None where this node is alone,
+        or no spare is in reach. If all nodes that train are out of reach and there is a store, the snapshots stay at
+        home alone for a while, since otherwise none would be safe and no checkpoint could be made of them; without a
+        store, what the buddy still has is worth more.
         """
         assert self.running is not None
-        now, nodes = self._clock.monotonic(), self.running.nodes
+        now, nodes = self._clock.monotonic(), self._holders(self.running, me)
         self._out_of_reach = {id: at for id, at in self._out_of_reach.items() if now - at < UNREACHABLE}
         able = [node for node in nodes if node.id == me.id or node.id not in self._out_of_reach]
-        if len(able) == 1 and self._options.store is None:
+        if len(able) == 1 and len(self.running.nodes) > 1 and self._options.store is None:
             able = [me, *sorted((n for n in nodes if n.id != me.id), key=lambda n: self._out_of_reach[n.id])[:1]]
         at = next(i for i, node in enumerate(able) if node.id == me.id)
         buddy = able[topology.buddies(able)[at]]
         return buddy if buddy.id != me.id else None
+
+    def _holders(self, running: Generation, me: Node) -> tuple[Node, ...]:
+        """Return the nodes among which copies of snapshots are spread, this one included."""
+        if len(running.nodes) > 1:
+            return running.nodes
+        return (*running.nodes, *(spare for spare in running.spares if len(spare.slots) == len(me.slots)))
 
     def unreachable(self, event: w.BuddyUnreachable, me: Node) -> None:
         """Have the snapshots copied to another node if it is the present buddy that does not take them.
@@ -244,7 +251,7 @@ class Generations:
     def look_after_snapshots(self, me: Node) -> None:
         """Report a safe step that is too old, and act if this node is the cause. Called after each step."""
         now = self._clock.monotonic()
-        if self.running is None or self._safe_step is None or len(self.running.nodes) < 2:
+        if self.running is None or self._safe_step is None or len(self._holders(self.running, me)) < 2:
             return
         if self.buddy is None and not self._out_of_reach_lately(now):
             self._choose(me, "other nodes are tried again")
