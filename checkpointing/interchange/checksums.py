@@ -8,6 +8,8 @@ import zipfile
 from collections.abc import Mapping
 from typing import BinaryIO
 
+from checkpointing.interchange.archives import members
+
 _DESCRIPTOR = b"PK\x07\x08"
 _CENTRAL = struct.Struct("<4s12xI8xHHH12x")  # signature, CRC, lengths of name, extra field and comment
 
@@ -18,12 +20,9 @@ def mend(file: BinaryIO, checksums: Mapping[int, int]) -> None:
     ZIP keeps each in the central directory, and in the local header or a descriptor behind the bytes.
     """
     with zipfile.ZipFile(file) as archive:
-        members = archive.infolist()
         entry = archive.start_dir
     descriptor = file.fileno()
-    for member in members:
-        name, extra = struct.unpack("<HH", os.pread(descriptor, 4, member.header_offset + 26))
-        offset = member.header_offset + 30 + name + extra
+    for offset, member in members(file).items():
         signature, _, name, extra, comment = _CENTRAL.unpack(os.pread(descriptor, _CENTRAL.size, entry))
         assert signature == b"PK\x01\x02"
         if offset in checksums:

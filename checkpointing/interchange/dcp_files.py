@@ -143,18 +143,18 @@ class _Files:
             raise ForeignFormat(f"{path}: {name} is not in it")
         return held.get(name)
 
-    def tensor(self, info: _StorageInfo, name: str) -> tuple[torch.Tensor, Path]:
-        """Return a stored tensor without its data, and the file it is in."""
+    def tensor(self, info: _StorageInfo, name: str) -> Stored:
+        """Return where a tensor lies that `torch.save` wrote."""
         path = self.path(info.relative_path)
         if path not in self._open:
             if len(self._open) >= 64:
                 self._open.pop(next(iter(self._open))).close()
             self._open[path] = path.open("rb")
         section = torch_files.Section(self._open[path], info.offset, info.length)
-        tensor = torch_files.load_without_data(section, f"{path}: {name}")
-        if not isinstance(tensor, torch.Tensor):
-            raise ForeignFormat(f"{path}: {name} is stored as a {type(tensor).__name__}, not as a tensor")
-        return tensor, path
+        loaded = torch_files.load_without_data(section, f"{path}: {name}")
+        if not isinstance(loaded.value, torch.Tensor):
+            raise ForeignFormat(f"{path}: {name} is stored as a {type(loaded.value).__name__}, not as a tensor")
+        return torch_files.locate(name, loaded.value, path, loaded.places, info.offset)
 
 
 def _chunks(
@@ -179,14 +179,13 @@ def _chunks(
                 raise ForeignFormat(f"{inside.file}: {key} {box} is stored as {inside.spec.dtype} {inside.spec.shape}")
             yield Stored(spec=spec, box=box, file=inside.file, offset=inside.offset)
             continue
-        tensor, path = files.tensor(info, key)
-        if tuple(tensor.shape) != box.shape or dtype_name(tensor.dtype) != dtype:
+        place = files.tensor(info, key)
+        if place.spec.shape != box.shape or place.spec.dtype != dtype:
             raise ForeignFormat(
-                f"{path}: {key} {box} is stored as {tensor.dtype} {list(tensor.shape)}, and {METADATA} says "
-                f"{dtype} {list(box.shape)}"
+                f"{place.file}: {key} {box} is stored as {place.spec.dtype} {list(place.spec.shape)}, and {METADATA} "
+                f"says {dtype} {list(box.shape)}"
             )
-        place = torch_files.locate(key, tensor, path, info.offset)
-        yield Stored(spec=spec, box=box, file=path, offset=place.offset, strides=place.strides)
+        yield Stored(spec=spec, box=box, file=place.file, offset=place.offset, strides=place.strides)
 
 
 def _info(places: dict[Any, Any], key: str, start: tuple[int, ...] | None, name: str) -> _StorageInfo:

@@ -1,7 +1,8 @@
 """Files of `torch.save`: their tensors are located without loading them, and written piece by piece.
 
 Pickles are read by torch's own `weights_only` unpickler, with storages on the meta device, which know where in the file
-their bytes lie. For writing, torch first makes a file with space for every storage (`torch.serialization.skip_data`);
+their bytes lie. torch adds that up from sizes, as if it had packed the file itself, so the archive's own directory has
+to say the same. For writing, torch first makes a file with space for every storage (`torch.serialization.skip_data`);
 the bytes then go into that space, slab by slab.
 """
 
@@ -11,9 +12,11 @@ import contextlib
 import io
 import os
 import pickle
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,10 +25,13 @@ import torch
 from checkpointing.errors import ForeignFormat
 from checkpointing.format.tiles import TensorSpec
 from checkpointing.interchange import objects
+from checkpointing.interchange.archives import members
 from checkpointing.interchange.checksums import mend
 from checkpointing.interchange.contents import Contents
 from checkpointing.interchange.foreign import Foreign, Progress, Stored
 from checkpointing.interchange.tensors import DTYPES, dtype_name
+
+_STORAGE = re.compile(r"[^/]*/data/(?P<number>\d+)")
 
 
 class Section(io.RawIOBase):
@@ -61,20 +67,29 @@ class Section(io.RawIOBase):
         return len(data)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What `torch.save` wrote, tensors without bytes. places: how many bytes a storage has that lies at an offset."""
+
+    value: Any
+    places: Mapping[int, int]
+
+
 def read(source: Path) -> Foreign:
     """Return where the tensors of a `torch.save` file lie, and its objects; ForeignFormat for what is not a state dict.
 
     Nested dicts and lists are taken apart as `torch.distributed.checkpoint` does it.
     """
     with source.open("rb") as file:
-        state = load_without_data(file, str(source))
+        loaded = load_without_data(file, str(source))
+    state = loaded.value
     if not isinstance(state, Mapping):
         raise ForeignFormat(f"{source}: holds a {type(state).__name__}, not a state dict")
     leaves, paths = objects.flatten(state)
     tensors, held = [], {}
     for name, value in leaves.items():
         if isinstance(value, torch.Tensor):
-            tensors.append(locate(name, value, source))
+            tensors.append(locate(name, value, source, loaded.places))
         elif _hides_tensor(value):
             raise ForeignFormat(f"{source}: {name}: a tensor inside a {type(value).__name__} cannot be kept")
         else:
@@ -83,7 +98,7 @@ def read(source: Path) -> Foreign:
     return Foreign.of(tensors, held, paths)
 
 
-def load_without_data(file: Any, name: str, *, fake: bool = False, ours: bool = False) -> Any:
+def load_without_data(file: Any, name: str, *, fake: bool = False, ours: bool = False) -> Loaded:
     """Return what `torch.save` wrote to an open file, its tensors without bytes; ForeignFormat names the file.
 
     ours: this process has just written the file from its own values, so that there is no need for caution. fake: make
@@ -99,9 +114,11 @@ def load_without_data(file: Any, name: str, *, fake: bool = False, ours: bool = 
             order = [entry for entry in archive.namelist() if entry.endswith("/byteorder")]
             if order and archive.read(order[0]) == b"big":
                 raise ForeignFormat(f"{name}: was saved on a big-endian machine; load and save it again here")
+        places = _places(file)
         file.seek(0)
         with mode:
-            return torch.load(file, map_location=None if fake else "meta", weights_only=not ours)
+            value = torch.load(file, map_location=None if fake else "meta", weights_only=not ours)
+        return Loaded(value=value, places=places)
     except zipfile.BadZipFile as error:
         raise ForeignFormat(
             f"{name}: is no file of torch.save, is cut short, or is older than torch 1.6 (load and save it again)"
@@ -115,8 +132,29 @@ def load_without_data(file: Any, name: str, *, fake: bool = False, ours: bool = 
         raise ForeignFormat(f"{name}: is damaged: torch cannot read it: {error}") from error
 
 
-def locate(name: str, tensor: torch.Tensor, file: Path, base: int = 0) -> Stored:
-    """Return where the bytes of a tensor without data lie, in a file whose archive begins at byte `base`."""
+def _places(file: BinaryIO) -> dict[int, int]:
+    """Return where storages lie as torch writes them, and their bytes; {} if the archive is in another order."""
+    numbered: dict[int, int] = {}
+    places: dict[int, int] = {}
+    in_order = sorted(members(file).items())
+    for offset, member in in_order:
+        storage = _STORAGE.fullmatch(member.filename)
+        if storage is not None:
+            numbered[offset] = int(storage["number"])
+            if member.compress_type == zipfile.ZIP_STORED:
+                places[offset] = member.file_size
+    # Where a torch adds sizes up, it takes storages to lie in the order of their numbers; an older one looks each up.
+    added_up = any(member.filename.endswith("/.format_version") for _, member in in_order)
+    if added_up and list(numbered.values()) != sorted(numbered.values()):
+        return {}
+    return places
+
+
+def locate(name: str, tensor: torch.Tensor, file: Path, places: Mapping[int, int], base: int = 0) -> Stored:
+    """Return where the bytes of a tensor without data lie, in a file whose archive begins at byte `base`.
+
+    places: of the storages in that archive, as it was loaded.
+    """
     dtype = dtype_name(tensor.dtype)
     if dtype is None or tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         what = f"{tensor.layout} {tensor.dtype} {list(tensor.shape)}" + (" conjugated" if tensor.is_conj() else "")
@@ -125,6 +163,8 @@ def locate(name: str, tensor: torch.Tensor, file: Path, base: int = 0) -> Stored
     offset = getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
     if offset is None:
         raise ForeignFormat(f"{file}: {name}: this torch does not say where its bytes lie; upgrade torch")
+    if spec.box.numel and places.get(offset) != tensor.untyped_storage().nbytes():
+        raise ForeignFormat(f"{file}: {name}: was packed anew by another tool; load the file and save it again")
     return Stored(
         spec=spec,
         box=spec.box,
@@ -156,12 +196,15 @@ def write(contents: Contents, specs: Mapping[str, TensorSpec], target: Path, pro
     with target.open("wb") as opened, torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save(state, opened)
     with target.open("rb") as written:
-        flat, _ = objects.flatten(load_without_data(written, str(target), ours=True))
-    places = {
-        name: locate(name, value, target).offset for name, value in flat.items() if isinstance(value, torch.Tensor)
+        loaded = load_without_data(written, str(target), ours=True)
+    flat, _ = objects.flatten(loaded.value)
+    offsets = {
+        name: locate(name, value, target, loaded.places).offset
+        for name, value in flat.items()
+        if isinstance(value, torch.Tensor)
     }
     written_once = [spec for spec in specs.values() if spec.key not in tied]
-    begins = {spec.key: places[named[spec.key]] for spec in written_once if spec.box.numel}
+    begins = {spec.key: offsets[named[spec.key]] for spec in written_once if spec.box.numel}
     total = sum(spec.box.numel * spec.itemsize for spec in written_once)
     done, at, checksums = 0, dict(begins), dict.fromkeys(begins.values(), 0)
     with target.open("r+b") as file:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import io
 import json
 import os
 import pickle
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from checkpointing import Store, open_checkpoint, open_store, read_latest
 from checkpointing.errors import ForeignFormat, Unloadable
 from checkpointing.interchange import dcp_metadata, export_checkpoint, import_checkpoint
+from checkpointing.interchange.folders import locate_all
 from checkpointing.interchange.torch_files import load_without_data
 
 
@@ -208,6 +211,33 @@ def test_a_file_truncated_during_an_import_is_an_error(tmp_path: Path, store: St
         import_checkpoint("torch", tmp_path / "in.pt", store, progress=cut)
 
 
+def packed_anew(source: Path, how: str) -> None:
+    """Write a file of torch.save again as another program would, with equal members."""
+    data = source.read_bytes()
+    if how == "in another order":
+        # Two members of equal sizes have changed places; all others lie where they did.
+        for old, new in ((b"data/1", b"data/X"), (b"data/2", b"data/1"), (b"data/X", b"data/2")):
+            data = data.replace(old, new)
+        source.write_bytes(data)
+        return
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(source, "w", int(how)) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+
+
+@pytest.mark.parametrize("how", [str(zipfile.ZIP_STORED), str(zipfile.ZIP_DEFLATED), "in another order"])
+def test_a_file_that_was_packed_anew_is_never_read_as_other_bytes(how: str, tmp_path: Path, store: Store) -> None:
+    """torch looks members up by name; where they lie is not what it adds up from their sizes."""
+    state = {f"w{number}": torch.full((5,), float(number)) for number in range(6)}
+    torch.save(state, tmp_path / "in.pt")
+    locate_all(tmp_path / "in.pt")
+    packed_anew(tmp_path / "in.pt", how)
+    assert torch.load(tmp_path / "in.pt").keys() == state.keys(), "torch reads it"
+    refuses("torch", tmp_path / "in.pt", store, "was packed anew by another tool; load the file and save it again")
+    with pytest.raises(ForeignFormat, match="was packed anew by another tool"):
+        locate_all(tmp_path / "in.pt")
+
+
 @pytest.mark.parametrize(
     ("state", "said"),
     [
@@ -235,6 +265,6 @@ def test_fake_tensors_give_the_same_offsets(tmp_path: Path) -> None:
     views = []
     for fake in (False, True):
         with (tmp_path / "in.pt").open("rb") as file:
-            state = load_without_data(file, "in.pt", fake=fake)
+            state = load_without_data(file, "in.pt", fake=fake).value
         views.append([(t.untyped_storage()._checkpoint_offset, t.storage_offset(), t.stride()) for t in state.values()])
     assert views[0] == views[1]
