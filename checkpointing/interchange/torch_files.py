@@ -110,11 +110,12 @@ def load_without_data(file: Any, name: str, *, fake: bool = False, ours: bool = 
 
         mode = FakeTensorMode()
     try:
-        with zipfile.ZipFile(file) as archive:
-            order = [entry for entry in archive.namelist() if entry.endswith("/byteorder")]
-            if order and archive.read(order[0]) == b"big":
-                raise ForeignFormat(f"{name}: was saved on a big-endian machine; load and save it again here")
         places = _places(file)
+        file.seek(0)
+        # torch's own reader does not compare checksums, which torch may have been told not to compute.
+        records: Any = torch.PyTorchFileReader(file)
+        if records.has_record("byteorder") and records.get_record("byteorder") == b"big":
+            raise ForeignFormat(f"{name}: was saved on a big-endian machine; load and save it again here")
         file.seek(0)
         with mode:
             value = torch.load(file, map_location=None if fake else "meta", weights_only=not ours)

@@ -176,6 +176,22 @@ def test_every_dtype_survives_torch_and_dcp(tmp_path: Path, store: Store) -> Non
     assert not list(tmp_path.glob("*.safetensors"))
 
 
+@pytest.mark.parametrize("kind", ["torch", "dcp"])
+def test_files_saved_without_checksums_survive(kind: str, tmp_path: Path, store: Store) -> None:
+    """Those who save large files may tell torch not to compute them."""
+    try:
+        torch.serialization.set_crc32_options(False)
+        torch.save(nested(), tmp_path / "torch")
+        dcp.save(nested(), checkpoint_id=tmp_path / "dcp")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    with zipfile.ZipFile(tmp_path / "torch") as archive:
+        assert archive.testzip() is not None
+    export_checkpoint("torch", imported(store, kind, tmp_path / kind), tmp_path / "out.pt")
+    saved = nested() if kind == "torch" else as_dcp_has_it(nested())
+    same(torch.load(tmp_path / "out.pt", weights_only=True), saved)
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_prefix_exports_only_the_model(kind: Kind, tmp_path: Path, store: Store) -> None:
     """Tensors under the prefix lose it; nothing else is exported, objects included."""
