@@ -28,6 +28,15 @@ ITEMSIZE = {
 values."""
 
 
+LONGEST_KEY = 4096
+"""The most characters of a key."""
+
+
+def is_key(text: str) -> bool:
+    """Return whether a text may name a tensor."""
+    return text.isprintable() and len(text) <= LONGEST_KEY
+
+
 def itemsize(dtype: str) -> int:
     """Return the bytes of one element; ValueError for a dtype the format does not know."""
     try:

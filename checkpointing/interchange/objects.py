@@ -22,6 +22,7 @@ import json
 import math
 import pickle
 import re
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -140,8 +141,12 @@ def saved(value: Any) -> bytes:
     return out.getvalue()
 
 
-# weights_only raises UnpicklingError for what it does not allow, and passes on any error that damaged files cause.
-_REFUSED = (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+ON_DAMAGE = (
+    RuntimeError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, struct.error
+)  # fmt: skip
+"""What `weights_only` passes on where a file is damaged; for what it does not allow it raises UnpicklingError."""
+
+_REFUSED = (pickle.UnpicklingError, *ON_DAMAGE)
 
 
 def _load(data: bytes) -> Any:

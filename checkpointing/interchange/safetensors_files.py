@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpointing.errors import ForeignFormat, NotExportable
+from checkpointing.format.manifest import facts_digest
 from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.interchange import objects
 from checkpointing.interchange.contents import Contents
@@ -268,6 +269,8 @@ def read_file(file: Path, base: int = 0) -> tuple[dict[str, Stored], dict[str, A
         if not isinstance(header, dict):
             raise ValueError("its header is no object")
         metadata = header.pop("__metadata__", None) or {}
+        if not isinstance(metadata, dict):
+            raise ValueError("its __metadata__ is no object")
         tensors = {name: _stored(name, entry, file, end) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ForeignFormat(f"{file}: its header is damaged: {error}") from error
@@ -285,7 +288,7 @@ def read_file(file: Path, base: int = 0) -> tuple[dict[str, Stored], dict[str, A
 
 def _offsets(metadata: Mapping[str, Any], file: Path) -> dict[str, tuple[int, ...]]:
     """Return where in its tensor each part begins, for files that hold parts."""
-    if not isinstance(metadata, dict) or _SHARDING not in metadata:
+    if _SHARDING not in metadata:
         return {}
     try:
         offsets = {name: tuple(entry["saved_offsets"]) for name, entry in json.loads(metadata[_SHARDING]).items()}
@@ -349,6 +352,9 @@ def _facts(metadata: Mapping[str, Any], file: Path) -> dict[str, Any] | None:
         return None
     try:
         facts = json.loads(metadata[_FACTS])
-    except (ValueError, TypeError) as error:
+        if not isinstance(facts, dict):
+            return None
+        facts_digest(facts)
+    except (ValueError, TypeError, RecursionError) as error:
         raise ForeignFormat(f"{file}: its facts are no JSON: {error}") from error
-    return facts if isinstance(facts, dict) else None
+    return facts

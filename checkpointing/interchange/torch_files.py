@@ -129,7 +129,7 @@ def load_without_data(file: Any, name: str, *, fake: bool = False, ours: bool = 
             f"{name}: holds more than tensors and plain data, and is not loaded: {str(error).strip().splitlines()[0]} "
             "If you trust whoever saved it, allow its classes with torch.serialization.add_safe_globals and try again."
         ) from error
-    except (RuntimeError, EOFError, KeyError, ValueError, TypeError) as error:
+    except objects.ON_DAMAGE as error:
         raise ForeignFormat(f"{name}: is damaged: torch cannot read it: {error}") from error
 
 
@@ -233,7 +233,7 @@ def _nested(leaves: dict[str, Any], paths: dict[str, objects.Path]) -> dict[Any,
 
 
 def _hides_tensor(value: Any) -> bool:
-    return any(isinstance(item, torch.Tensor) for item in _walk(value))
+    return any(isinstance(item, torch.Tensor) or torch.is_storage(item) for item in _walk(value))
 
 
 def _walk(value: Any) -> Iterator[Any]:

@@ -11,12 +11,12 @@ from typing import Any
 
 from checkpointing.errors import ForeignFormat, Inconsistent, NotExportable, Superseded
 from checkpointing.format.grid import TILE_BYTES
-from checkpointing.format.tiles import Piece, TensorSpec
-from checkpointing.interchange import dcp_files, safetensors_files, torch_files
+from checkpointing.format.tiles import LONGEST_KEY, Piece, TensorSpec, is_key
+from checkpointing.interchange import dcp_files, objects, safetensors_files, torch_files
 from checkpointing.interchange.appearing import appearing
 from checkpointing.interchange.contents import Contents
 from checkpointing.interchange.foreign import Foreign, Progress, Slab, slabs
-from checkpointing.interchange.tensors import DTYPES, object_piece, shortened
+from checkpointing.interchange.tensors import DTYPES, object_piece, shortened, shown
 from checkpointing.reading.reader import Checkpoint, read_latest
 from checkpointing.saving.commit import Committed, commit
 from checkpointing.saving.options import SaveOptions
@@ -93,6 +93,13 @@ def import_checkpoint(
         raise ForeignFormat(f"{path}: cannot be read: {error}") from error
     if not foreign.tensors and not foreign.objects:
         raise ForeignFormat(f"{path}: holds nothing")
+    keys = dict.fromkeys([*foreign.objects, *(stored.spec.key for stored in foreign.tensors)])
+    strange = [shown(objects.name_of(key)) for key in keys if not is_key(key)]
+    if strange:
+        raise ForeignFormat(
+            f"{path}: {shortened(strange)}: a name has at most {LONGEST_KEY:,} printable characters here; load the "
+            "checkpoint, give another name, and save it again"
+        )
     parts = list(_parts(foreign, tile_bytes))
     recorded = facts if facts is not None else foreign.facts or {"imported": {"kind": known.value}}
     total = sum(unit.nbytes for part in parts for unit in part if isinstance(unit, Slab))

@@ -23,7 +23,7 @@ from checkpointing.format.manifest import (
     facts_digest,
     order,
 )
-from checkpointing.format.tiles import Box, Piece, TensorSpec, overlapping
+from checkpointing.format.tiles import LONGEST_KEY, Box, Piece, TensorSpec, is_key, overlapping
 from checkpointing.reading.announcing import announced
 from checkpointing.reading.reader import Checkpoint
 from checkpointing.saving.bases import Bases, Recall
@@ -156,8 +156,8 @@ def _cut(pieces: Iterable[Piece], tile_bytes: int) -> tuple[dict[str, TensorSpec
     tiles: list[Piece] = []
     for piece in pieces:
         spec = piece.spec
-        if not spec.key.isprintable() or len(spec.key) > 4096:
-            raise ValueError(f"{spec.key[:80]!r} cannot name a tensor: at most 4,096 printable characters")
+        if not is_key(spec.key):
+            raise ValueError(f"{spec.key[:80]!r} cannot name a tensor: at most {LONGEST_KEY:,} printable characters")
         if specs.setdefault(spec.key, spec) != spec:
             raise ValueError(f"{spec.key} is given with two specs: {specs[spec.key]} and {spec}")
         if piece.digest:

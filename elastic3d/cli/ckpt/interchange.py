@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from checkpointing.format.manifest import facts_digest
 from elastic3d.cli.ckpt.documents import ImportDocument
 from elastic3d.cli.ckpt.place import StorePlace
 from elastic3d.cli.ckpt.render.words import count, size
@@ -96,8 +97,12 @@ def guess(source: Path) -> CheckpointFormat:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--facts is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise UsageError('--facts is not a JSON object, such as {"origin": "run 6"}')
+    try:
+        facts_digest(value)
+    except ValueError as error:
+        raise UsageError(f"--facts: {error}") from error
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 
 from checkpointing import Store, open_checkpoint, open_store, read_latest
 from checkpointing.errors import ForeignFormat, Unloadable
-from checkpointing.interchange import dcp_metadata, export_checkpoint, import_checkpoint
+from checkpointing.interchange import dcp_metadata, export_checkpoint, import_checkpoint, torch_files
 from checkpointing.interchange.folders import locate_all
 from checkpointing.interchange.torch_files import load_without_data
 
@@ -168,6 +169,13 @@ def entry(begin: int = 0, end: int = 16, shape: Any = (4,), dtype: str = "F32") 
         (header({"w": 3}), "damaged"),
         (header({})[:8] + b"[]", "no safetensors file|damaged|tail"),
         ((10**17).to_bytes(8, "little") + b"{}", "no safetensors file"),
+        (header({"w": entry(), "__metadata__": 5}), "damaged: its __metadata__ is no object"),
+        (header({"w": entry(), "__metadata__": ["elastic3d.facts"]}), "damaged: its __metadata__ is no object"),
+        (header({"w": entry(), "__metadata__": {"elastic3d.facts": '{"a": NaN}'}}), "its facts are no JSON"),
+        (header({"w": entry(), "__metadata__": {"elastic3d.facts": r'{"a": "\ud800"}'}}), "its facts are no JSON"),
+        (header({"a\nb": entry()}), r"in.safetensors: 'a\\nb': a name has at most 4,096 printable characters here"),
+        (header({"\ud800": entry()}), r"'\\ud800': a name has at most 4,096 printable"),
+        (header({"x" * 5000: entry()}), r"xx\.\.\.: a name has at most 4,096 printable"),
         (header({"w": entry()}).replace(b'{"w"', b'{"w":{},"w"').replace(b"E\0", b"M\0"), "damaged|twice"),
     ],
 )  # fmt: skip
@@ -211,6 +219,23 @@ def test_a_file_truncated_during_an_import_is_an_error(tmp_path: Path, store: St
         import_checkpoint("torch", tmp_path / "in.pt", store, progress=cut)
 
 
+def test_a_damaged_byte_of_a_pickle_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    """Whatever torch's unpickler makes of it: nothing but ForeignFormat comes out, or a state that can be read."""
+    state = {"m": {"w": torch.ones(3, 4), "b": torch.ones(3)}, "step": 3, "x": (1, "a"), "lr": [0.1]}
+    torch.save(state, tmp_path / "in.pt")
+    good = (tmp_path / "in.pt").read_bytes()
+    with zipfile.ZipFile(tmp_path / "in.pt") as archive:
+        pickled = archive.read("in/data.pkl")
+    begin = good.index(pickled)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for place in range(begin, begin + len(pickled)):
+            for byte in (0, 6, 24, 71, 82, 255):
+                (tmp_path / "in.pt").write_bytes(good[:place] + bytes([byte]) + good[place + 1 :])
+                with contextlib.suppress(ForeignFormat):
+                    torch_files.read(tmp_path / "in.pt")
+
+
 def packed_anew(source: Path, how: str) -> None:
     """Write a file of torch.save again as another program would, with equal members."""
     data = source.read_bytes()
@@ -248,6 +273,9 @@ def test_a_file_that_was_packed_anew_is_never_read_as_other_bytes(how: str, tmp_
         ({"s": torch.eye(2).to_sparse()}, "s: torch.sparse_coo"),
         ({"c": torch.ones(2, dtype=torch.complex64).conj()}, "c: .* conjugated cannot be kept"),
         ({"b": torch.empty(2, dtype=torch.bits8)}, r"b: torch.strided torch.bits8 \[2\] cannot be kept"),
+        ({"s": torch.ones(2).untyped_storage()}, "s: a tensor inside a TypedStorage cannot be kept"),
+        ({"a\nb": torch.ones(1)}, r"in.pt: 'a\\nb': a name has at most 4,096 printable characters here"),
+        ({"w": torch.ones(1), "a\nb": 3}, r"in.pt: 'a\\nb': a name has at most 4,096 printable characters here"),
         ({}, "holds nothing"),
     ],
 )

@@ -63,9 +63,14 @@ def test_the_format_is_recognised_by_name_or_contents(tmp_path: Path) -> None:
 
 
 def test_a_failed_import_is_reported_in_one_line(history: History, tmp_path: Path) -> None:
-    """Garbage, or facts that are no object: nothing is committed."""
-    wrong = tmp_path / "wrong.pt"
-    wrong.write_bytes(b"garbage")
-    for arguments, code in ((["--facts", "[1]"], 2), (["--facts", "{"], 2), ([], 1)):
-        result = run.invoke(app, ["import", str(tmp_path / "store"), str(wrong), *arguments])
-        assert (result.exit_code, result.stderr.count("\n")) == (code, 1), result.output
+    """Garbage, a name that cannot be kept, facts that are no object or no JSON: nothing is committed."""
+    (tmp_path / "garbage.pt").write_bytes(b"garbage")
+    torch.save({"a\nb": torch.ones(1)}, tmp_path / "named.pt")
+    torch.save({"w": torch.ones(1)}, tmp_path / "good.pt")
+    facts = ("[1]", "{", '{"a": NaN}', '{"a": Infinity}', '{"a": 1e999}', r'{"a": "\ud800"}', "[" * 10_000)
+    calls = [("garbage.pt", (), 1), ("named.pt", (), 1), *(("good.pt", ("--facts", text), 2) for text in facts)]
+    for name, arguments, code in calls:
+        result = run.invoke(app, ["import", str(tmp_path / "store"), str(tmp_path / name), *arguments])
+        assert (result.exit_code, result.stderr.count("\n")) == (code, 1), (arguments, result.output)
+        assert "Traceback" not in result.output
+    assert answer("ls", str(tmp_path / "store"))["checkpoints"] == []
