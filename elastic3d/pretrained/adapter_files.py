@@ -24,7 +24,7 @@ FACT = "adapters"
 DEFAULT = "default"
 """The adapter that peft has at the top of its folder; others are in folders of their own."""
 
-_OF_ADAPTER = re.compile(r"\.(?:lora_[A-Za-z_]+|modules_to_save)\.(?P<adapter>[^.]+)(?=\.|$)")
+_OF_ADAPTER = re.compile(r"\.(?:lora_[A-Za-z_]+|trainable_tokens_delta|modules_to_save)\.(?P<adapter>[^.]+)(?=\.|$)")
 _MAGNITUDE = "lora_magnitude_vector"
 
 
