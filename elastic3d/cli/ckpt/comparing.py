@@ -90,6 +90,8 @@ def diff(
         changes = dataclasses.replace(
             changes, facts=(), tensors=tuple(t for t in changes.tensors if fits(t.key, match))
         )
+        if not changes.tensors:
+            raise UsageError(f"--match {match!r}: none of the tensors of either checkpoint matches")
     distances: dict[str, ValueDifference] = {}
     if values:
         keys = doubtful(changes)

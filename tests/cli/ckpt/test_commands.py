@@ -126,6 +126,7 @@ def test_a_checkpoint_is_named_in_several_ways(history: History) -> None:
         (["plan", "{}", "--to", "pp=2", "--blocks", "layers"], "blocks"),
         (["stats", "{}", "--match", "nowhere"], "nowhere"),
         (["tree", "{}", "--match", "nowhere*"], "nowhere"),
+        (["diff", "{}", "100", "200", "--match", "model/nowhere*", "--quiet"], "--match 'model/nowhere*': none of"),
         (["cat", "{}", "model/head"], "model/head.weight"),
         (["cat", "{}", "model/head.weight", "--slice", "0:4,0,0"], "2 dims"),
         (["cat", "{}", "model/head.weight", "--slice", "64"], "outside"),
@@ -144,7 +145,8 @@ def test_wrong_arguments_are_refused_in_one_line(arguments: list[str], words: st
     Exit code 2, or 1 where the checkpoint does not exist.
     """
     result = run.invoke(app, [argument.replace("{}", history.url) for argument in arguments])
-    assert result.exit_code == 2 or (result.exit_code == 1 and arguments[0] in ("show", "diff")), result.output
+    absent = "--match" not in arguments and arguments[0] in ("show", "diff")
+    assert result.exit_code == 2 or (result.exit_code == 1 and absent), result.output
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
     assert words in result.stderr
