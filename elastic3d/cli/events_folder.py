@@ -44,7 +44,7 @@ def read_run(folder: Path, run_id: str = "", keep: Collection[str] | None = None
         raise UsageError(
             f"{str(folder)!r} is no folder: give the one that the script names in elastic3d.run(events=...)"
         )
-    files = _files(folder)
+    files = event_files(folder)
     if not files:
         raise UsageError(
             f"{str(folder)!r} holds no event files (*.jsonl): give the folder that the script names in "
@@ -74,7 +74,7 @@ def read_run(folder: Path, run_id: str = "", keep: Collection[str] | None = None
     newest = {name: max(event.at for events in nodes.values() for event in events) for name, nodes in runs.items()}
     chosen = run_id or max(newest, key=lambda name: newest[name])
     if chosen not in runs:
-        raise UsageError(f"no run {chosen!r} in {str(folder)!r}; there are {', '.join(map(repr, sorted(runs)))}")
+        raise no_run(chosen, folder, runs)
     all_lives = in_starts([life for node, events in runs[chosen].items() for life in lives(node, events)])
     clocks = clock_offsets(all_lives)
     return EventsFolder(
@@ -86,8 +86,18 @@ def read_run(folder: Path, run_id: str = "", keep: Collection[str] | None = None
     )
 
 
-def _files(folder: Path) -> list[Path]:
-    """Return the event files, of each node the older one first."""
+def no_run(run_id: str, folder: Path, runs: Collection[str]) -> UsageError:
+    """Return the error for a run that is not one of those in a folder."""
+    return UsageError(f"no run {run_id!r} in {str(folder)!r}; there are {', '.join(map(repr, sorted(runs)))}")
+
+
+def others_said(others: Collection[str]) -> str:
+    """Return what people should know of a folder's other runs."""
+    return f"other runs in this folder, which --id names: {', '.join(others)}"
+
+
+def event_files(folder: Path) -> list[Path]:
+    """Return the event files of a folder, of each node the older one first."""
     files = [path for path in folder.iterdir() if path.name.endswith((".jsonl", ".jsonl" + ROTATED)) and path.is_file()]
     return sorted(files, key=lambda path: (path.name.removesuffix(ROTATED), not path.name.endswith(ROTATED)))
 
@@ -97,7 +107,7 @@ def _events(path: Path, before: int, advance: Advance) -> Iterator[RecordedEvent
     node = path.name.removesuffix(ROTATED).removesuffix(".jsonl").removesuffix("-0")
     done = before
     with path.open("rb") as file:
-        for number, line in enumerate(_lines(file)):
+        for number, line in enumerate(event_lines(file)):
             done += len(line)
             if number % 1000 == 0:
                 advance(done)
@@ -105,7 +115,7 @@ def _events(path: Path, before: int, advance: Advance) -> Iterator[RecordedEvent
                 yield recorded(line, node) if len(line) <= LONGEST else None
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
+def event_lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a file, of longer ones than any event is only the beginning."""
     while line := file.readline(LONGEST + 1):
         yield line

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from elastic3d.cli.events_folder import event_files, no_run, others_said
 from elastic3d.cli.job import JobOptions
 from elastic3d.errors import JobUnknown, UsageError
 from elastic3d.health.explanation import Explanation, Formed, explain, page
 from elastic3d.health.meanings import TroubleKind
-from elastic3d.health.past_verdicts import PastVerdict, event_verdict, place_of, read_bundles
+from elastic3d.health.past_verdicts import EVENTS_OF_VERDICTS, PastVerdict, event_verdict, place_of, read_bundles
 from elastic3d.health.trouble import Trouble, distinct, explain_trouble, is_trouble, newest, trouble_page
 from elastic3d.membership.inspection.keys import RunKeys, find
 from elastic3d.membership.records import GenerationHistory
@@ -45,7 +47,8 @@ def explain_job(
     Ranks that stood still, were slow or ran out of memory, devices that compute wrongly, bits that changed in memory,
     samples that were left out, a loss that jumped up. etcd has what was found about the last 200 generations, and of
     numbers and devices only which nodes were set aside, and where the run went back. The folder of
-    `elastic3d.run(events=...)` has all of it, and the evidence: stacks, /proc, and what each rank was at. Exit codes:
+    `elastic3d.run(events=...)` has all of it, and the evidence: stacks, /proc, and what each rank was at. Where several
+    runs wrote to it, events are those of the one that wrote last, or that `--id` names; evidence is of all. Exit codes:
     0, 2 for a wrong call, 3 if there is no such job, 1 if nothing was found.
 
     Examples:
@@ -56,7 +59,7 @@ def explain_job(
 
         elastic3d explain --json
     """
-    explanation = _from_files(Path(events), generation) if events else _from_etcd(options, generation)
+    explanation = _from_files(Path(events), options.id, generation) if events else _from_etcd(options, generation)
     if explanation is None:
         which = f"generation {generation}" if generation else "any generation"
         print(f"nothing was found about {which}: no rank held others up, and no numbers were wrong, as far as is known")
@@ -124,7 +127,10 @@ def _chosen(verdicts: Any, generation: int) -> Verdict | None:
     return max(fitting, key=lambda verdict: (*place_of(verdict), verdict.act), default=None)
 
 
-def _from_files(folder: Path, generation: int) -> Explanation | None:
+_SEALED = "generation.sealed"
+
+
+def _from_files(folder: Path, run_id: str, generation: int) -> Explanation | None:
     if not folder.is_dir():
         raise UsageError(
             f"--events {str(folder)!r}: there is no such folder; give the one that the script names in "
@@ -133,28 +139,30 @@ def _from_files(folder: Path, generation: int) -> Explanation | None:
     bundles, problems = read_bundles(folder)
     for problem in problems:
         print(f"elastic3d: {problem}", file=sys.stderr)
-    of_events = filter(None, (event_verdict(str(line.get("event")), line) for line in _lines(folder)))
+    lines = _lines(folder, run_id)
+    formed = _formed(lines)
+    of_events = filter(None, (event_verdict(str(line.get("event")), line) for line in lines))
     verdict = _chosen([*(one.verdict for one in bundles), *of_events], generation)
-    other = _newer(verdict, list(_troubles(folder)), generation, formed=_formed(folder))
+    other = _newer(verdict, list(_troubles(lines)), generation, formed=formed)
     unbundled = verdict is None or verdict.kind is not VerdictKind.STUCK
     if verdict is None or unbundled or (other is not None and other.kind in set(TroubleKind)):
         return other
     mine = next((one for one in bundles if one.verdict == verdict), PastVerdict(verdict=verdict))
-    return explain(verdict, formed=_formed(folder), stalls=mine.stalls, evidence=mine.evidence)
+    return explain(verdict, formed=formed, stalls=mine.stalls, evidence=mine.evidence)
 
 
-def _troubles(folder: Path) -> Iterator[Trouble]:
+def _troubles(lines: list[dict[str, Any]]) -> Iterator[Trouble]:
     """Yield what events tell of numbers, devices and state; several nodes may tell the same."""
     return distinct(
         Trouble(event=str(line["event"]), generation=int(line.get("generation", 0)), at=float(line["at"]), fields=line)
-        for line in _lines(folder)
+        for line in lines
         if is_trouble(str(line.get("event")), line) and isinstance(line.get("at"), int | float)
     )
 
 
-def _formed(folder: Path) -> list[Formed]:
+def _formed(lines: list[dict[str, Any]]) -> list[Formed]:
     """Return the generations that any node's events tell of."""
-    sealed = {int(line["number"]): line for line in _lines(folder) if line.get("event") == "generation.sealed"}
+    sealed = {int(line["number"]): line for line in lines if line.get("event") == _SEALED}
     formed: list[Formed] = []
     before: set[str] = set()
     for number, line in sorted(sealed.items()):
@@ -164,13 +172,31 @@ def _formed(folder: Path) -> list[Formed]:
     return formed
 
 
-def _lines(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted(folder.glob("*.jsonl")):
+def _lines(folder: Path, run_id: str) -> list[dict[str, Any]]:
+    """Return what a run's events tell of verdicts, trouble and generations.
+
+    It is the run that wrote last, unless it is named.
+    """
+    runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    newest: dict[str, float] = defaultdict(float)
+    for path in event_files(folder):
         with path.open(errors="replace") as file:
             for text in file:
                 try:
                     line = json.loads(text)
                 except ValueError:
                     continue  # half a line, as after a crash
-                if isinstance(line, dict):
-                    yield line
+                if not isinstance(line, dict):
+                    continue
+                run, at, event = str(line.get("run") or ""), line.get("at"), str(line.get("event"))
+                newest[run] = max(newest[run], at if isinstance(at, int | float) else 0)
+                if event == _SEALED or event in EVENTS_OF_VERDICTS or is_trouble(event, line):
+                    runs[run].append(line)
+    if not newest:
+        return []
+    chosen = run_id or max(newest, key=lambda name: newest[name])
+    if chosen not in newest:
+        raise no_run(chosen, folder, newest)
+    if others := sorted(newest.keys() - {chosen}):
+        print(f"elastic3d: {others_said(others)}", file=sys.stderr)
+    return runs[chosen]

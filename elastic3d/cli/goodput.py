@@ -18,7 +18,7 @@ from elastic3d.accounting.past_run import ACCOUNTED
 from elastic3d.accounting.spans import Category
 from elastic3d.cli.ckpt.place import Json, complain
 from elastic3d.cli.ckpt.render.words import count, percent
-from elastic3d.cli.events_folder import EventsFolder, read_run
+from elastic3d.cli.events_folder import EventsFolder, others_said, read_run
 from elastic3d.cli.goodput_words import held_time, most_lost, spelled, spelled_parts, useful_share, why
 from elastic3d.cli.render import clean
 from elastic3d.values import to_json
@@ -161,5 +161,5 @@ def remarks(read: EventsFolder) -> list[str]:
                 f"the clock of {clock.node} is {spelled(abs(clock.ahead))} {where} others; that is set right here"
             )
     if read.others:
-        lines.append(f"other runs in this folder, which --id names: {', '.join(read.others)}")
+        lines.append(others_said(read.others))
     return lines

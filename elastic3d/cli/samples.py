@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,8 @@ from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import Json, KeyFile, OneOf, StorePlace, complain
 from elastic3d.cli.ckpt.render.words import table
 from elastic3d.cli.ckpt.telling import SCHEMA, bar
+from elastic3d.cli.events_folder import event_files, event_lines, no_run, others_said
+from elastic3d.cli.goodput import RunId
 from elastic3d.cli.render import clean
 from elastic3d.errors import Elastic3dError, StateError, UsageError
 from elastic3d.values import from_json, to_json
@@ -32,8 +35,10 @@ app.callback()(lambda: None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """A step of an event file, its half-open positions, and how many of them it left out."""
+    """A step of an event file, its half-open positions, and how many of them it left out. at: when it was written."""
 
+    run: str
+    at: float
     step: int
     generation: int
     first: int
@@ -52,6 +57,7 @@ def check_samples(
         Path | None,
         typer.Option("--events", metavar="FOLDER", help="Check a run's event files instead.", show_default=False),
     ] = None,
+    run_id: RunId = "",
     as_json: Json = False,
     key_file: KeyFile = "",
 ) -> None:
@@ -61,7 +67,8 @@ def check_samples(
     sum of their numbers, by generation. Both are computed again here from the run's own order, so that a gap, a
     repetition or a wrong sample shows. Samples that were left out are accounted for beside them: consumed and excluded
     together have to be all. A stream is counted by positions. Only the checkpoint's record is read; adding
-    up a very long run takes a while. With `--events` the steps in event files are checked instead, by positions only.
+    up a very long run takes a while. With `--events` the steps in event files are checked instead, by positions only;
+    of a folder with several runs, those of the one that wrote last, or that `--id` names.
 
     Examples:
 
@@ -74,7 +81,9 @@ def check_samples(
     try:
         if bool(url) == (events is not None):
             raise UsageError("samples check needs a store's URL, or --events FOLDER: one of the two")
-        whole = _events(events, as_json) if events is not None else _store(url, key_file, checkpoint, as_json)
+        if run_id and events is None:
+            raise UsageError("--id chooses one of the runs of --events FOLDER; a store holds one run")
+        whole = _events(events, run_id, as_json) if events is not None else _store(url, key_file, checkpoint, as_json)
     except (CheckpointError, Elastic3dError) as error:
         complain(error)
         raise typer.Exit(error.exit_code) from None
@@ -134,36 +143,51 @@ def _store(url: str, key_file: str, checkpoint: str, as_json: bool) -> bool:
     return account.whole
 
 
-def _events(folder: Path, as_json: bool) -> bool:
+def _events(folder: Path, run_id: str, as_json: bool) -> bool:
     from elastic3d.data.ledger import count
 
-    steps: dict[int, _Step] = {}
+    runs: dict[str, dict[int, _Step]] = defaultdict(dict)
+    newest: dict[str, float] = defaultdict(float)
     if not folder.is_dir():
         raise UsageError(
             f"--events {str(folder)!r}: there is no such folder; give the one that the script names in "
             "elastic3d.run(events=...)"
         )
-    files = sorted(folder.glob("*.jsonl"))
+    files = event_files(folder)
     read = 0
     with bar("reading events", total=sum(file.stat().st_size for file in files)) as advance:
-        for file in files:
-            for line in file.open("rb"):
-                read += len(line)
-                advance(read)
-                seen = _step(line)
-                if seen is not None and (seen.step not in steps or steps[seen.step].generation <= seen.generation):
-                    steps[seen.step] = seen  # a step that a later generation made again replaces the earlier one
-    if not steps:
+        for path in files:
+            with path.open("rb") as file:
+                for line in event_lines(file):
+                    read += len(line)
+                    advance(read)
+                    seen = _step(line)
+                    if seen is None:
+                        continue
+                    newest[seen.run] = max(newest[seen.run], seen.at)
+                    steps = runs[seen.run]
+                    if seen.step not in steps or steps[seen.step].generation <= seen.generation:
+                        steps[seen.step] = seen  # a step that a later generation made again replaces the earlier one
+    if not runs:
         raise UsageError(f"--events {folder}: no step.committed in the {len(files)} event file(s) there")
+    chosen = run_id or max(newest, key=lambda name: newest[name])
+    if chosen not in runs:
+        raise no_run(chosen, folder, runs)
+    steps, others = runs[chosen], tuple(sorted(runs.keys() - {chosen}))
     account = count((steps[step].first, steps[step].stop) for step in sorted(steps))
     left_out = sum(step.excluded for step in steps.values())
     account = replace(account, consumed=account.consumed - left_out, excluded=left_out)
     if as_json:
         from elastic3d.cli.samples_documents import EventSamplesDocument
 
-        _print(EventSamplesDocument(events=str(folder), steps=len(steps)), account)
+        document = EventSamplesDocument(events=str(folder), steps=len(steps), run=chosen, other_runs=others)
+        _print(document, account)
     else:
-        Console(highlight=False).print(_verdict(f"{len(steps)} steps in {clean(str(folder))}", account))
+        console = Console(highlight=False)
+        of_run = f"{clean(chosen)}: " if others else ""
+        console.print(_verdict(f"{of_run}{len(steps)} steps in {clean(str(folder))}", account))
+        if others:
+            console.print(Text(clean(f"- {others_said(others)}"), style="yellow"))
     return account.whole
 
 
@@ -177,7 +201,10 @@ def _step(line: bytes) -> _Step | None:
         if data["event"] != "step.committed":
             return None
         left_out = sum(int(end) - int(begin) for begin, end in data.get("excluded") or ())
+        run = data.get("run")
         return _Step(
+            run=run if isinstance(run, str) else "",
+            at=float(data.get("at") or 0),
             step=int(data["step"]),
             generation=int(data["generation"]),
             first=int(first),

@@ -64,3 +64,7 @@ class EventSamplesDocument:
     """The folder."""
     steps: int
     """How many were found there."""
+    run: str
+    """The run whose steps they are: the one that wrote last, unless `--id` named it."""
+    other_runs: tuple[str, ...]
+    """The other runs in the folder."""

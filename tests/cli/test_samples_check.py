@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,9 +167,54 @@ def test_event_files_are_counted_by_position(tmp_path: Path) -> None:
     assert json.loads(broken.output)["missing"] == 4
 
 
+def committed(run: str, steps: Iterable[int], *, generation: int = 1, begin: float = 0) -> str:
+    """Return the lines of steps of 8 samples each, a second apart."""
+    lines = (
+        {
+            "event": "step.committed",
+            "at": begin + step,
+            "run": run,
+            "generation": generation,
+            "step": step,
+            "samples": [8 * step - 8, 8 * step],
+        }
+        for step in steps
+    )
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def test_the_steps_of_two_runs_are_not_taken_for_those_of_one(tmp_path: Path) -> None:
+    """The one that wrote last is checked, or one that is named; the others are named."""
+    whole, broken = range(1, 51), [*range(1, 11), *range(21, 51)]
+    (tmp_path / "n1-0.jsonl").write_text(
+        committed("whole", whole, generation=2) + committed("broken", broken, begin=1000)
+    )
+    result = call("--events", str(tmp_path))
+    assert result.exit_code == 1
+    words = " ".join(result.output.split())
+    assert "broken: 40 steps" in words
+    assert "80 missing" in words
+    assert "other runs in this folder, which --id names: whole" in words
+    document = json.loads(call("--events", str(tmp_path), "--json").output)
+    assert (document["run"], document["other_runs"], document["missing"]) == ("broken", ["whole"], 80)
+    assert call("--events", str(tmp_path), "--id", "whole").exit_code == 0
+    unknown = call("--events", str(tmp_path), "--id", "third")
+    assert unknown.exit_code == 2
+    assert "there are 'broken', 'whole'" in unknown.stderr
+
+
+def test_the_older_file_of_a_node_counts(tmp_path: Path) -> None:
+    """Past half of its limit a log goes on in another file, and what was before is whole all the same."""
+    (tmp_path / "n1-0.jsonl.1").write_text(committed("job", range(1, 51)))
+    (tmp_path / "n1-0.jsonl").write_text(committed("job", range(51, 101)))
+    result = call("--events", str(tmp_path), "--json")
+    assert result.exit_code == 0, result.output
+    assert (json.loads(result.output)["steps"], json.loads(result.output)["consumed"]) == (100, 800)
+
+
 def test_wrong_arguments_are_refused_with_what_would_work(tmp_path: Path) -> None:
     """Exit 2 for wrong arguments, 1 for a checkpoint without a ledger."""
-    for arguments in ([], ["x", "--events", str(tmp_path)], ["--events", str(tmp_path / "none")]):
+    for arguments in ([], ["x", "--events", str(tmp_path)], ["--events", str(tmp_path / "none")], ["x", "--id", "job"]):
         assert call(*arguments).exit_code == 2
     assert call("--events", str(tmp_path)).exit_code == 2
     result = call(saved(tmp_path / "other", {"step": 3}))

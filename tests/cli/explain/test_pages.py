@@ -166,6 +166,29 @@ def test_samples_that_the_run_knew_of_are_no_trouble(tmp_path: Path) -> None:
     assert "nothing was found about any generation" in shown.output
 
 
+def test_what_is_in_the_older_file_of_a_node_is_explained(tmp_path: Path) -> None:
+    """Past half of its limit a log goes on in another file."""
+    folder = written(tmp_path, SCENES["lying"])
+    (folder / "n0-0.jsonl").rename(folder / "n0-0.jsonl.1")
+    (folder / "n0-0.jsonl").write_text("")
+    shown = CliRunner().invoke(application(), ["explain", "--events", str(folder)])
+    assert shown.stdout == (PAGES / "lying.txt").read_text()
+
+
+def test_one_run_of_a_folder_is_explained(tmp_path: Path) -> None:
+    """The one that wrote last, or that is named, whatever the numbers of their generations are."""
+    folder = written(tmp_path, SCENES["lying"])
+    mine = {"event": "generation.sealed", "run": "next", "at": 9e9, "number": 1, "nodes": ["n0"]}
+    (folder / "n1-0.jsonl").write_text(json.dumps(mine) + "\n")
+    shown = CliRunner().invoke(application(), ["explain", "--events", str(folder)])
+    assert shown.exit_code == 1
+    assert "nothing was found about any generation" in shown.stdout
+    assert shown.stderr == "elastic3d: other runs in this folder, which --id names: job\n"
+    named = CliRunner().invoke(application(), ["explain", "--events", str(folder), "--id", "job"])
+    assert named.stdout == (PAGES / "lying.txt").read_text()
+    assert CliRunner().invoke(application(), ["explain", "--events", str(folder), "--id", "third"]).exit_code == 2
+
+
 def test_every_meaning_is_of_an_event_and_says_what_to_do() -> None:
     """A name alone helps nobody, and one that no event has is never explained."""
     given = [((name, ""), meaning) for name, meaning in MEANINGS.items()]
