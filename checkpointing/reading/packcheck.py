@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from checkpointing.errors import FormatError, StoreError, StoreNotFound
+from checkpointing.errors import FormatError, StoreError, StoreNotFound, Tampered
 from checkpointing.format import names
 from checkpointing.format.manifest import RankManifest, StoredTile
 from checkpointing.format.pack import PackTile, read_index, whole
@@ -111,12 +112,24 @@ def _check_tiles(
     store: Store, pack: str, tiles: Sequence[PackTile], users: Sequence[Use], hit: Hit, step: Callable[[int], None]
 ) -> list[Finding]:
     findings: list[Finding] = []
-    for group in _groups(tiles):
+    groups = deque(_groups(tiles))
+    while groups:
+        group = groups.popleft()
         start, stop = group[0].offset, group[-1].offset + group[-1].length
         try:
             data = memoryview(store.get(names.pack(pack), start, stop))
         except StoreNotFound:
             return findings
+        except Tampered:
+            # Of an encrypted pack damage takes all that is read with it, so less is read at once.
+            if len(group) > 1:
+                half = len(group) // 2
+                groups.extendleft([group[half:], group[:half]])
+                continue
+            detail = f"bytes {start} to {stop} are not as they were encrypted"
+            findings.append(_finding(names.pack(pack), pack, detail, group[0], _at(start, users), hit, Fault.CORRUPT))
+            step(group[0].length)
+            continue
         except StoreError as error:
             held = [use.manifest for use in users if start <= use.tile.offset < stop]
             findings.append(from_error(names.pack(pack), error, pack=pack, checkpoints=hit(held)))
@@ -124,10 +137,14 @@ def _check_tiles(
         for tile in group:
             if not whole(tile, data[tile.offset - start : tile.offset - start + tile.length]):
                 detail = f"bytes {tile.offset} to {tile.offset + tile.length} do not have their digest"
-                own = [use for use in users if use.tile.offset == tile.offset]
+                own = _at(tile.offset, users)
                 findings.append(_finding(names.pack(pack), pack, detail, tile, own, hit, Fault.CORRUPT))
         step(data.nbytes)
     return findings
+
+
+def _at(offset: int, users: Sequence[Use]) -> list[Use]:
+    return [use for use in users if use.tile.offset == offset]
 
 
 def _groups(tiles: Sequence[PackTile]) -> Iterator[list[PackTile]]:

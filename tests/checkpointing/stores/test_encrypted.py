@@ -215,6 +215,19 @@ def test_each_tile_of_a_damaged_stretch_is_read_by_itself(inner: Store, store: E
     assert read == {row: ROWS[row * ROW : (row + 1) * ROW] for row in range(8) if row not in lost}
 
 
+def test_verify_names_the_tiles_that_a_damaged_chunk_has(inner: Store, store: EncryptedStore) -> None:
+    """Those and no others, and the checkpoints that need them."""
+    checkpoint = rows(store)
+    pack = next(entry.name for entry in inner.entries(names.PACKS))
+    damage(inner, pack, inner.size(pack) // 2)
+    lost, _ = filled(checkpoint)
+    findings = list(verify(store))
+    boxes = [str(Box(start=(row, 0), stop=(row + 1, ROW // 4))) for row in sorted(lost)]
+    assert [(one.tensor, one.box) for one in findings] == [("model/w", box) for box in boxes]
+    assert {one.checkpoints for one in findings} == {(checkpoint.name,)}
+    assert all("not as they were encrypted" in one.detail for one in findings)
+
+
 def test_a_pack_that_is_gone_is_not_asked_for_tile_by_tile(
     inner: Store, store: EncryptedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
