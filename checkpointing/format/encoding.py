@@ -16,6 +16,7 @@ LARGEST = 1 << 30  # a document that would unpack to more is refused
 _SKIPPABLE = bytes.fromhex("502a4d1820000000")
 TRAILER = len(_SKIPPABLE) + 32
 SEALED = b"E3DSEAL2"  # what an encrypted object begins with
+SEALED_CHUNK = 64 << 10  # bytes of it that are encrypted together, and lost together if any of them is damaged
 SEALED_BEFORE = b"E3DSEAL1"  # the same, in stores whose packs have names that follow from their contents
 
 

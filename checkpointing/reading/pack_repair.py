@@ -2,6 +2,7 @@
 
 A pack's id determines every byte of it, so that repairing it needs no permission: the bytes written are those that were
 there. It is written only once all of it is whole again. Two readers that repair a pack at once write the same bytes.
+Of an encrypted pack, damage takes a whole chunk. One that took the index with it cannot be mended.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import threading
 from typing import cast
 
-from checkpointing.errors import FormatError, SourceError, StoreError
+from checkpointing.errors import FormatError, SourceError, StoreError, Tampered
 from checkpointing.format import names
 from checkpointing.format.codecs import Bytes, Codec, decode, encode
-from checkpointing.format.encoding import hexdigest
+from checkpointing.format.encoding import SEALED_CHUNK, hexdigest
 from checkpointing.format.manifest import Base
-from checkpointing.format.pack import check_tiles, read_index
+from checkpointing.format.pack import HEAD, check_tiles, read_index
 from checkpointing.format.tiles import digest
 from checkpointing.reading.packs import PackSource, places
 from checkpointing.reading.sources import Offered
@@ -41,7 +42,7 @@ class RepairingPackSource(PackSource):
             self._put_back(own, bytes(data))
             return
         try:
-            stored = self._store.get(names.pack(own.pack), own.offset, own.offset + own.length)
+            stored = self._readable(names.pack(own.pack), own.offset, own.offset + own.length)
         except StoreError as error:
             raise SourceError(str(error)) from error
         if base is not None and hexdigest(stored) == own.check:
@@ -62,9 +63,11 @@ class RepairingPackSource(PackSource):
             parts = self._parts.setdefault(place.pack, {})
             parts[place.offset] = stored
             try:
-                if self._store.size(name) > _LARGEST:
+                size = self._store.size(name)
+                if size > _LARGEST:
                     raise SourceError(f"{name}: is too large to be mended in memory")
-                data = bytearray(self._store.get(name))
+                data = bytearray(self._readable(name, 0, size))
+                data[: len(HEAD)] = HEAD
                 for offset, part in parts.items():
                     data[offset : offset + len(part)] = part
                 whole = cast(Store, _Loaded(data))
@@ -76,6 +79,16 @@ class RepairingPackSource(PackSource):
             except (StoreError, FormatError) as error:
                 raise SourceError(f"{name}: cannot be mended: {error}") from error
             del self._parts[place.pack]
+
+    def _readable(self, name: str, start: int, stop: int) -> bytes:
+        """Return bytes of a pack, zeros in the place of those that can no longer be decrypted."""
+        try:
+            return self._store.get(name, start, stop)
+        except Tampered:
+            middle = (start + stop + SEALED_CHUNK) // 2 // SEALED_CHUNK * SEALED_CHUNK
+            if not start < middle < stop:
+                return bytes(stop - start)
+        return self._readable(name, start, middle) + self._readable(name, middle, stop)
 
 
 class _Loaded:

@@ -24,14 +24,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
 
 from checkpointing.errors import StoreNotFound, Tampered, WrongKey
 from checkpointing.format import names
-from checkpointing.format.encoding import SEALED, SEALED_BEFORE
+from checkpointing.format.encoding import SEALED, SEALED_BEFORE, SEALED_CHUNK
 from checkpointing.format.pack import HEAD
 from checkpointing.stores.keys import Key
 from checkpointing.stores.protocol import Data, Entry, Store, Versioned, check_name, chunks, decides_creations
 
 _T = TypeVar("_T")
 
-CHUNK = 64 << 10
+CHUNK = SEALED_CHUNK
 _HEAD = len(SEALED) + 8  # the magic, the key's id
 _HIDDEN = re.compile(r"packs/[0-9a-f]{2}/([0-9a-f]{96})\.pack")
 _PLAIN = (zstandard.FRAME_HEADER, HEAD)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from random import Random
 
 import pytest
 
-from checkpointing import Checkpoint, Offered, Resolved, Store, open_checkpoint, open_store, resolve, verify
+from checkpointing import Checkpoint, Key, Offered, Resolved, Store, open_checkpoint, open_store, resolve, verify
 from checkpointing.errors import MissingTile
 from checkpointing.format import names
 from checkpointing.format.codecs import Codec
-from checkpointing.format.tiles import Box
+from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.reading.spares import Spares
+from checkpointing.stores.encrypted import CHUNK, EncryptedStore
 from tests.checkpointing.encoded import save_encoded, smooth
 from tests.checkpointing.states import SMALL, make_state, save_and_commit
 
@@ -108,6 +110,35 @@ def test_encoded_tiles_and_bases_are_repaired(which: str) -> None:
             restore(checkpoint, None, repair=True)
         assert restore(checkpoint, held, repair=True).repaired == 1
         assert list(verify(store)) == []
+
+
+@pytest.mark.parametrize("which", ["tile", "base"])
+def test_packs_of_encrypted_stores_are_repaired(which: str) -> None:
+    """Damage takes a chunk, with whatever lies in it, be it the pack's head; only the index must be left."""
+    inner, random = fresh(), Random(7)
+    store = EncryptedStore(inner, Key.generate())
+    spec = TensorSpec(key="w", dtype="bfloat16", shape=(200_000,))
+    # Four bits of each byte: what is encoded is shorter, and still takes several chunks.
+    first, second = ({spec: bytes(random.choices(range(16), k=400_000))} for _ in range(2))
+    bases = save_encoded(store, first, lambda _: Codec.PLANES, cuts=())
+    (base,) = (entry.name for entry in inner.entries(names.PACKS))
+    save_encoded(store, second, lambda _: Codec.XOR_PLANES, step=2, bases=bases, older=first, cuts=())
+    (tile,) = (entry.name for entry in inner.entries(names.PACKS) if entry.name != base)
+    checkpoint = open_checkpoint(store)
+    held = Held(checkpoint)
+    damaged = base if which == "base" else tile
+    chunks = -(-inner.size(damaged) // CHUNK)
+    assert chunks > 2
+    for chunk in range(chunks - 1):
+        flip(inner, damaged, chunk * CHUNK + 100)
+        assert list(verify(store))
+        with pytest.raises(MissingTile):
+            restore(checkpoint, None, repair=True)
+        assert restore(checkpoint, held, repair=True).repaired == 1
+        assert list(verify(store)) == []
+    flip(inner, damaged, inner.size(damaged) - 100)
+    (failure, *_) = restore(checkpoint, held, repair=True).unrepaired
+    assert "cannot be mended" in failure.reason
 
 
 def test_an_equal_tile_of_another_checkpoint_is_a_spare_copy() -> None:
