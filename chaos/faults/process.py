@@ -272,7 +272,9 @@ class Continue(OfNode):
     )
 
     def make_to(self, job: LiveJob, name: str) -> bool:
-        """Wake it."""
+        """Wake it; not while it is not stopped: whoever is to stop it may come later."""
+        if not job.cluster.node(name).stopped:
+            return False
         job.note("cont", name)
         job.cluster.wake_node(name)
         return True

@@ -13,7 +13,7 @@ from chaos.faults import process
 from chaos.faults.fault import OfNode
 from chaos.faults.frozen import FreezeAgent
 from chaos.faults.moment import When
-from chaos.faults.process import Freeze, Kill, Pause
+from chaos.faults.process import Continue, Freeze, Kill, Pause, Stop
 from chaos.history.follow import Picture
 from chaos.machine.cluster import AgentNode
 from chaos.machine.processes import Part
@@ -41,6 +41,7 @@ class Job:
         self.one = AgentNode(**given, gate=gate)
         self.cluster = self
         self.due: list[Callable[[], object]] = []
+        self.noted: list[tuple[str, str]] = []
 
     def node(self, name: str) -> AgentNode:
         return {"node0": self.one}[name]
@@ -48,8 +49,14 @@ class Job:
     def kill_node(self, name: str) -> None:
         self.one.killed = True
 
+    def stop_node(self, name: str) -> None:
+        self.one.stopped = True
+
+    def wake_node(self, name: str) -> None:
+        self.one.stopped = False
+
     def note(self, kind: str, node: str = "") -> None:
-        """Take no note of it."""
+        self.noted.append((kind, node))
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         self.due.append(action)
@@ -100,3 +107,14 @@ def test_nothing_is_done_to_a_node_that_has_not_come_yet(tmp_path: Path) -> None
     assert not Job().make(Kill(node="node7", when=WHEN))
     (tmp_path / "gate").touch()
     assert waiting.make(kill)
+
+
+def test_a_node_that_is_not_stopped_is_not_woken() -> None:
+    """Whoever stops it may come later: it would sleep on, though what wakes it was said to be done."""
+    job, stop, wake = Job(), Stop(node="node0", when=WHEN), Continue(node="node0", when=WHEN)
+    assert not job.make(wake)
+    assert job.noted == []
+    assert job.make(stop)
+    assert job.make(wake)
+    assert job.noted == [("stop", "node0"), ("cont", "node0")]
+    assert not job.one.stopped
