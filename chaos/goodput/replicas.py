@@ -66,10 +66,23 @@ class Replicas(Play):
                 self.ledger.go_on_from(self._whole, self.loop.now)
                 self._waiting.update((node, None) for rest in self._replicas for node in rest)
                 self._replicas.clear()
+                self._start_anew()
             else:
                 delay = self._costs.replica_recovery + self._costs.communicators
                 self.loop.later(delay, self._go_on, self._turn)
         self._gather()
+
+    def _start_anew(self) -> None:
+        """Have replicas that were ready to join the ones that are gone begin by themselves, from the checkpoint."""
+        for replica in self._prepared:
+            self._coming.append(replica)
+            self.loop.later(self._restore_seconds(), self._come, replica)
+        self._prepared.clear()
+
+    def _restore_seconds(self) -> float:
+        """Return how long a replica loads the newest checkpoint, 0 where there is none."""
+        part = self._times.state_bytes / self._size
+        return part / self._costs.restart_restore if self._whole else 0.0
 
     def _free(self, replica: tuple[int, ...], lost: int) -> None:
         self._waiting.update((host, None) for host in replica if host != lost)
@@ -81,12 +94,11 @@ class Replicas(Play):
                 del self._waiting[host]
             self._coming.append(replica)
             costs = self._costs
-            part = self._times.state_bytes / self._size
             delay = costs.replica_join + costs.cold_context + costs.communicators
             if self._replicas:
-                delay += part / costs.peer_bandwidth
-            elif self._whole:
-                delay += part / costs.restart_restore
+                delay += self._times.state_bytes / self._size / costs.peer_bandwidth
+            else:
+                delay += self._restore_seconds()
             self.loop.later(delay, self._come, replica)
         self._place()
 

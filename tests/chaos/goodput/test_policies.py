@@ -48,9 +48,11 @@ def test_each_node_second_has_one_category_and_none_beats_the_oracle(
         assert account.training <= account.possible + 1e-9
 
 
-def one(contender: Contender, *rows: tuple[float, int], end: float = 1200.0, announced: float = 0.0) -> Account:
+def one(
+    contender: Contender, *rows: tuple[float, int], end: float = 1200.0, announced: float = 0.0, seed: int = 1
+) -> Account:
     """Return a policy's account of a trace."""
-    (account,) = compare(people(end, *rows, announced=announced), planned(), [contender]).accounts
+    (account,) = compare(people(end, *rows, announced=announced, seed=seed), planned(), [contender]).accounts
     return account
 
 
@@ -105,6 +107,12 @@ def test_replicas_go_on_without_the_one_that_is_lost() -> None:
     costs = planned().job.recovery
     assert spent[Spent.RECOVERY] == pytest.approx(3 * (costs.replica_recovery + costs.communicators))
     assert spent[Spent.CHANGE] == pytest.approx(4 * (costs.replica_pause + costs.communicators))
+
+
+def test_a_replica_that_was_about_to_join_the_last_one_goes_on_by_itself() -> None:
+    """It was ready when that one was lost in the middle of a step, and would have waited for its end for ever."""
+    account = one(Contender.REPLICAS, (0.0, 1), (1000.0, 2), (1064.0, 1), seed=3, end=10_000.0)
+    assert account.steps > 250
 
 
 def test_a_job_that_ends_before_its_trace_is_no_result() -> None:
