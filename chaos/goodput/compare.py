@@ -107,7 +107,7 @@ def compare(
             case Contender.RESTART:
                 return Restart(name, crowd, fast, recovery, enough=enough)
             case Contender.REPLICAS:
-                return Replicas(name, crowd, fast, recovery, enough=enough)
+                return Replicas.saving(name, crowd, fast, recovery, enough=enough)
 
     accounts = [player(contender).play(partial(report, contender.value)) for contender in contenders]
     return Comparison(oracle=oracle(crowd, planned.fastest), accounts=tuple(accounts))

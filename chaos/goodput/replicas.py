@@ -12,8 +12,9 @@ here, shared out anew: all policies train the same job, and their steps can be c
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from itertools import pairwise
+from typing import Self
 
 from chaos.goodput.costs import RecoveryCosts
 from chaos.goodput.ledger import Spent
@@ -25,9 +26,11 @@ from chaos.simulation.loop import Loop
 
 
 class Replicas(Play):
-    """The whole job."""
+    """The whole job. between: mean seconds from one loss of all state to the next, by which it saves."""
 
-    def __init__(self, name: str, crowd: Crowd, times: StepTimes, costs: RecoveryCosts, *, enough: int) -> None:
+    def __init__(
+        self, name: str, crowd: Crowd, times: StepTimes, costs: RecoveryCosts, *, enough: int, between: float = math.inf
+    ) -> None:
         super().__init__(name, crowd, Loop(), enough=enough, start=costs.node_start)
         self._times, self._costs, self._size = times, costs, enough
         whole = times.best(enough)
@@ -39,9 +42,19 @@ class Replicas(Play):
         self._prepared: list[tuple[int, ...]] = []
         self._turn = self._whole = 0
         self._saved_at = self._whole_at = 0.0
-        spans = crowd.counts()
-        held = sum(until - since for since, until, nodes in spans if nodes >= enough)
-        self._between = mean_between((b[0] for a, b in pairwise(spans) if a[2] >= enough > b[2]), held)
+        self._between = between
+        self._lost_all: list[float] = []
+
+    @classmethod
+    def saving(cls, name: str, crowd: Crowd, times: StepTimes, costs: RecoveryCosts, *, enough: int) -> Self:
+        """Return one that saves at the optimum for this trace.
+
+        When no replica is left is known from a play without saves, which put off what replicas do by seconds only.
+        """
+        dry = cls(name, crowd, times, costs, enough=enough)
+        dry.play()
+        held = sum(until - since for since, until, nodes in crowd.counts() if nodes >= enough)
+        return cls(name, crowd, times, costs, enough=enough, between=mean_between(dry._lost_all, held))
 
     # Nodes.
 
@@ -66,6 +79,7 @@ class Replicas(Play):
                 self.ledger.go_on_from(self._whole, self.loop.now)
                 self._waiting.update((node, None) for rest in self._replicas for node in rest)
                 self._replicas.clear()
+                self._lost_all.append(self.loop.now)
                 self._start_anew()
             else:
                 delay = self._costs.replica_recovery + self._costs.communicators

@@ -1,4 +1,4 @@
-"""A job for tests: a model of 7 billion parameters on nodes of eight H200, planned once."""
+"""A job for tests: a model, of 7 billion parameters by default, on nodes of eight H200, planned once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from elastic3d.planner.devices import Number, device_named
 
 
 @cache
-def planned() -> Planned:
+def planned(model: str = "llama-7b") -> Planned:
     """Return the job with the default costs."""
     profile = described(
-        "llama-7b",
+        model,
         number=Number.BF16,
         global_batch=512,
         micro_batch=1,

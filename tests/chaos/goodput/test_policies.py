@@ -109,6 +109,30 @@ def test_replicas_go_on_without_the_one_that_is_lost() -> None:
     assert spent[Spent.CHANGE] == pytest.approx(4 * (costs.replica_pause + costs.communicators))
 
 
+@pytest.mark.parametrize(
+    ("model", "rows", "seed", "least"),
+    [
+        # Two of three nodes are a replica, the third one is no other: one of the two is lost.
+        ("llama-70b", ((0.0, 3), (18_000.0, 2)), 1, 0.5),
+        # The only replica is lost before another one has come.
+        ("llama-7b", ((0.0, 1), (18_000.0, 2), (18_030.0, 1)), 3, 0.9),
+    ],
+)
+def test_replicas_save_where_all_are_lost_though_enough_nodes_are_held(
+    model: str, rows: tuple[tuple[float, int], ...], seed: int, least: float
+) -> None:
+    """State is lost with the last living replica, however many nodes are held: the job goes on from a checkpoint."""
+    comparison = compare(people(21_600.0, *rows, seed=seed), planned(model), [Contender.REPLICAS])
+    (account,) = comparison.accounts
+    assert account.node_seconds[Spent.SAVING] > 0.0
+    assert comparison.goodput(account) > least
+
+
+def test_replicas_save_nothing_where_one_always_lives() -> None:
+    """A loss that others survive is none of all state."""
+    assert one(Contender.REPLICAS, (0.0, 4), (600.0, 3), (800.0, 4)).node_seconds[Spent.SAVING] == 0.0
+
+
 def test_a_replica_that_was_about_to_join_the_last_one_goes_on_by_itself() -> None:
     """It was ready when that one was lost in the middle of a step, and would have waited for its end for ever."""
     account = one(Contender.REPLICAS, (0.0, 1), (1000.0, 2), (1064.0, 1), seed=3, end=10_000.0)
