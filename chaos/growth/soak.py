@@ -165,16 +165,14 @@ def play_soak(
         stack.enter_context(player.cluster)
         interrupted, error = 0, ""
         try:
-            failure = player.run()
+            with player.undone():
+                failure = player.run()
         except SystemExit as asked:
             # Whoever caught the signal lets no second one through: what was measured can be told.
             interrupted, failure = int(asked.code or 1) - 128, "interrupted"
         except Exception as ended:  # noqa: BLE001 - whatever ends it, hours of samples are told
             heard(traceback.format_exc())
             error = failure = in_a_line(ended)
-        finally:
-            player.undo()
-            player.close()
         # One that is drawn ahead of its moment was never due.
         player.waiting.clear()
         outcome = player.outcome([fault for fault, _ in player.made], failure)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -50,6 +50,8 @@ TRIES = 3
 """Times that torchrun may start a script's workers anew for each fault: those whose peer died end by themselves."""
 _LISTENING = ("generation.sealed", "state.restored")
 """Events by which nodes, and then their trainers, listen on all the ports that they need."""
+_TRIED = 2
+"""Times that what is undone at the end is tried."""
 TRAIN_GPT = Path(__file__).parents[1] / "scripts" / "train_gpt.py"
 
 
@@ -175,11 +177,8 @@ def play(
     """Play `faults` on a job of `setting` under `workdir` and return the outcome; `watch` sees each new picture."""
     player = Player(setting, faults, etcd, workdir, name, watch, clock)
     with player.cluster:
-        try:
+        with player.undone():
             failure = player.run()
-        finally:
-            player.undo()
-            player.close()
         return player.outcome(faults, failure)
 
 
@@ -364,10 +363,44 @@ class Player:
         except CheckpointError as error:
             return (f"{self.store} cannot be read: {error}",)
 
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Undo what was done to the job and close, at the end of the block, whatever ends it.
+
+        What cannot be undone is an error where nothing else ended the block, and otherwise a note on what did.
+        """
+        try:
+            yield
+        except BaseException as ended:
+            try:
+                self.undo()
+            except Exception as error:  # noqa: BLE001 - what ended the block comes first
+                ended.add_note(f"what was done to the job could not be undone: {error}")
+            raise
+        else:
+            self.undo()
+        finally:
+            self.close()
+
     def undo(self) -> None:
-        """Carry out pending actions at once: no etcd stays stopped, no store away, and no node slow."""
+        """Carry out pending actions at once: no etcd stays stopped, no store away, and no node slow.
+
+        One that is put off, since etcd does not serve yet, is tried once more after the others; one that raises keeps
+        none of them from it, and a signal does not either: the first error is raised at the end, a signal before it.
+        """
+        tried: list[Callable[[], object]] = []
+        errors: list[BaseException] = []
         while self._later:
-            self._later.pop(0)[1]()
+            _, action = self._later.pop(0)
+            if tried.count(action) == _TRIED:
+                continue
+            tried.append(action)
+            try:
+                action()
+            except BaseException as error:  # noqa: BLE001 - raised once the others are done
+                errors.append(error)
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, Exception))
 
     def close(self) -> None:
         """End the metadata servers, look at the job no more, and keep the events of disks that are taken away."""

@@ -68,7 +68,8 @@ class EtcdMember:
     def start(self) -> None:
         """Start the process, on whatever data is there. Does not wait for it."""
         assert not self.alive
-        self._process = launch(self.arguments, self.log)
+        # Ctrl-C reaches its owner, which needs it until it has undone what was done to the job.
+        self._process = launch(self.arguments, self.log, own_group=True)
 
     def kill(self) -> None:
         """Kill it, as a power cut would, and reap it."""

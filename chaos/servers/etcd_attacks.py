@@ -8,9 +8,9 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from chaos.servers.etcd import EtcdCluster, EtcdMember
+from chaos.servers.etcd import START_TIMEOUT, EtcdCluster, EtcdMember
 from elastic3d.clock import SYSTEM
-from elastic3d.errors import EtcdError
+from elastic3d.errors import EtcdError, EtcdUnavailable
 from elastic3d.etcd import EtcdClient
 
 BALLAST = "/ballast/"
@@ -31,8 +31,11 @@ def fill(cluster: EtcdCluster) -> None:
             number += 1
 
 
-def make_space(cluster: EtcdCluster) -> None:
-    """Do what etcd's operators are advised to do about NOSPACE: delete, compact, defragment each member, disarm."""
+def make_space(cluster: EtcdCluster, patience: float = START_TIMEOUT) -> None:
+    """Do what etcd's operators are advised to do about NOSPACE: delete, compact, defragment each member, disarm.
+
+    EtcdUnavailable if a member still takes no writes after `patience` seconds.
+    """
     with cluster.client() as client:
         client.delete(BALLAST, prefix=True)
     compact(cluster)
@@ -40,9 +43,12 @@ def make_space(cluster: EtcdCluster) -> None:
         cluster.ask("/v3/maintenance/defragment", {}, member)
     for alarm in alarms(cluster):
         cluster.ask("/v3/maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+    deadline = SYSTEM.monotonic() + patience
     for member in cluster.members:
         # A member that is behind has not heard of it yet.
         while not _writes(cluster, member):
+            if SYSTEM.monotonic() >= deadline:
+                raise EtcdUnavailable(f"etcd: {member.name} takes no writes, though space was made")
             SYSTEM.sleep(0.05)
 
 

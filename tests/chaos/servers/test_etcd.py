@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chaos.servers.etcd import EtcdServer
-from chaos.servers.etcd_attacks import alarms, fill, make_space
-from elastic3d.errors import EtcdError
+from chaos.servers.etcd_attacks import CHUNK, alarms, fill, make_space
+from elastic3d.errors import EtcdError, EtcdUnavailable
 
 pytestmark = pytest.mark.etcd
 
@@ -22,6 +22,20 @@ def test_a_full_etcd_that_is_restarted_is_up() -> None:
                 client.put("a", b"1")
             make_space(etcd)
             client.put("a", b"1")
+
+
+def test_space_that_cannot_be_made_is_not_waited_for() -> None:
+    """Where the data that fill it are none of a neighbour, say."""
+    with EtcdServer(quota=16 << 20) as etcd:
+        with etcd.client() as client:
+            for number in range(100):
+                try:
+                    client.put(f"/of the job/{number}", b"x" * CHUNK)
+                except EtcdError:
+                    break  # over the quota
+        assert alarms(etcd)
+        with pytest.raises(EtcdUnavailable, match="takes no writes"):
+            make_space(etcd, patience=0.5)
 
 
 def test_nobody_talks_to_an_etcd_whose_certificate_is_over() -> None:
