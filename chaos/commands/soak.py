@@ -81,19 +81,19 @@ def soak(
             writable_file(junit_file)
         folder = begin(plan, out)
         with ExitStack() as stack:
-            stack.enter_context(clean_end())
+            settle = stack.enter_context(clean_end())
             workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-soak-")))
             result = play_soak(
                 plan,
                 workdir=workdir,
                 heard=lambda text: console.print(text, markup=False),
                 sampled=lambda sample: append(folder, sample),
+                settled=settle,
             )
             try:
                 keep(result, folder, workdir)
                 kept = True
-            except UsageError as error:
-                # What was measured is told all the same.
+            except Exception as error:  # noqa: BLE001 - what was measured is told all the same
                 failure = say(error)
     except Elastic3dError as error:
         raise typer.Exit(say(error)) from None

@@ -147,11 +147,13 @@ def play_soak(
     workdir: Path,
     heard: Heard = print,
     sampled: Sampled = lambda sample: None,
+    settled: Callable[[], object] = lambda: None,
     clock: Clock = SYSTEM,
 ) -> Soak:
     """Play a soak under `workdir`, with an etcd of its own.
 
-    One that a signal or an error ends is returned as far as it came.
+    One that a signal or an error ends is returned as far as it came. settled: called once nothing is left to be
+    measured, and no signal may interrupt what comes any more.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     end = workdir / "end"
@@ -163,19 +165,25 @@ def play_soak(
         client = stack.enter_context(etcd.client())
         player = _Soaked(plan, plan.setting(end), etcd, client, workdir / "job", end, heard, sampled, clock)
         stack.enter_context(player.cluster)
-        interrupted, error = 0, ""
+        interrupted, error, failure = 0, "", ""
+        outcome = None
         try:
             with player.undone():
                 failure = player.run()
+            # One that is drawn ahead of its moment was never due.
+            player.waiting.clear()
+            outcome = player.outcome([fault for fault, _ in player.made], failure)
         except SystemExit as asked:
             # Whoever caught the signal lets no second one through: what was measured can be told.
             interrupted, failure = int(asked.code or 1) - 128, "interrupted"
         except Exception as ended:  # noqa: BLE001 - whatever ends it, hours of samples are told
             heard(traceback.format_exc())
             error = failure = in_a_line(ended)
-        # One that is drawn ahead of its moment was never due.
-        player.waiting.clear()
-        outcome = player.outcome([fault for fault, _ in player.made], failure)
+        settled()
+        if outcome is None:
+            # Without what takes time: nothing is asked of the end of one that has failed.
+            player.waiting.clear()
+            outcome = player.outcome([fault for fault, _ in player.made], failure)
     return Soak(
         plan=plan,
         samples=tuple(player.samples),

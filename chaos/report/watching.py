@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -56,29 +56,36 @@ class _Lines:
 
 
 @contextlib.contextmanager
-def clean_end() -> Iterator[None]:
+def clean_end() -> Iterator[Callable[[], None]]:
     """Raise SystemExit at the first Ctrl-C, SIGTERM or hang-up, and let no second one interrupt the cleanup.
 
-    A hang-up is ignored where it was before, as by nohup. After one nothing is written to the terminal that is gone,
-    which would be an error in the middle of the cleanup.
+    Yield what is called once a first one shall interrupt nothing either, until the end of the block. A hang-up is
+    ignored where it was before, as by nohup. After one nothing is written to the terminal that is gone, which would be
+    an error in the middle of the cleanup.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     if before[signal.SIGHUP] is signal.SIG_IGN:
         del before[signal.SIGHUP]
     # A terminal that is gone is none any more.
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+    settled = False
+
+    def settle() -> None:
+        nonlocal settled
+        settled = True
 
     def end(number: int, frame: object) -> None:
         for each in before:
             signal.signal(each, signal.SIG_IGN)
         if number == signal.SIGHUP:
             _silence(terminals)
-        sys.exit(128 + number)
+        if not settled:
+            sys.exit(128 + number)
 
     for number in before:
         signal.signal(number, end)
     try:
-        yield
+        yield settle
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

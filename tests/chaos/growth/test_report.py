@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -197,6 +199,37 @@ def test_a_soak_is_played_again_as_any_run(tmp_path: Path) -> None:
     assert {"--steps=2410", "--store={store}", "--events={events}", "--out={out}", "--pace=0.1"} <= {*job.arguments}
     theirs = replace(soak, plan=replace(soak.plan, script=TRAIN_SOAK, given=("--mine",)))
     assert job_of(theirs).arguments == ("--mine",)
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def fail() -> None:
+    raise ValueError("nobody foresaw this")
+
+
+@pytest.mark.parametrize(("ends", "code"), [(interrupt, 0), (fail, 1)])
+def test_what_was_measured_is_told_whatever_disturbs_the_writing_of_it(
+    ends: Callable[[], None], code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ctrl-C comes too late to lose it; an error is said beside it."""
+
+    def play(plan: Plan, *, settled: Callable[[], object], **_: object) -> Soak:
+        settled()
+        return made_up()
+
+    def write(soak: Soak, folder: Path, workdir: Path) -> None:
+        ends()
+        keep(soak, folder, workdir)
+
+    monkeypatch.setattr("chaos.commands.soak.play_soak", play)
+    monkeypatch.setattr("chaos.commands.soak.keep", write)
+    result = CliRunner().invoke(app, ["soak", "--minutes=20", f"--out={tmp_path}", "--json"])
+    assert result.exit_code == code
+    assert json.loads(result.stdout)["steps"] == 2400
+    assert (tmp_path / "soak-7" / "report.html").exists() == (code == 0)
+    assert ("ValueError: nobody foresaw this" in result.stderr) == (code == 1)
 
 
 def test_a_soak_as_junit_xml(tmp_path: Path) -> None:

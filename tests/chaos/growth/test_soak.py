@@ -9,14 +9,16 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from chaos.growth.measures import measures
-from chaos.growth.soak import Plan, Soak, SoakSetting, play_soak
+from chaos.growth.soak import Plan, Soak, SoakSetting, _Soaked, play_soak
 from chaos.growth.verdict import SoakVerdict, verdict
 from chaos.machine.processes import wait_until
 from chaos.playing.play import Setting
+from tests.chaos.growth.test_sampling import samples
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo]
 
@@ -96,6 +98,33 @@ def test_nodes_that_do_not_leave_are_named(tmp_path: Path) -> None:
     plan = Plan(seconds=5.0, sample=1.0, nodes=2, words=("kill-trainer",), script=LONGER, leave=0.0)
     soak = play_soak(plan, workdir=tmp_path, heard=lambda text: None)
     assert any("still run 0 s after the script's time was over" in one for one in soak.broken), soak.broken
+
+
+@pytest.mark.parametrize("ended", [SystemExit(130), RuntimeError("no leftovers")])
+def test_what_ends_it_after_the_job_loses_nothing(
+    ended: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ctrl-C or an error while leftovers are waited for: all samples are told."""
+    taken, settled = samples(0.0), list[int]()
+
+    def run(player: _Soaked) -> str:
+        player.samples += taken
+        return ""
+
+    def leftovers(player: _Soaked) -> NoReturn:
+        raise ended
+
+    # Of a job that has ended.
+    monkeypatch.setattr(_Soaked, "run", run)
+    monkeypatch.setattr(_Soaked, "leftovers", leftovers)
+    plan = Plan(seconds=100.0)
+    soak = play_soak(plan, workdir=tmp_path, heard=lambda text: None, settled=lambda: settled.append(1))
+    assert soak.samples == tuple(taken)
+    assert settled == [1]
+    if isinstance(ended, SystemExit):
+        assert (soak.interrupted, soak.stopped, soak.error) == (signal.SIGINT, "interrupted", "")
+    else:
+        assert (soak.interrupted, soak.error) == (0, "RuntimeError: no leftovers")
 
 
 @pytest.mark.long

@@ -70,6 +70,17 @@ def test_a_second_signal_does_not_interrupt_the_cleanup(number: signal.Signals) 
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_no_signal_interrupts_what_is_settled(number: signal.Signals) -> None:
+    """Such as a report that is being written."""
+    before = signal.getsignal(number)
+    with clean_end() as settle:
+        settle()
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
 def test_a_hang_up_is_ignored_where_nohup_says_so() -> None:
     """The run goes on without a terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
