@@ -410,20 +410,24 @@ class Cluster:
 
         Remove these groups, and the temp folders.
         """
-        for node in self.nodes:
-            if node.alive:
-                node.process.send_signal(signal.SIGKILL)
-        for node in self.nodes:
-            node.process.wait()
-        for node in self.nodes:
-            if node.reader is not None:
-                node.reader.kill()
-                node.reader.wait()
-        end_all(self.mark)
-        for group in self._groups:
-            send(group.pids(), signal.SIGKILL)
-        self.groups_left()
-        shutil.rmtree(self._temp, ignore_errors=True)
+        try:
+            for node in self.nodes:
+                # Who finds the process gone that started an agent has nothing to end: the agent died with it.
+                with contextlib.suppress(ChildProcessError):
+                    node.process.kill()
+            for node in self.nodes:
+                with contextlib.suppress(ChildProcessError):
+                    node.process.wait()
+        finally:
+            for node in self.nodes:
+                if node.reader is not None:
+                    node.reader.kill()
+                    node.reader.wait()
+            end_all(self.mark)
+            for group in self._groups:
+                send(group.pids(), signal.SIGKILL)
+            self.groups_left()
+            shutil.rmtree(self._temp, ignore_errors=True)
 
     def tail(self, name: str, lines: int = 60) -> str:
         """Return the last `lines` of a node's log, for messages about what went wrong."""

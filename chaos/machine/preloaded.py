@@ -38,7 +38,7 @@ from typing import Any
 
 from chaos.machine.groups import enter
 from chaos.machine.network import move_into
-from chaos.machine.processes import leashed
+from chaos.machine.processes import leashed, send
 
 _ROOM = "ELASTIC3D_ENVIRONMENT_ROOM"
 _ROOM_BYTES = 64 << 10
@@ -56,7 +56,11 @@ _PRELOADED = (
 
 
 class PreloadedAgent:
-    """An agent's process, to be used like a `subprocess.Popen`. Its exit code is the server's to collect."""
+    """An agent's process, to be used like a `subprocess.Popen`. Its exit code is the server's to collect.
+
+    Whatever first finds that the server is gone raises ChildProcessError; its agents died with it, and count as killed
+    from then on.
+    """
 
     def __init__(self, server: PreloadedServer, pid: int) -> None:
         self._server = server
@@ -67,7 +71,8 @@ class PreloadedAgent:
     def poll(self) -> int | None:
         """Return the exit code, minus a signal's number for a signal; None while it runs."""
         if self.returncode is None and select.select([self._pidfd], [], [], 0)[0]:
-            self.returncode = int(self._server.ask({"reap": self.pid})["code"])
+            gone = self._server.gone
+            self.returncode = -signal.SIGKILL if gone else int(self._server.ask({"reap": self.pid})["code"])
             os.close(self._pidfd)
         return self.returncode
 
@@ -80,9 +85,11 @@ class PreloadedAgent:
         return code
 
     def send_signal(self, number: signal.Signals | int) -> None:
-        """Send a signal, unless it has ended: until it is reaped nobody else gets its pid."""
+        """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # It may end meanwhile; and without its server somebody else reaps it, and its pid is anybody's.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -90,9 +97,14 @@ class PreloadedAgent:
 
 
 class PreloadedServer(AbstractContextManager["PreloadedServer"]):
-    """Holds the process that forks agents; a `cluster.Starter`. It and they die with the thread that enters it."""
+    """Holds the process that forks agents; a `cluster.Starter`. It and they die with the thread that enters it.
+
+    gone: it was found to have ended.
+    """
 
     def __init__(self) -> None:
+        self.gone = False
+        self._asked = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._mine, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
@@ -102,6 +114,8 @@ class PreloadedServer(AbstractContextManager["PreloadedServer"]):
             leashed([sys.executable, "-m", "chaos.machine.preloaded", str(number)]),
             pass_fds=(number,),
             stdin=subprocess.DEVNULL,
+            # Ctrl-C reaches its owner, which needs it to end the agents.
+            start_new_session=True,
             env={
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
@@ -138,13 +152,21 @@ class PreloadedServer(AbstractContextManager["PreloadedServer"]):
         return PreloadedAgent(self, int(self.ask(request, [output.fileno()])["pid"]))
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
-        """Return the server's answer."""
-        socket.send_fds(self._mine, [json.dumps(request).encode()], list(descriptors))
-        answer = self._mine.recv(_LONGEST)
-        if not answer:
-            raise ChildProcessError("the process that forks agents ended; what it said is on standard error")
-        decoded: dict[str, Any] = json.loads(answer)
-        return decoded
+        """Return the server's answer; ChildProcessError where it is gone."""
+        self._asked += 1
+        try:
+            socket.send_fds(self._mine, [json.dumps({"number": self._asked, **request}).encode()], list(descriptors))
+            while message := self._mine.recv(_LONGEST):
+                answer: dict[str, Any] = json.loads(message)
+                if answer["number"] == self._asked:
+                    return answer
+                # It is to a request of which a signal ended the wait: nobody knows of an agent that was started by it.
+                if "pid" in answer:
+                    send([answer["pid"]], signal.SIGKILL)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        self.gone = True
+        raise ChildProcessError("the process that forks agents ended; what it said is on standard error")
 
 
 def serve(end: socket.socket) -> None:
@@ -155,14 +177,19 @@ def serve(end: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     os.environ.pop(_ROOM, None)
+    codes: dict[int, int] = {}
     while True:
         message, descriptors, _, _ = socket.recv_fds(end, _LONGEST, 1)
         if not message:
             return
         request = json.loads(message)
+        number = request["number"]
         if "reap" in request:
-            code = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
-            end.send(json.dumps({"code": code}).encode())
+            pid = request["reap"]
+            # Who has not heard the answer asks again.
+            if pid not in codes:
+                codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            _answer(end, {"number": number, "code": codes[pid]})
             continue
         pid = _fork()
         if pid == 0:
@@ -170,7 +197,14 @@ def serve(end: socket.socket) -> None:
             with _ending():
                 _be_agent(request, descriptors[0])
         os.close(descriptors[0])
-        end.send(json.dumps({"pid": pid}).encode())
+        codes.pop(pid, None)
+        _answer(end, {"number": number, "pid": pid})
+
+
+def _answer(end: socket.socket, answer: Mapping[str, Any]) -> None:
+    # Nobody hears the answer to a request of which a signal ended the wait; then the other end is closed soon.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        end.send(json.dumps(answer).encode())
 
 
 def _be_agent(request: Mapping[str, Any], output: int) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -127,24 +128,36 @@ def test_what_ends_it_after_the_job_loses_nothing(
         assert (soak.interrupted, soak.error) == (0, "RuntimeError: no leftovers")
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Have SIGHUP end a process, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.long
-def test_ctrl_c_ends_it_and_reports(tmp_path: Path) -> None:
-    """What was measured up to then is kept; processes are not."""
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_and_a_closed_terminal_end_it_and_it_reports(number: signal.Signals, tmp_path: Path) -> None:
+    """What was measured up to then is kept; processes are not. The whole foreground group gets the signal."""
     out = tmp_path / "out"
     with subprocess.Popen(
         [*COMMAND, "--hours=1", "--nodes=2", f"--out={out}", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
     ) as process:
         events = "elastic3d-soak-*/job/events/*.jsonl"
         # A sample is taken at the first step.
         steps = b"step.committed"
         assert wait_until(lambda: sum(path.read_bytes().count(steps) for path in tmp_path.glob(events)) > 10, 120)
-        process.send_signal(signal.SIGINT)
-        printed, _said = process.communicate(timeout=120)
-    assert process.returncode == 130
+        os.killpg(process.pid, number)
+        printed, said = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, said
     document = json.loads(printed)
-    assert document["interrupted"] == signal.SIGINT
+    assert document["interrupted"] == number
     assert (out / "soak-7" / "samples.jsonl").read_text()
-    assert not list(tmp_path.glob("elastic3d-soak-*"))
+    assert (out / "soak-7" / "report.html").exists()
+    assert not list(tmp_path.glob("elastic3d-*"))

@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import pytest
 
@@ -80,6 +85,117 @@ def test_a_killed_agent_is_reported_as_killed(preloaded: PreloadedServer, tmp_pa
         cluster.kill_node("node0")
         assert cluster.wait(10) == {"node0": -signal.SIGKILL}
     assert marked(cluster.mark) == []
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from chaos.machine.cluster import Cluster, started_by
+from chaos.machine.preloaded import PreloadedServer
+from chaos.report.watching import clean_end
+from tests.chaos.machine.test_preloaded import launch
+folder = Path(sys.argv[1])
+with clean_end(), PreloadedServer() as server:
+    with started_by(server), Cluster(launch(folder), folder / "nodes") as cluster:
+        try:
+            for name in sys.argv[2:]:
+                cluster.start_node(name)
+            print("started", flush=True)
+            time.sleep(600)
+        finally:
+            print(cluster.exit_codes(), flush=True)
+"""
+
+
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Have SIGHUP end a process, also where the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.gloo
+@pytest.mark.usefixtures("heard")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_and_a_closed_terminal_leave_the_server_to_its_owner(number: signal.Signals, tmp_path: Path) -> None:
+    """They reach all processes of the terminal's foreground group: the owner can still ask how its agents ended."""
+    temp = tmp_path / "temp"
+    temp.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path), "node0", "node1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temp)},
+        start_new_session=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "started\n"
+        os.killpg(holder.pid, number)
+        printed, said = holder.communicate(timeout=60)
+    assert (holder.returncode, said) == (128 + number, "")
+    assert printed == "{'node0': None, 'node1': None}\n"
+    assert list(temp.glob("elastic3d-*")) == []
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("asked", [True, False])
+def test_agents_whose_server_is_gone_died_with_it(asked: bool, tmp_path: Path) -> None:
+    """Whoever asks for them first is told so; the cluster ends in order in any case, and leaves nothing behind."""
+    with PreloadedServer() as server:
+        with started_by(server), Cluster(launch(tmp_path), tmp_path / "nodes") as cluster:
+            for name in ("node0", "node1"):
+                cluster.start_node(name)
+            assert server._process is not None
+            server._process.kill()
+            if asked:
+                with pytest.raises(ChildProcessError, match="that forks agents ended"):
+                    cluster.wait(10)
+                assert cluster.wait(10) == {"node0": -signal.SIGKILL, "node1": -signal.SIGKILL}
+    assert marked(cluster.mark) == []
+
+
+class Interrupted(Exception):
+    """A signal came."""
+
+
+@pytest.fixture
+def interrupted() -> Iterator[None]:
+    """Have SIGALRM interrupt what goes on, as SIGINT does under `clean_end`."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.gloo
+@pytest.mark.usefixtures("interrupted")
+def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another_one(
+    preloaded: PreloadedServer, tmp_path: Path
+) -> None:
+    """A signal ends the wait for it: an agent that was started so is ended, and an exit code can be asked for again."""
+    assert preloaded._process is not None
+    server = preloaded._process.pid
+    with started_by(preloaded), Cluster(launch(tmp_path), tmp_path / "nodes") as cluster:
+        node = cluster.start_node("node0")
+        os.kill(server, signal.SIGSTOP)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(Interrupted):
+                cluster.start_node("node1")
+            node.process.kill()
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with pytest.raises(Interrupted):
+                node.process.wait()
+        finally:
+            os.kill(server, signal.SIGCONT)
+        assert node.process.wait(30) == -signal.SIGKILL
+        assert wait_until(lambda: not marked(cluster.mark), 5)
 
 
 @pytest.mark.gloo
