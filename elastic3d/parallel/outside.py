@@ -2,6 +2,9 @@
 
 With pipeline stages each rank has only a part of the model. Without them the ranks gather parameters for each other, so
 that a pass that only some of them make would wait for ever.
+
+Whoever reads parameters between passes - the update, snapshots, averages - reads shards. So what a pass has gathered is
+let go of at its end, also where FSDP would keep it for a backward pass: one that follows gathers it again.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from elastic3d.errors import UsageError
 from elastic3d.parallel.all_ranks import AllRanks
+from elastic3d.parallel.reduction.units import reshard
 from elastic3d.values import Layout
 
 PATIENCE = 60.0
@@ -28,6 +33,9 @@ class Outside:
         if ranks is not None:
             # It runs before FSDP's own hook, which gathers.
             model.register_forward_pre_hook(self._look, prepend=True)
+        if isinstance(model, FSDPModule):
+            # It runs after FSDP's own hook, and also where forward raised what the script then catches.
+            model.register_forward_hook(self._let_go, always_call=True)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -53,3 +61,7 @@ class Outside:
                 "(elastic3d ckpt export), or fix elastic3d.run(layout=Layout(pp=1)) and call it on every rank alike"
             )
         self.meet("model(...) outside run.backward")
+
+    def _let_go(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._inside:
+            reshard(module)

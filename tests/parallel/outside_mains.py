@@ -60,6 +60,41 @@ def another_backend(store: dist.Store, rank: int, world: int, timeout: timedelta
     return dist.ProcessGroupGloo(store, rank, world, timeout)
 
 
+class Kept:
+    """Something of the script's own that belongs to the state: snapshots are taken when the next batch is asked for."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state == {"seen": 1}
+
+
+def passed_between(run: Run, *, after: str, training: bool = False, precision: str = "fp32") -> str:
+    """Train with a pass of the script's own after the call `after` of each step, none if ""; return the digest.
+
+    training: it is in training mode, with a graph that nobody passes back. The model draws nothing.
+    """
+    model = run.shard(lambda: Model(dropout=0.0), blocks="blocks", seed=3, precision=precision)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=3)
+    run.restore(model=model, optimizer=optimizer, batches=batches, extra={"kept": Kept()})
+
+    def look(call: str) -> None:
+        if call == after:
+            model.train(training)
+            with torch.set_grad_enabled(training):
+                model(Sentences()[0][0].unsqueeze(0))
+            model.train()
+
+    for batch in batches.until(step=3):
+        loss = run.backward(model, batch, loss_fn)
+        look("backward")
+        run.step(optimizer, loss=loss, clip=1e-2)
+        look("step")
+    return run.digest()
+
+
 def after_the_loop(run: Run, call: Callable[[Run, Any], Any]) -> None:
     """Make a step, and the call on rank 0 alone when the others are done."""
     model, optimizer, batches = begun(run)

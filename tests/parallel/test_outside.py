@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,35 @@ def test_every_rank_may_evaluate_without_stages() -> None:
     reports = run_world(mains.evaluate, Orders(layout=Layout(pp=1, dp=2)))
     assert [report.error for report in reports] == ["", ""]
     assert reports[0].result == reports[1].result != 0.0
+
+
+@pytest.mark.parametrize(
+    ("layout", "precision"),
+    [(Layout(pp=1, dp=2, zero=2), "fp32"), (Layout(pp=1, dp=1, zero=2), "bf16")],
+    ids=str,
+)
+def test_a_pass_of_the_scripts_own_changes_neither_updates_nor_snapshots(
+    layout: Layout, precision: str, tmp_path: Path
+) -> None:
+    """Wherever it is made: gradients are clipped, weights are the updated ones, and snapshots have the whole state."""
+    ended = {}
+    for after, training in (("", False), ("backward", False), ("backward", True), ("step", False), ("step", True)):
+        kept = tmp_path / f"{after}-{training}"
+        kept.mkdir()
+        main = partial(mains.passed_between, after=after, training=training, precision=precision)
+        reports = run_world(main, Orders(layout=layout, keep=kept, snapshot_every=1))
+        assert {report.error for report in reports} == {""}
+        ended[kept.name] = {report.result for report in reports} | {keys(file) for file in kept.iterdir()}
+        assert len(list(kept.iterdir())) == 3 * layout.world
+    assert len(set(map(frozenset, ended.values()))) == 1, ended
+
+
+def keys(file: Path) -> tuple[str, frozenset[str]]:
+    """Return the rank and the keys of one snapshot; some are of the optimizer."""
+    _, tiles = pickle.loads(file.read_bytes())
+    names = frozenset(spec.key for spec, _, _ in tiles)
+    assert any(name.startswith("optimizer/") for name in names)
+    return file.name.split(".")[2], names
 
 
 @pytest.mark.parametrize(
