@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from elastic3d.data import Growing, Mixture, Packed, Stratified, check
 from elastic3d.parallel.reduction.ordered import Ordered
+from elastic3d.parallel.state import local
 from elastic3d.training import Run
 from tests.data.streams import Stateful, sentence
 from tests.parallel.models import Model, Plain, Recomputing, Sentences, loss_fn
@@ -127,19 +128,51 @@ def train_fast(run: Run, *, compress: str | None = None, width: int = 7) -> list
     return losses
 
 
-def train_with_groups(run: Run) -> str:
-    """Train with a parameter group that is empty on some stages, frozen parameters and a learning rate per group."""
+def thaw_fast(run: Run, *, compress: str | None) -> dict[str, list[bool]]:
+    """Train with the fast reduction, and some parameters frozen until step 2; return of each whether it moved."""
+    model = run.shard(lambda: Model(dropout=0.0), blocks="blocks", seed=3, reduction="fast", compress=compress)
+    parts = ("blocks.1.up", "blocks.2.up", "blocks.2.norm", "blocks.2.down")
+    held = {name: one for name, one in model.named_parameters() if name.startswith(("blocks.2.", "blocks.1.up"))}
+    for one in held.values():
+        one.requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    begun = {name: local(one).clone() for name, one in held.items() if name.startswith(parts) and local(one).numel()}
+    moved: dict[str, list[bool]] = {name: [] for name in begun}
+    for batch in batches.until(step=5):
+        for one in held.values():
+            one.requires_grad_(batch.step >= 2)
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+        for name, was in begun.items():
+            moved[name].append(not torch.equal(local(held[name]), was))
+    return moved
+
+
+def train_with_groups(run: Run, *, thaw: int | None = None, refreeze: int | None = None) -> str:
+    """Train with a parameter group that is empty on some stages, frozen parameters and a learning rate per group.
+
+    thaw: the step from which on all parameters are trained, as a whole block that was frozen; refreeze: from which on
+    they no longer are.
+    """
     model = run.shard(lambda: Model(dropout=0.0), blocks="blocks", seed=3)
     heads = [p for name, p in model.named_parameters() if name.startswith("head")]
     others = [p for name, p in model.named_parameters() if not name.startswith("head")]
-    for name, parameter in model.named_parameters():
-        if name.startswith("blocks.1.up"):
-            parameter.requires_grad_(False)
+    frozen = ("blocks.1.up",) if thaw is None else ("blocks.1.up", "blocks.2.", "embed")
+    held = [parameter for name, parameter in model.named_parameters() if name.startswith(frozen)]
+
+    def train_held(wanted: bool) -> None:
+        for parameter in held:
+            parameter.requires_grad_(wanted)
+
+    train_held(False)
     optimizer = torch.optim.AdamW([{"params": others}, {"params": heads, "lr": 1e-3}], lr=1e-2, betas=(0.8, 0.95))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=[1e-2, 1e-3], total_steps=20)
     batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=1)
     run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
     for batch in batches.until(step=5):
+        if thaw is not None:
+            train_held(thaw <= run.steps < (refreeze or run.steps + 1))
         run.step(optimizer, schedule, loss=run.backward(model, batch, loss_fn), clip=1.0)
     return run.digest()
 

@@ -95,16 +95,35 @@ SEQUENCE = {name: style for name, style in WHOLE.items() if name != "embed.token
 
 
 def train(
-    run: Run, *, plan: dict[str, str] = SEQUENCE, dropout: float = 0.1, steps: int = 4, recompute: str = "none"
+    run: Run,
+    *,
+    plan: dict[str, str] = SEQUENCE,
+    dropout: float = 0.1,
+    steps: int = 4,
+    recompute: str = "none",
+    thaw: str = "",
 ) -> tuple[str, list[float], list[float]]:
-    """Train the decoder with clipping; return digest, losses and norms."""
-    model = run.shard(lambda: Decoder(dropout), blocks="blocks", tensor=plan, seed=3, recompute=recompute)
+    """Train the decoder with clipping; return digest, losses and norms.
+
+    thaw: what the names of parameters contain that are built frozen, and trained from the third step on.
+    """
+
+    def build() -> Decoder:
+        built = Decoder(dropout)
+        for name, parameter in built.named_parameters():
+            parameter.requires_grad_(not thaw or thaw not in name)
+        return built
+
+    model = run.shard(build, blocks="blocks", tensor=plan, seed=3, recompute=recompute)
+    held = [parameter for name, parameter in model.named_parameters() if thaw and thaw in name]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
     batches = run.batches(Sentences(VOCABULARY, LENGTH), global_batch=14, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
     losses = []
     for batch in batches.until(step=steps):
+        for parameter in held:
+            parameter.requires_grad_(batch.step >= 2)
         loss = run.backward(model, batch, loss_fn)
         run.step(optimizer, schedule, loss=loss, clip=0.5)
         losses.append(loss.value)
@@ -114,6 +133,11 @@ def train(
 def train_again(run: Run) -> tuple[str, list[float], list[float]]:
     """The same with every block computed again in its backward pass."""
     return train(run, recompute="full")
+
+
+def train_thawed(run: Run) -> tuple[str, list[float], list[float]]:
+    """The same with norms that are trained from the third step on."""
+    return train(run, thaw="norm")
 
 
 def train_plain(run: Run) -> tuple[str, list[float], list[float]]:

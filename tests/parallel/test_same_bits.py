@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,30 @@ def test_groups_frozen_parameters_and_schedules_survive_a_change_of_layout(tmp_p
     assert {report.ended for report in run_world(mains.train_with_groups, first)} == {"left"}
     second = run_world(mains.train_with_groups, Orders(layout=layout(2, 1), take=tmp_path))
     assert {report.result for report in finished(second)} == {whole}
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2), (1, 2, 3), (2, 2, 2)], ids=str)
+def test_what_is_unfrozen_in_the_run_is_trained_in_every_layout(
+    shape: tuple[int, int, int], thawed: Report, tmp_path: Path
+) -> None:
+    """Parts of a unit and whole ones, which are frozen again before the end; also where a run goes on after that."""
+    main = partial(mains.train_with_groups, thaw=2, refreeze=4)
+    assert {report.result for report in finished(run_world(main, Orders(layout=layout(*shape))))} == {thawed.result}
+    first = Orders(layout=layout(*shape), keep=tmp_path, leave_at=dict.fromkeys(range(shape[0] * shape[1]), 2))
+    assert {report.ended for report in run_world(main, first)} == {"left"}
+    second = run_world(main, Orders(layout=layout(1, 2), take=tmp_path))
+    assert {report.result for report in finished(second)} == {thawed.result}
+
+
+@pytest.fixture(scope="module")
+def thawed() -> Report:
+    """The run of one rank, which is not what it would be if all stayed frozen."""
+    main = partial(mains.train_with_groups, thaw=9)
+    frozen = finished(run_world(main, Orders(layout=layout(1, 1))))[0]
+    main = partial(mains.train_with_groups, thaw=2, refreeze=4)
+    report = finished(run_world(main, Orders(layout=layout(1, 1))))[0]
+    assert report.result != frozen.result
+    return report
 
 
 def test_norms_and_digests_do_not_depend_on_order() -> None:

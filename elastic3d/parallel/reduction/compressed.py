@@ -142,16 +142,31 @@ class Compressed:
         self._lanes = Lanes(progress, Axis.DP if replica is None else Axis.SHARD)
         self._ranks = shard.size() if shard else 1
         wire = WIRES.get(compress)
-        flats = [flat for flat in flats_of(model, units) if flat.chunk]
         self._folds = [
-            Fold(flat, self._lanes, shard, add, wire=lambda flat: wire or flat.dtype, rounds=True) for flat in flats
+            Fold(flat, self._lanes, shard, add, wire=lambda flat: wire or flat.dtype, rounds=True)
+            for flat in flats_of(model, units)
         ]
-        self._crossing: Crossing | None = None
-        if replica is not None:
-            self._crossing = Rounded(replica, wire, progress) if wire else LowRank(replica, len(flats), progress)
+        self._wire, self._replica, self._progress = wire, replica, progress
+        self._crossing = self._cross()
+
+    @property
+    def _trained(self) -> list[Fold]:
+        return [fold for fold in self._folds if fold.flat.chunk]
+
+    def _cross(self) -> Crossing | None:
+        if self._replica is None:
+            return None
+        if self._wire is not None:
+            return Rounded(self._replica, self._wire, self._progress)
+        return LowRank(self._replica, len(self._trained), self._progress)
 
     def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
-        """Do nothing: the order of sums does not depend on their number, none is ever excluded, and all ranks send."""
+        """Take up what is trained now, with factors that begin anew: nothing else depends on the step, and all send."""
+        changed = [fold for fold in self._folds if fold.flat.follow()]
+        for fold in changed:
+            fold.release()
+        if changed:
+            self._crossing = self._cross()
 
     def begin(self, round_: int, *, last: bool) -> None:
         """Have this round's gradients sent, or left to add up."""
@@ -177,7 +192,7 @@ class Compressed:
     def finish(self) -> None:
         """Bring the replicas' sums together and make them the gradients."""
         self._lanes.settle()
-        for number, fold in enumerate(self._folds):
+        for number, fold in enumerate(self._trained):
             chunk = fold.chunk()
             assert chunk is not None
             fold.flat.put(self._crossing.sum(fold.flat, number, chunk) if self._crossing else chunk)

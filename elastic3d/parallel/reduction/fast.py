@@ -37,7 +37,9 @@ class Fast:
             units[-1].set_reduce_scatter_unused_params(True)
 
     def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
-        """Do nothing: the order of sums does not depend on their number, none is ever excluded, and all ranks send."""
+        """Take up what is trained now: the order of sums does not depend on their number, and all ranks send."""
+        for flat in self._flats:
+            flat.follow()
 
     def begin(self, round_: int, *, last: bool) -> None:
         """Turn FSDP's reduction on where this round has one."""

@@ -12,22 +12,53 @@ from typing import Any
 
 import torch
 
+from elastic3d.errors import ModelError
+
 
 class Flat:
     """The trainable parameters of one FSDP parameter group of module `unit`. names: by id of the sharded parameter.
 
-    rows: the shards that FSDP cuts them into. shards: those that are summed together, for all of these.
+    rows: the shards that FSDP cuts them into. shards: those that are summed together, for all of these. Which are
+    trainable may change from step to step (`follow`).
     """
 
     def __init__(self, group: Any, names: dict[int, str], unit: str) -> None:
         self.group, self.unit = group, unit
-        self._parameters = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
-        self.names = [names[id(p.sharded_param)] for p in self._parameters]
+        self._held = [(names[id(p.sharded_param)], p) for p in group.fsdp_params]
         self.rows: int = group.mesh_info.shard_mesh_size
         self.shards = self.rows
-        self.chunk = sum(p.padded_sharded_param_size.numel() for p in self._parameters)
         self.seen: set[str] = set()
         self.notes = True
+        self._take_up(self._trained)
+
+    @property
+    def _trained(self) -> list[tuple[str, Any]]:
+        return [(name, parameter) for name, parameter in self._held if parameter.sharded_param.requires_grad]
+
+    def _take_up(self, trained: list[tuple[str, Any]]) -> None:
+        self.names = [name for name, _ in trained]
+        self._parameters = [parameter for _, parameter in trained]
+        self.chunk = sum(parameter.padded_sharded_param_size.numel() for parameter in self._parameters)
+
+    def follow(self) -> bool:
+        """Take up what the script has frozen or unfrozen since; return whether it has. To be called between steps.
+
+        ModelError for one of another dtype than those that it would be reduced with.
+        """
+        trained = self._trained
+        if [name for name, _ in trained] == self.names:
+            return False
+        dtypes = {parameter.sharded_param.dtype: name for name, parameter in trained}
+        if len(dtypes) > 1:
+            (one, first), (other, second) = list(dtypes.items())[:2]
+            raise ModelError(
+                f"parameters {first!r} ({one}) and {second!r} ({other}) are both trained from here on, and are reduced "
+                "together, which needs one dtype; convert one of them before run.shard, or leave it frozen"
+            )
+        self._take_up(trained)
+        # FSDP has looked at what is trained in its first pass, once.
+        self.group._init_mp_dtypes()
+        return True
 
     @property
     def name(self) -> str:

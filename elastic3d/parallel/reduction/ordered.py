@@ -118,6 +118,10 @@ class Ordered:
     def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
         """Tell every fold which pieces count in the step; what is under way still belongs to the pass before."""
         self._settle()
+        changed = {id(fold.flat) for fold in self._folds if fold.flat.follow()}
+        for fold in (*self._folds, *self._passed):
+            if id(fold.flat) in changed:
+                fold.release()
         self._turns, self._taken = turns, 0
         self._own = [number for number, turn in enumerate(turns) if self._rank in turn.senders]
         passes = bool(self._passed) and not turns and self._lanes.transit is None

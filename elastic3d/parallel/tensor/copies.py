@@ -86,5 +86,8 @@ def settle(parameter: torch.Tensor) -> None:
             return gradient.redistribute(placements=parameter.placements)
         return gradient
 
-    if parameter.requires_grad:
-        parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+    if parameter.is_floating_point():
+        # A frozen one may be trained later on, and keeps its hook until then.
+        trained = parameter.requires_grad
+        parameter.requires_grad_(True).register_hook(hook)  # type: ignore[no-untyped-call]
+        parameter.requires_grad_(trained)

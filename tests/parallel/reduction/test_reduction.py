@@ -147,6 +147,22 @@ def test_powersgd_begins_after_two_whole_exchanges(layout: Layout) -> None:
     assert low[3] < low[2]
 
 
+@pytest.mark.parametrize(
+    ("compress", "layout"),
+    [
+        (None, Layout(pp=1, dp=2, zero=2)),
+        ("bf16", Layout(pp=1, dp=2, zero=3)),
+        ("powersgd", Layout(pp=1, dp=2, replicas=2, zero=1)),
+    ],
+    ids=str,
+)
+def test_what_is_unfrozen_in_the_run_is_trained_by_fast_sums_too(compress: str | None, layout: Layout) -> None:
+    """From the very step on, a part of a unit and a whole one."""
+    for report in finished(run_world(partial(mains.thaw_fast, compress=compress), Orders(layout=layout))):
+        assert report.result
+        assert set(map(tuple, report.result.values())) == {(False, False, True, True, True)}
+
+
 def test_powersgd_without_replicas_is_refused() -> None:
     """It compresses what replicas exchange; the error names a layout that has some."""
     reports = run_world(partial(mains.train_fast, compress="powersgd"), Orders(layout=Layout(pp=1, dp=2)))

@@ -41,6 +41,14 @@ def test_recomputed_blocks_change_no_bit(reference: Any) -> None:
     assert result(tensors.train_again, Layout.parse("pp=2,dp=1,tp=2")) == reference
 
 
+@pytest.mark.parametrize("layout", ["pp=1,dp=2,tp=2,zero=2"])
+def test_whole_parameters_that_are_unfrozen_in_the_run_keep_the_promise(reference: Any, layout: str) -> None:
+    """The gradients of their micro-batches are summed over the ranks one by one, as if they had never been frozen."""
+    alone = result(tensors.train_thawed, Layout(pp=1, dp=1, tp=2))
+    assert alone != reference
+    assert result(tensors.train_thawed, Layout.parse(layout)) == alone
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["pp=1,dp=3,tp=2", "pp=1,dp=2,tp=2,zero=3", "pp=2,dp=3,tp=2,zero=2"])
 def test_further_layouts_end_with_the_same_digest(reference: Any, layout: str) -> None:
