@@ -33,6 +33,10 @@ from elastic3d.parallel.randomness import keyed_seed
 
 Build = Callable[[], nn.Module]
 WHOLE_BELOW = 8 << 30
+MANAGED = {"_is_fsdp_managed_module": True, "_fsdp_use_orig_params": True}
+"""What `fully_shard` sets on modules. Some ask for it, as transformers' that leave layers out by chance but not under
+FSDP: so that they compute the same in every layout, it is set in those without FSDP, too."""
+
 INITIALISERS = ("reset_parameters", "_reset_parameters", "_init_weights")
 """Methods that give parameters their initial values, in torch's modules and in models of transformers."""
 
@@ -212,6 +216,8 @@ def _built(build: Build, seed: int) -> nn.Module:
             f"run.shard needs a function that builds the model, such as lambda: GPT(config); it returned "
             f"{type(model).__name__}"
         )
+    for module in model.modules():
+        vars(module).update(MANAGED)
     return model
 
 
