@@ -18,7 +18,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -441,6 +441,7 @@ def _no_plan(
     present: Layout | None,
     speeds: Sequence[float] = (),
     bound: MemoryBound | None = None,
+    counts: Collection[int] | None = None,
 ) -> Plan:
     """Take all nodes: what they compute is up to the script."""
     return Plan(layout=Layout(), nodes=nodes)
