@@ -428,4 +428,30 @@ FOUND: tuple[Bug, ...] = (
             14.200 sticks n3 for 21.7
         """,
     ),
+    _bug(
+        "an operator keeps a convicted machine out for a short time",
+        "The order took the place of the day for which its conviction kept it out: the machine trained again, in the "
+        "generation that was formed because of it.",
+        """
+            job seed=500673 members=6 minimum=3 maximum=8 multiple_of=2 beside=1
+            2.100 lie n1 for 0.1
+            3.500 quarantine n1 for 5.1
+        """,
+    ),
+    _bug(
+        "etcd comes back from a backup while too few nodes for a layout are left",
+        "It knew nothing of the node that was out, for which the others had stopped their trainers: who came back "
+        "trained in their generation, nobody formed another, and the job stood still.",
+        """
+            job seed=302736 members=7 minimum=2 maximum=8 multiple_of=2 beside=1 pp=3
+            1.980 slow n1 for 19.99
+            2.181 isolate n2,n3,n5,n7 for 6.08
+            5.692 pause n7 for 0.7
+            5.718 cut n4 for 2
+            7.566 etcd-restore for 3.4
+            8.200 error n7
+            8.230 isolate n7 for 4.14
+            8.255 cut n7 for 4.91
+        """,
+    ),
 )

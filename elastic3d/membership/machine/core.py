@@ -198,6 +198,7 @@ class Core:
             if self.exited:
                 return actions
             self._trainers.follow(self.view, actions)
+            self._miss_trainers()
             self._neighbours.follow(self.view, actions)
             if self.policy.beside:
                 lost = self.report.peer_lost
@@ -217,6 +218,19 @@ class Core:
             actions.append(acts.PutReport(report=self.report))
         self._stall.follow(self.view, actions, now)
         return actions
+
+    def _miss_trainers(self) -> None:
+        """Report that this node's trainers of the sealed generation were stopped, where nobody would ask for another.
+
+        They were for a node that was out: an etcd that comes back from a backup does not know of that any more.
+        """
+        current, said = self.view.generation, self.report
+        if current is None or self.view.outs or self._trainers.phase(current.key) is not TrainersPhase.OVER:
+            return
+        known = (said.finished, said.left, said.failed, said.error, said.peer_lost)
+        if current.key not in known and self._may_replace(said.peer_lost, current.key):
+            detail = "its trainers were stopped for a node that was out, and etcd was rolled back"
+            self.report = replace(said, peer_lost=current.key, detail=detail)
 
     def _await(self, actions: list[acts.Action]) -> None:
         """Report how many nodes are missing, and why, whenever that changes, while this member leads."""
