@@ -307,9 +307,12 @@ class World:
                 observer.spiked(*spiked)
 
     def quarantine(self, host: int, seconds: float) -> None:
-        """Let an operator keep a machine out for a time."""
-        record = Quarantine(seconds=seconds, reason="maintenance", by="operator")
-        self.put(keys.quarantine(f"n{host}"), record, seconds)
+        """Let an operator keep a machine out for a time; who is kept out for longer stays so (`membership.orders`)."""
+        key = keys.quarantine(f"n{host}")
+        there = self.etcd.store.tiers.get(keys.ROLL.strip("/"), {}).get(ROOT + key)
+        if there is not None and isinstance(there.event, e.QuarantinePut) and there.event.quarantine.seconds > seconds:
+            return
+        self.put(key, Quarantine(seconds=seconds, reason="maintenance", by="operator"), seconds)
 
     def etcd_down(self, down: bool, *, stopped: bool = False) -> None:
         """Take etcd away from everybody, or give it back; killed and restarted, its leases begin anew."""

@@ -91,12 +91,31 @@ def order_drain(client: EtcdClient, root: str, name: str, *, seconds: float, by:
 
 
 def order_quarantine(client: EtcdClient, root: str, name: str, *, seconds: float, by: str, reason: str = "") -> str:
-    """Keep the machine of node `name`, or the machine of this name, out for `seconds`; return the machine."""
+    """Keep the machine of node `name`, or the machine of this name, out for `seconds`; return the machine.
+
+    UsageError where it is kept out for longer already: a shorter order would take that back.
+    """
     _check("a quarantine", seconds)
     place = _roster(client, root).place(name)
+    key = root + keys.quarantine(place)
+    there = client.get(key)
+    left = math.inf if there is not None and not there.lease else 0.0
+    if there is not None and there.lease:
+        left = client.time_to_live(there.lease) or 0.0
+    if there is not None and left > seconds:
+        why = decode(Quarantine, there.value, key).reason
+        raise UsageError(
+            f"machine {place} is kept out already, {f'for another {left:.0f} s' if left < math.inf else 'for good'}"
+            f"{f' ({why})' if why else ''}: `elastic3d release {name}` takes that back"
+        )
     lease, _ = client.grant(seconds)
     value = encode(Quarantine(seconds=seconds, reason=reason, by=by))
-    client.put(root + keys.quarantine(place), value, lease, idempotent=True)
+    unchanged = Compare.mod_revision(key, there.mod_revision if there is not None else 0)
+    if not client.txn([unchanged], [Put(key, value, lease)], idempotent=True).succeeded:
+        ours = client.get(key)
+        if ours is not None and ours.lease == lease:
+            return place  # sent twice, since the answer to the first was lost
+        raise UsageError(f"machine {place} was kept out, or let back, at this moment: look again, and repeat the order")
     return place
 
 

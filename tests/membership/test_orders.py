@@ -86,6 +86,18 @@ def test_a_quarantine_is_for_the_machine_and_expires(client: EtcdClient) -> None
     assert order_quarantine(client, ROOT, "rack7", seconds=60.0, by="ann") == "rack7"
 
 
+def test_a_shorter_quarantine_takes_no_longer_one_back(client: EtcdClient) -> None:
+    """A machine whose device computes wrongly is out for a day, and stays so if somebody keeps it out for a minute."""
+    order_quarantine(client, ROOT, "node1", seconds=600.0, by="node0", reason="a device of it computes wrongly")
+    with pytest.raises(UsageError, match=r"out already, for another \d+ s \(a device .* release node1` takes"):
+        order_quarantine(client, ROOT, "node1", seconds=60.0, by="ann")
+    release(client, ROOT, "node1")
+    assert order_quarantine(client, ROOT, "node1", seconds=60.0, by="ann") == "rack7"
+    client.put(f"{ROOT}roll/quarantine/rack9", encode(Quarantine(seconds=60.0)), idempotent=True)
+    with pytest.raises(UsageError, match="rack9 is kept out already, for good"):
+        order_quarantine(client, ROOT, "rack9", seconds=60.0, by="ann")
+
+
 def test_release_revokes_orders_and_forgets_losses(client: EtcdClient) -> None:
     """By the name of the node or of its machine, which may have no node now."""
     order_drain(client, ROOT, "node1", seconds=25.0, by="ann")
