@@ -99,9 +99,9 @@ def order_quarantine(client: EtcdClient, root: str, name: str, *, seconds: float
     place = _roster(client, root).place(name)
     key = root + keys.quarantine(place)
     there = client.get(key)
-    left = math.inf if there is not None and not there.lease else 0.0
-    if there is not None and there.lease:
-        left = client.time_to_live(there.lease) or 0.0
+    left = 0.0
+    if there is not None:
+        left = (client.time_to_live(there.lease) or 0.0) if there.lease else math.inf
     if there is not None and left > seconds:
         why = decode(Quarantine, there.value, key).reason
         raise UsageError(
@@ -115,6 +115,7 @@ def order_quarantine(client: EtcdClient, root: str, name: str, *, seconds: float
         ours = client.get(key)
         if ours is not None and ours.lease == lease:
             return place  # sent twice, since the answer to the first was lost
+        client.revoke(lease)
         raise UsageError(f"machine {place} was kept out, or let back, at this moment: look again, and repeat the order")
     return place
 

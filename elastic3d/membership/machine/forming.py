@@ -111,14 +111,13 @@ def form(situation: Situation, there: Crowd, bound: MemoryBound | None = None) -
 
 def suffice(situation: Situation, ids: Iterable[str]) -> bool:
     """Return whether a generation can be formed of these members alone: enough by the policy, and a layout fits."""
+    current = situation.view.generation
     there = Crowd(candidates=tuple(situation.roster.members[id] for id in ids))
-    if not situation.policy.allowed(len(there.candidates)):
-        return False
     try:
-        form(situation, there)
+        chosen, _ = _fit(situation, there, current.layout if current is not None else None, bound_of(situation))
     except LayoutError:
         return False
-    return True
+    return bool(chosen)
 
 
 def bound_of(situation: Situation) -> MemoryBound | None:
