@@ -49,6 +49,7 @@ from elastic3d.parallel.reduction.ordered import Ordered
 from elastic3d.parallel.reduction.protocol import Reduction
 from elastic3d.parallel.reduction.single_replica import SingleReplica
 from elastic3d.parallel.reduction.units import shard_unit
+from elastic3d.parallel.reduction.whole_passes import check_whole_passes
 from elastic3d.parallel.refusals import look_at_kernels, look_at_model
 from elastic3d.parallel.scope import Scope
 from elastic3d.parallel.shard_request import ShardRequest
@@ -151,6 +152,8 @@ class Assembly:
         for part, units in zip(self.parts, made, strict=True):
             units += self._unit(part.module, ignored)
             self.randomness.install(part.module, part.blocks)
+            if self.mesh.layout.dp > 1:
+                check_whole_passes(part.module, part.present)
         return made
 
     def _make_ready(self, scope: Scope, module: nn.Module) -> set[nn.Parameter]:

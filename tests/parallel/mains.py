@@ -59,6 +59,50 @@ class TiedTwice(Plain):
         return logits
 
 
+class Skips(Plain):
+    """The model with blocks that some micro-batches leave out by chance, as stochastic depth does."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        for block in self.blocks:
+            if not self.training or torch.rand([]) > 0.5:
+                x = block(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+class Drops(Plain):
+    """The model with a block that always runs, and whose output each second pass drops."""
+
+    passes = 0
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        self.passes += 1
+        for number, block in enumerate(self.blocks):
+            came = block(x)
+            if number != 1 or self.passes % 2:
+                x = came
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+class Spares(Plain):
+    """The model with a block whose output nothing ever uses, and parameters that nothing does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[0].spare = nn.Parameter(torch.ones(3))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(tokens))
+        for number, block in enumerate(self.blocks):
+            came = block(x)
+            x = x if number == 2 else came
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
 def train_twice(
     run: Run, *, blocks: str | None = "blocks", precision: str = "fp32", build: type[nn.Module] = Twice
 ) -> str:

@@ -87,6 +87,12 @@ class Flat:
         device: torch.device = self.group.device
         return device
 
+    @property
+    def reached(self) -> bool:
+        """Whether a gradient has come to what the module returned; to be asked where its backward pass ends."""
+        state: str = self.group._training_state.name
+        return state == "PRE_BACKWARD"
+
     def look(self) -> None:
         """Note in `seen` which parameters have a gradient of this rank's, reduced neither now nor before.
 

@@ -23,6 +23,7 @@ from elastic3d.owners import SenderTurn
 from elastic3d.parallel.reduction.flat import Flat, intercept
 from elastic3d.parallel.reduction.fold_sample import FoldSample
 from elastic3d.parallel.reduction.lanes import Lane, Lanes
+from elastic3d.parallel.reduction.whole_passes import INSTEAD
 
 Add = Callable[[torch.Tensor, torch.Tensor, bool], None]
 """Adds rows to a sum in their order, as `elastic3d.devices.ComputeDevice.add_rows`."""
@@ -59,7 +60,9 @@ class Fold:
     sent, None in most steps. measure: takes the gradients of pieces that count, None where nobody measures them.
 
     FSDP ends a unit's backward pass once for each run of its module. Which run is the last it does not say, and ranks
-    have to send in one order: gradients that come after a piece was sent are refused with ModelError.
+    have to send in one order: gradients that come after a piece was sent are refused with ModelError. So is, where it
+    `compares_uses`, a unit whose output some micro-batches of a step use and others drop: its pass ends at another
+    place among those of other units then.
     """
 
     def __init__(
@@ -74,6 +77,8 @@ class Fold:
         rounds: bool = False,
     ) -> None:
         self.flat = flat
+        self.compares_uses = False
+        self._reached: bool | None = None
         self._lanes, self._group, self._add, self._ways = lanes, group, add, ways
         self._wire, self._rounds = wire, rounds
         self.pieces: int | None = None
@@ -91,6 +96,11 @@ class Fold:
         self._round, self._open, self._sent, self._part = 0, False, False, False
         self.sent_at = 0
         intercept(flat.group, self._backward_ended)
+
+    def begin_step(self) -> None:
+        """Expect pieces of another step."""
+        self._reached = None
+        self.rest()
 
     def begin(self, round_: int, turn: SenderTurn) -> None:
         """Expect the pieces of a turn, which is this rank's so many-th; turns of a step come in order."""
@@ -162,6 +172,8 @@ class Fold:
         flat = self.flat
         if not flat.chunk:
             return False
+        if self.compares_uses and (self._part or self._open):
+            self._compare_uses()
         if self._part:
             self._part, self._sent = False, True
             self.flat.add_chunk()
@@ -197,6 +209,16 @@ class Fold:
             else:
                 self._exchange(stretch, turn, out, lane)
         return True
+
+    def _compare_uses(self) -> None:
+        reached = self.flat.reached
+        if self._reached not in (None, reached):
+            raise ModelError(
+                f"what module {self.flat.unit!r} returns is used for some micro-batches of a step and not for others, "
+                "and ranks would send gradients in other orders. Trying again does not help: use its output for every "
+                f"micro-batch (times 0 where it is to be left out), {INSTEAD}"
+            )
+        self._reached = reached
 
     def _exchange(self, stretch: SumStretch, turn: SenderTurn, out: torch.Tensor, lane: Lane) -> None:
         assert self._group is not None

@@ -113,6 +113,9 @@ class Ordered:
             self._passing = passing = Passing(replica, progress)
             self._passed = [PassedFold(flat, self._lanes, shard, add, passing, wire=wire) for flat in flats]
         self._used: Sequence[Fold] = self._folds
+        for fold in (*self._folds, *self._passed):
+            # Where gradients of weights come from passes of their own, no output tells of them.
+            fold.compares_uses = group is not None and not splits
         self.gathers = [Gathers(flat) for flat in flats]
 
     def begin_step(self, micro_batches: int, excluded: Collection[int] = (), turns: Sequence[SenderTurn] = ()) -> None:
@@ -132,7 +135,7 @@ class Ordered:
         for fold in self._folds if passes else self._passed:
             fold.release()
         for fold in (*self._folds, *self._passed):
-            fold.rest()
+            fold.begin_step()
             fold.pieces = micro_batches // self._leaf
             fold.holes = frozenset(number // self._leaf for number in excluded)
 

@@ -215,6 +215,36 @@ def test_blocks_that_run_twice_train_as_one_unit() -> None:
     assert {report.result for report in two} == {one[0].result}
 
 
+@pytest.mark.parametrize("layout", ["pp=1,dp=2,zero=2", "pp=1,dp=2,zero=3"])
+def test_a_block_that_some_micro_batches_leave_out_is_refused_by_name(layout: str) -> None:
+    """A rank says so before it sends anything; another one may be waiting for it by then."""
+    reports = run_world(partial(mains.train_twice, build=mains.Skips), Orders(layout=Layout.parse(layout)))
+    assert {report.ended for report in reports} <= {"raised", "peer lost"}
+    errors = [report.error for report in reports if report.ended == "raised"]
+    assert errors
+    for error in errors:
+        assert "elastic3d.errors.ModelError: block 'blocks." in error
+        assert "did not run in a pass of training" in error
+        assert "leave blocks= out" in error
+
+
+def test_a_block_whose_output_some_micro_batches_drop_is_refused_by_name() -> None:
+    """Its backward pass ends after those of all others there, and elsewhere among them."""
+    orders = Orders(layout=Layout(pp=1, dp=2, zero=2))
+    for report in run_world(partial(mains.train_twice, build=mains.Drops), orders):
+        assert report.ended == "raised", report.error
+        assert "ModelError: what module 'blocks.1' returns is used for some micro-batches of a step" in report.error
+        assert report.records == []
+
+
+@pytest.mark.parametrize(("build", "blocks"), [(mains.Skips, None), (mains.Spares, "blocks")])
+def test_blocks_that_are_not_always_used_keep_the_promise(build: Any, blocks: str | None) -> None:
+    """As one unit with the model; or as units, where all micro-batches do alike."""
+    main = partial(mains.train_twice, build=build, blocks=blocks)
+    one, two = (finished(run_world(main, Orders(layout=Layout(pp=1, dp=dp, zero=2)))) for dp in (1, 2))
+    assert {report.result for report in two} == {one[0].result}
+
+
 @pytest.mark.parametrize("build", [mains.Twice, mains.TiedTwice])
 def test_a_block_that_runs_twice_is_refused_before_any_rank_joins(build: Any) -> None:
     """Where the model is measured, though it need not be a chain."""
