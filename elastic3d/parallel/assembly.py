@@ -21,6 +21,7 @@ from checkpointing.format.tiles import TensorSpec
 from elastic3d.data import Batches
 from elastic3d.errors import LayoutError, UsageError
 from elastic3d.parallel import initial
+from elastic3d.parallel.averaging import cut_copies
 from elastic3d.parallel.chosen import of_chosen
 from elastic3d.parallel.context import taking
 from elastic3d.parallel.context.passes import ChunkedLoop
@@ -237,6 +238,7 @@ class Assembly:
         example = batches.example()[0]
         chain = self._chain or prove_for(self.plan, batches)
         stages.cut_further(self.model, self.plan.blocks, chain.early, chain.late, self.parts)
+        cut_copies(self.model)
         for part in self.parts:
             stages.dress(part, chain.activation, chain.early, chain.templates, self.mesh.device)
         if chain.frame.everywhere or batches.varies:

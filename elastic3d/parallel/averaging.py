@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from elastic3d.errors import UsageError
 from elastic3d.parallel.deferred import Deferred
+from elastic3d.parallel.pipeline.absent import Absent
 from elastic3d.parallel.state import local, sharded_like
 
 
@@ -39,7 +41,31 @@ def let_copy(model: nn.Module, deferred: Deferred | None = None) -> None:
 
     deferred: the weights themselves, if they have no values yet.
     """
-    vars(model)["__deepcopy__"] = partial(_copied, model, deferred)
+    vars(model)["__deepcopy__"] = _Copier(model, deferred)
+
+
+def cut_copies(model: nn.Module) -> None:
+    """Take from the copies that were made of a model the modules that it has lost to other stages since."""
+    copier = vars(model).get("__deepcopy__")
+    if not isinstance(copier, _Copier):
+        return
+    lost = [name for name, module in model.named_modules() if isinstance(module, Absent)]
+    for copy in copier.made:
+        for name in lost:
+            copy.set_submodule(name, CopiedModule())
+
+
+class _Copier:
+    """Makes the copies of a model. made: those that somebody still has."""
+
+    def __init__(self, model: nn.Module, deferred: Deferred | None) -> None:
+        self._model, self._deferred = model, deferred
+        self.made: WeakSet[nn.Module] = WeakSet()
+
+    def __call__(self, memo: dict[int, Any]) -> nn.Module:
+        copy = _copied(self._model, self._deferred, memo)
+        self.made.add(copy)
+        return copy
 
 
 def _copied(model: nn.Module, deferred: Deferred | None, memo: dict[int, Any]) -> nn.Module:

@@ -45,16 +45,38 @@ class Curriculum:
         self.drawn.set_state(state["draw"])
 
 
+class Table(torch.nn.Module):
+    """Adds a table of positions and drops some out: a buffer, and no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("values", torch.linspace(-1.0, 1.0, 35).view(5, 7))
+        self.dropout = torch.nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.dropout(x + self.values)
+        return out
+
+
+class Tabled(Model):
+    """The model with a table of positions before its blocks, where only the first stage computes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = Table()  # type: ignore[assignment]
+
+
 def followed(run: Run, *, plan: str = "none", steps: int = STEPS) -> Any:
     """Train with averages that are updated after each step, at the beginning of each, and by functions of the script.
 
-    plan: "none", or "tensor" for a model that tensor parallelism cuts. Returns the digest of all that is kept, and what
-    the curriculum has seen.
+    plan: "none", "tensor" for a model that tensor parallelism cuts, or "places" for one with a table beside its blocks.
+    Returns the digest of all that is kept, and what the curriculum has seen.
     """
     data, cut = Sentences(), None
+    build: Any = Tabled if plan == "places" else Model
     if plan == "tensor":
         data, cut = Sentences(tensors.VOCABULARY, tensors.LENGTH), tensors.SEQUENCE
-    model = run.shard(tensors.Decoder if cut else Model, blocks="blocks", tensor=cut, seed=3)
+    model = run.shard(tensors.Decoder if cut else build, blocks="blocks", tensor=cut, seed=3)
     ema = AveragedModel(model, multi_avg_fn=follow(0.9))
     swa = AveragedModel(model, use_buffers=True)
     own = AveragedModel(model, avg_fn=lambda average, weight, number: average + (weight - average) / (number + 3))

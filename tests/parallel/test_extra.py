@@ -44,6 +44,15 @@ def test_averages_and_values_are_the_same_in_every_layout(reference: Report, lay
         assert report.result == reference.result
 
 
+def test_averages_leave_out_tables_that_only_another_stage_has() -> None:
+    """Copies are made before it is known which stages compute with a module that has no parameters."""
+    main = partial(mains.followed, plan="places")
+    (alone,) = ended(run_world(main, Orders(layout=Layout(pp=1, dp=1))), "done")
+    for layout in (Layout(pp=2, dp=1), Layout(pp=2, dp=2, zero=2)):
+        for report in ended(run_world(main, Orders(layout=layout, snapshot_every=1)), "done"):
+            assert report.result == alone.result
+
+
 def test_state_saved_in_one_layout_goes_on_in_the_next(reference: Report, tmp_path: Path) -> None:
     """Step by step from world to world, to the end that one rank reaches alone."""
     layouts = [Layout(pp=2, dp=1), Layout(pp=1, dp=3, zero=3), Layout(pp=2, dp=2, zero=2), Layout(pp=1, dp=1)]
