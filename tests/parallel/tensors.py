@@ -102,6 +102,7 @@ def train(
     steps: int = 4,
     recompute: str = "none",
     thaw: str = "",
+    leaf: int = 1,
 ) -> tuple[str, list[float], list[float]]:
     """Train the decoder with clipping; return digest, losses and norms.
 
@@ -114,11 +115,12 @@ def train(
             parameter.requires_grad_(not thaw or thaw not in name)
         return built
 
-    model = run.shard(build, blocks="blocks", tensor=plan, seed=3, recompute=recompute)
+    model = run.shard(build, blocks="blocks", tensor=plan, seed=3, recompute=recompute, leaf=leaf)
     held = [parameter for name, parameter in model.named_parameters() if thaw and thaw in name]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
-    batches = run.batches(Sentences(VOCABULARY, LENGTH), global_batch=14, micro_batch=2, seed=11)
+    size = 14 if leaf == 1 else 4 * leaf
+    batches = run.batches(Sentences(VOCABULARY, LENGTH), global_batch=size, micro_batch=2, seed=11)
     run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
     losses = []
     for batch in batches.until(step=steps):
@@ -138,6 +140,11 @@ def train_again(run: Run) -> tuple[str, list[float], list[float]]:
 def train_thawed(run: Run) -> tuple[str, list[float], list[float]]:
     """The same with norms that are trained from the third step on."""
     return train(run, thaw="norm")
+
+
+def train_in_leaves(run: Run) -> tuple[str, list[float], list[float]]:
+    """The same with two leaves of three micro-batches a step."""
+    return train(run, leaf=3)
 
 
 def train_plain(run: Run) -> tuple[str, list[float], list[float]]:

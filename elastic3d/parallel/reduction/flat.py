@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from elastic3d.errors import ModelError
+from elastic3d.parallel.tensor.copies import settle
 
 
 class Flat:
@@ -107,6 +108,22 @@ class Flat:
     def holds_any(self) -> bool:
         """Return whether a parameter has such a gradient."""
         return any(map(_has_gradient, self._parameters))
+
+    def settle(self) -> None:
+        """Have each gradient of what tensor-parallel ranks hold whole summed over them before it is added to others.
+
+        As where there is no FSDP, in the order in which autograd comes to the parameters, which is one on all of these
+        ranks. To be called when parameters have been gathered, once. Sums in a wider dtype, for which there always is
+        FSDP, are made of the parts in every layout.
+        """
+        for _, parameter in self._held:
+            if parameter.is_dtensor and parameter.reduce_dtype in (None, parameter.param_dtype or parameter.orig_dtype):
+                settle(parameter._unsharded_param)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether tensor parallelism has cut the parameters before FSDP does."""
+        return any(parameter.is_dtensor for _, parameter in self._held)
 
     def complete(self) -> None:
         """Give zeros to the parameters that have no gradient, if FSDP is about to reduce those that have one."""

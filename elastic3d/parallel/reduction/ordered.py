@@ -64,7 +64,7 @@ from elastic3d.parallel.reduction.gathers import Gathers
 from elastic3d.parallel.reduction.lanes import Lanes
 from elastic3d.parallel.reduction.passed import PassedFold, Passing
 from elastic3d.parallel.reduction.transit import Transit
-from elastic3d.parallel.reduction.units import flats_of, reduce_now
+from elastic3d.parallel.reduction.units import flats_of, reduce_now, settle_each
 from elastic3d.parallel.witness import Witness
 from elastic3d.port import UNRECORDED, Progress
 
@@ -112,6 +112,8 @@ class Ordered:
         if shard is not None and replica is not None:
             self._passing = passing = Passing(replica, progress)
             self._passed = [PassedFold(flat, self._lanes, shard, add, passing, wire=wire) for flat in flats]
+        if leaf > 1:
+            settle_each(units, flats)
         self._used: Sequence[Fold] = self._folds
         for fold in (*self._folds, *self._passed):
             # Where gradients of weights come from passes of their own, no output tells of them.

@@ -44,6 +44,23 @@ def flats_of(
     return [make(group, names, modules[id(unit)]) for unit in units for group in parameter_groups(unit)]
 
 
+def settle_each(units: Sequence[FSDPModule], flats: Sequence[Flat]) -> None:
+    """Have the vectors of units settle the gradients of their parameters, from the first forward pass on."""
+    for unit in units:
+        groups = set(map(id, parameter_groups(unit)))
+        waiting = [flat for flat in flats if flat.is_cut and id(flat.group) in groups]
+        if not waiting:
+            continue
+
+        def gathered(*_: Any, waiting: list[Flat] = waiting) -> None:
+            while waiting:
+                waiting.pop().settle()
+
+        assert isinstance(unit, nn.Module)
+        # It runs after FSDP's own hook, which gathers.
+        unit.register_forward_pre_hook(gathered)
+
+
 @contextmanager
 def kept_whole(units: Iterable[FSDPModule]) -> Iterator[None]:
     """Have parameters that ZeRO-3 gathers for each pass stay until `reshard`, in forward passes alone."""

@@ -49,6 +49,21 @@ def test_whole_parameters_that_are_unfrozen_in_the_run_keep_the_promise(referenc
     assert result(tensors.train_thawed, Layout.parse(layout)) == alone
 
 
+@pytest.mark.parametrize("layout", ["pp=1,dp=2,tp=2,zero=2", "pp=1,dp=2,tp=2,zero=3"])
+def test_leaves_of_parameters_that_ranks_hold_whole_keep_the_promise(layout: str) -> None:
+    """Each micro-batch's gradient is summed over the tensor-parallel ranks before a leaf's next one is added to it."""
+    alone = result(tensors.train_in_leaves, Layout(pp=1, dp=1, tp=2))
+    assert result(tensors.train_in_leaves, Layout.parse(layout)) == alone
+
+
+@pytest.mark.slow
+def test_leaves_keep_the_promise_where_gradients_of_weights_come_apart() -> None:
+    """Ranks meet in the order in which autograd comes to the weights, and not in that in which they are added up."""
+    alone = result(tensors.train_leaves, Layout(pp=1, dp=1, tp=2))
+    split = Layout.parse("pp=2,dp=2,tp=2,zero=2,schedule=zero-bubble,virtual=2")
+    assert result(tensors.train_leaves, split) == alone
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["pp=1,dp=3,tp=2", "pp=1,dp=2,tp=2,zero=3", "pp=2,dp=3,tp=2,zero=2"])
 def test_further_layouts_end_with_the_same_digest(reference: Any, layout: str) -> None:
