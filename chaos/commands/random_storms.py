@@ -36,6 +36,7 @@ from chaos.report.early import MOST, in_a_line, say
 from chaos.report.random_documents import SCHEMA, DrawnRun, RandomDocument, RunVerdict, SkippedFault
 from chaos.report.watching import clean_end
 from chaos.schedules.restart import TELL
+from chaos.schedules.sure import ANY
 from chaos.storms.folders import writable_file, writable_folder
 from chaos.storms.random_runs import Chances, draw_run, play_run, saved_step, words_of
 from chaos.storms.storm import Job, undisturbed
@@ -72,7 +73,9 @@ def play_random(
     ] = "",
     nodes: Annotated[int, typer.Option(min=2, help="Most nodes to start with; the fewest are 2.")] = 4,
     slots: Annotated[int, typer.Option(min=1, help="Most trainers per node.")] = 1,
-    least: Annotated[int, typer.Option(min=1, help="Nodes that the script needs: no schedule leaves fewer.")] = 1,
+    least: Annotated[
+        int, typer.Option(min=1, help="Nodes that every schedule leaves, where the script needs more than its layout.")
+    ] = 1,
     patience: Annotated[float, typer.Option(min=1.0, help="Seconds without an event until a run is given up.")] = 180,
     bars: NoticedBars = None,
     recovery: Recovery = None,
@@ -142,6 +145,7 @@ def play_random(
                 nodes=nodes,
                 slots=slots,
                 least=least,
+                asked=quiet.asked or ANY,
                 steps=steps,
                 saved=saved_step(quiet.picture.checkpoints, steps),
             )

@@ -24,7 +24,7 @@ from chaos.history.claims import Accusation
 from chaos.history.follow import Picture, Step
 from chaos.playing.play import RESTART, Outcome, Setting
 from elastic3d.errors import UsageError
-from elastic3d.values import from_json, to_json
+from elastic3d.values import Layout, from_json, to_json
 
 ANY_SCRIPT = Path(__file__).parents[1] / "scripts" / "any_script.py"
 PLACES = ("seed", "out", "events", "store")
@@ -156,6 +156,7 @@ def _written(outcome: Outcome) -> dict[str, Any]:
         "steps": [to_json(step) for step in outcome.picture.steps],
         "accused": [to_json(one) for one in outcome.picture.accused],
         "checkpoints": list(outcome.picture.checkpoints),
+        "asked": None if outcome.asked is None else outcome.asked.request(),
     }
 
 
@@ -184,4 +185,5 @@ def _read(setting: ScriptSetting, kept: dict[str, Any]) -> Outcome:
         killed=(),
         undone=(),
         leftovers=(),
+        asked=None if kept["asked"] is None else Layout.parse(kept["asked"]),
     )

@@ -30,7 +30,7 @@ from chaos.machine.strangers import Port, sockets
 from chaos.playing.observer import Observer
 from chaos.playing.standing import Standing
 from chaos.schedules.schedule import bounds
-from chaos.scripts import mark_of
+from chaos.scripts import ASKED, mark_of
 from chaos.servers.etcd import EtcdCluster, EtcdServer
 from chaos.servers.metadata import cloud_of
 from chaos.servers.s3 import LOOPBACK
@@ -131,6 +131,7 @@ class Setting:
 class Outcome:
     """The outcome of a history.
 
+    asked: the layout that anybody's script asks for, None for none.
     killed, dismissed: nodes ended by SIGKILL and by SIGTERM. unwanted: nodes that were to be turned away. undone:
     faults whose moment never came. unmet: those that no request of the store has met since. failure: that it was
     left standing, and was given up, or "". logs: by node, the end of what an agent printed that ended as it should
@@ -159,6 +160,7 @@ class Outcome:
     events: tuple[Event, ...] = ()
     damage: tuple[str, ...] = ()
     unmet: tuple[Fault, ...] = ()
+    asked: Layout | None = None
 
 
 Watcher = Callable[[Picture], None]
@@ -344,6 +346,7 @@ class Player:
             hit=tuple(self.hit),
             events=tuple(self._events),
             damage=() if failure else self.damage(),
+            asked=self.asked(),
         )
 
     @property
@@ -421,6 +424,10 @@ class Player:
         except (FileNotFoundError, ValueError, KeyError):
             return None
         return str(digest)
+
+    def asked(self) -> Layout | None:
+        file = self.out / ASKED
+        return Layout.parse(file.read_text()) if file.exists() else None
 
     def leftovers(self) -> tuple[str, ...]:
         """Return what the job left behind, as text; waits a while for what ends by itself."""

@@ -21,8 +21,9 @@ from chaos.faults.script import OfScript
 from chaos.faults.store import StoreStale, StoreStrips
 from chaos.faults.store_disk import StoreDiskFull, StoreReadOnly
 from chaos.schedules.schedule import Schedule, check
-from chaos.schedules.sure import begins_generation, check_sure, check_waits, of_trainers, saved_before, sure_ranks
+from chaos.schedules.sure import ANY, begins_generation, check_sure, check_waits, of_trainers, saved_before, sure_ranks
 from elastic3d.errors import UsageError
+from elastic3d.values import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,15 +104,16 @@ def draw_schedule(
     words: Sequence[str] = (),
     slots: int = 1,
     least: int = 1,
+    asked: Layout = ANY,
     saved: int = 0,
     also: Callable[[Sequence[Fault]], object] = lambda faults: None,
 ) -> Schedule:
     """Return a schedule of `faults` faults that surely happen to a job of so many nodes and steps.
 
     words: of the catalogue, by default the ORDINARY ones that nodes of so many slots can meet. least: nodes that are
-    left. saved: the step of the job's first checkpoint, 0 for none. also: raises UsageError for what else is not to be
-    drawn. Some faults come together, or in the recovery from another. UsageError where so many faults of these kinds
-    cannot happen to this job.
+    left. asked: the layout that the script asks for. saved: the step of the job's first checkpoint, 0 for none. also:
+    raises UsageError for what else is not to be drawn. Some faults come together, or in the recovery from another.
+    UsageError where so many faults of these kinds cannot happen to this job.
     """
     if not words:
         words = [word for word in ORDINARY if slots > 1 or Need.SLOTS not in KINDS[word].ABOUT.needs]
@@ -119,6 +121,11 @@ def draw_schedule(
     places = sorted({kind.ABOUT.place for kind in kinds})
     chance = random.Random(f"schedule {seed}")
     last = last_step(steps)
+    sure = sure_ranks(nodes, slots, asked)
+
+    def begins(one: Fault) -> bool:
+        return begins_generation(one, nodes, slots, asked)
+
     drawn: list[Fault] = []
     for _ in range(TRIES * faults):
         if len(drawn) == faults:
@@ -126,12 +133,12 @@ def draw_schedule(
         # Each place as often as any other, however many ways there are to enter by it.
         place = chance.choice(places)
         kind = chance.choice([kind for kind in kinds if kind.ABOUT.place is place])
-        one = _to_a_trainer(kind.drawn(chance, nodes=nodes, steps=last + 1), chance, nodes, slots)
-        one = _at_another_moment(one, drawn, chance, slots)
+        one = _to_a_trainer(kind.drawn(chance, nodes=nodes, steps=last + 1), chance, slots, sure)
+        one = _at_another_moment(one, drawn, chance, begins)
         some = saved_before([*drawn, one], saved, last)
         try:
             check(some, nodes=nodes, steps=steps, slots=slots)
-            check_sure(some, nodes=nodes, slots=slots, least=least, saved=0 < saved <= last // 2)
+            check_sure(some, nodes=nodes, slots=slots, least=least, asked=asked, saved=0 < saved <= last // 2)
             check_waits(some, saved)
             also(some)
         except UsageError:
@@ -148,21 +155,23 @@ def last_step(steps: int) -> int:
     return max(1, steps - max(2, steps // 8))
 
 
-def _to_a_trainer(fault: Fault, chance: random.Random, nodes: int, slots: int) -> Fault:
+def _to_a_trainer(fault: Fault, chance: random.Random, slots: int, sure: int) -> Fault:
     """Return what befalls trainers by a rank, which has one: a node that the layout does not use has none."""
     if not (of_trainers(fault) and isinstance(fault, OfNode)):
         return fault
-    return dataclasses.replace(fault, node=f"rank{slots * chance.randrange(sure_ranks(nodes, slots))}")
+    return dataclasses.replace(fault, node=f"rank{slots * chance.randrange(sure)}")
 
 
-def _at_another_moment(fault: Fault, drawn: Sequence[Fault], chance: random.Random, slots: int) -> Fault:
+def _at_another_moment(
+    fault: Fault, drawn: Sequence[Fault], chance: random.Random, begins: Callable[[Fault], bool]
+) -> Fault:
     """Return the fault, now and then at the moment of one before it, or in the recovery from one."""
     luck = chance.random()
     if isinstance(fault, OfScript | Continue) or not drawn:
         return fault
     if luck < TOGETHER:
         return dataclasses.replace(fault, when=drawn[-1].when)
-    if luck < TOGETHER + RECOVERING and any(one.when.step and begins_generation(one, slots) for one in drawn):
+    if luck < TOGETHER + RECOVERING and any(one.when.step and begins(one) for one in drawn):
         return dataclasses.replace(fault, when=When(generation=2))
     return fault
 

@@ -7,6 +7,7 @@ what is drawn may not: a fault that was not made, or a state that was lost as pr
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from chaos.faults.etcd import EtcdDeleted, EtcdEmpty, EtcdPause, EtcdRestart, EtcdRestored, Revoke
@@ -18,7 +19,10 @@ from chaos.faults.process import Flap, Freeze, Kill, KillCompanion, KillKeeper, 
 from chaos.faults.store import StoreFlips, StoreFlipsWrites, StoreGone
 from chaos.schedules.schedule import later
 from elastic3d.errors import UsageError
+from elastic3d.values import Layout
 
+ANY = Layout()
+"""What a script asks for that leaves the layout free."""
 SAVED = "checkpoint.committed"
 
 
@@ -27,17 +31,33 @@ def of_trainers(fault: Fault) -> bool:
     return isinstance(fault, KillTrainer | Freeze | Pause | Slow | Reset | SnapshotFlip)
 
 
-def sure_ranks(nodes: int, slots: int = 1) -> int:
+def fewest_nodes(asked: Layout, slots: int = 1) -> int:
+    """Return the fewest nodes of so many slots that a layout which is asked for takes; 0 if no number of them will do.
+
+    It takes a multiple of them. What the model and its batches allow is not looked at.
+    """
+    inner = (asked.cp or 1) * (asked.tp or 1)
+    if slots % inner:
+        return 0
+    ranks = inner * (asked.pp or 1) * (asked.dp or asked.replicas or 1)
+    nodes = ranks // math.gcd(ranks, slots)
+    return nodes if nodes * slots == ranks or not (asked.pp and asked.dp) else 0
+
+
+def sure_ranks(nodes: int, slots: int = 1, asked: Layout = ANY) -> int:
     """Return how many of so many nodes any layout has ranks on: the most that are a power of two, or half of them.
 
     Nodes of several slots are more often spares: eight slots are no quicker with four micro-batches than six.
     """
-    return 1 << (nodes.bit_length() - 1) if slots == 1 else max(1, nodes // 2)
+    fewest = fewest_nodes(asked, slots) or 1
+    times = 1 if asked.pp and asked.dp else max(1, nodes // fewest)
+    return fewest * (1 << (times.bit_length() - 1) if slots == 1 else max(1, times // 2))
 
 
-def begins_generation(fault: Fault, slots: int = 1) -> bool:
-    """Return whether another generation follows for certain: not where a node of several slots goes, maybe a spare."""
-    if slots > 1:
+def begins_generation(fault: Fault, nodes: int, slots: int = 1, asked: Layout = ANY) -> bool:
+    """Return whether another generation follows for certain: not where what goes may be a spare of so many nodes."""
+    spares = slots > 1 or sure_ranks(nodes, slots, asked) < nodes
+    if spares and not (isinstance(fault, OfNode) and fault.node.startswith("rank")):
         return isinstance(fault, KillTrainer)
     return isinstance(fault, Kill | KillKeeper | KillCompanion | KillTrainer | Flap | Drain | Terminate)
 
@@ -68,11 +88,15 @@ def takes_memory(fault: Fault) -> bool:
     return isinstance(fault, Kill | KillKeeper | KillCompanion | Stop | Flap | Cut | CutFromEtcd | SnapshotFlip)
 
 
-def check_sure(faults: Sequence[Fault], *, nodes: int, slots: int = 1, least: int = 1, saved: bool = False) -> None:
+def check_sure(
+    faults: Sequence[Fault], *, nodes: int, slots: int = 1, least: int = 1, asked: Layout = ANY, saved: bool = False
+) -> None:
     """Raise UsageError where one of `faults` might not be made, or the job might rightly end by them.
 
-    least: nodes that have to be left of those the job starts with. saved: whether it commits a checkpoint in time.
+    least: nodes that have to be left of those the job starts with; so must what the layout takes that is asked for.
+    saved: whether it commits a checkpoint in time.
     """
+    least = max(least, fewest_nodes(asked, slots))
     losses = [fault for fault in faults if -1 in fault.CHANGES]
     left = nodes - len(losses)
     if left < least:
@@ -80,7 +104,7 @@ def check_sure(faults: Sequence[Fault], *, nodes: int, slots: int = 1, least: in
     for fault in faults:
         _check_node(fault, faults)
         rank = fault.node if isinstance(fault, OfNode) and of_trainers(fault) else ""
-        if rank.startswith("rank") and int(rank.removeprefix("rank")) // slots >= sure_ranks(left, slots):
+        if rank.startswith("rank") and int(rank.removeprefix("rank")) // slots >= sure_ranks(left, slots, asked):
             raise UsageError(f"{fault}: with {left} nodes left there may be no such rank")
         if isinstance(fault, Reset) and left < 2:
             raise UsageError(f"{fault}: one node that is left has nobody to be connected with")

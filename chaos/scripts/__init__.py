@@ -3,5 +3,7 @@ def mark_of(step: int) -> str:
     return f"fault-{step}.json"
 
 
+ASKED = "asked-layout"
+"""The file in which `any_script` leaves the layout that a script asks for, as `Layout.request` writes it."""
 SECOND = "second-fault.json"
 """The same of the second one of two ranks that fail together."""

@@ -19,9 +19,11 @@ from chaos.schedules.draw import LASTING, NAMED, ORDINARY, draw_schedule, last_s
 from chaos.schedules.restart import WHY, check_restart
 from chaos.schedules.restart import WORDS as RESTART_WORDS
 from chaos.schedules.schedule import Schedule
+from chaos.schedules.sure import ANY, fewest_nodes
 from chaos.storms.storm import Job, Storm, keep, play_storm
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import UsageError
+from elastic3d.values import Layout
 
 FEWEST = 2
 """Nodes of the smallest job: with one, hardly anything can be lost."""
@@ -31,7 +33,9 @@ FEWEST = 2
 class Chances:
     """What is drawn from. words: of the catalogue. each: fewest and most faults of a run. nodes, slots: most of them.
 
-    least: nodes that every schedule leaves. steps, saved: of the job, and of its first checkpoint, 0 for none.
+    least: nodes that every schedule leaves. asked: the layout that the script asks for, of which schedules leave enough
+    nodes as well. steps, saved: of the job, and of its first checkpoint, 0 for none.
+    UsageError where no number of so many nodes will do for the layout.
     """
 
     words: tuple[str, ...]
@@ -39,8 +43,22 @@ class Chances:
     nodes: int
     slots: int = 1
     least: int = 1
+    asked: Layout = ANY
     steps: int
     saved: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.fitting:
+            raise UsageError(
+                f"the script asks for {self.asked.request()}, which {self.nodes} nodes of {self.slots} slots cannot "
+                "have: give more --nodes or --slots"
+            )
+
+    @property
+    def fitting(self) -> dict[int, int]:
+        """The numbers of slots with which nodes can have the layout, and the fewest nodes of each, `least` or more."""
+        fewest = {slots: fewest_nodes(self.asked, slots) for slots in range(1, self.slots + 1)}
+        return {slots: max(nodes, self.least) for slots, nodes in fewest.items() if 0 < nodes <= self.nodes}
 
 
 def draw_run(seed: int, chances: Chances, job: Job) -> tuple[Schedule, Job]:
@@ -49,8 +67,9 @@ def draw_run(seed: int, chances: Chances, job: Job) -> tuple[Schedule, Job]:
     UsageError where so many faults of these kinds cannot happen to the most nodes.
     """
     chance = random.Random(f"run {seed}")
-    fewest = min(max(FEWEST, chances.least), chances.nodes)
-    nodes, slots = chance.randint(fewest, chances.nodes), chance.randint(1, chances.slots)
+    fitting = chances.fitting
+    fewest = min(max(FEWEST, *fitting.values()), chances.nodes)
+    nodes, slots = chance.randint(fewest, chances.nodes), chance.choice([*fitting])
     faults = chance.randint(*chances.each)
     while True:
         try:
@@ -62,6 +81,7 @@ def draw_run(seed: int, chances: Chances, job: Job) -> tuple[Schedule, Job]:
                 words=chances.words,
                 slots=slots,
                 least=chances.least,
+                asked=chances.asked,
                 saved=chances.saved,
                 also=(lambda faults: None) if job.resident else check_restart,
             )

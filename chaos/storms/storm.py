@@ -281,10 +281,11 @@ def undisturbed(job: Job, *, workdir: Path, kept: Path, console: Console) -> tup
     if not sound(quiet):
         for name, log in list(quiet.logs.items())[:1]:
             console.print(f"The end of {name}'s log", log, sep="\n", markup=False, highlight=False)
-    setting = known_steps(setting, quiet)
+    ends = ", ".join(f"{name} ended with {code}" for name, code in quiet.exit_codes.items() if code)
+    if not ends:
+        setting = known_steps(setting, quiet)
     if not sound(quiet):
-        codes = ", ".join(f"{name} ended with {code}" for name, code in quiet.exit_codes.items() if code)
-        why = quiet.failure or ("it left no digest" if job.resident else codes)
+        why = quiet.failure or ends or "it left no digest"
         hosts = "; if it needs the internet, give --loopback" if job.on_hosts else ""
         raise UsageError(f"{setting.target.name}: it fails undisturbed: {why}{hosts}")
     return setting, quiet

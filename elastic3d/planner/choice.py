@@ -176,7 +176,8 @@ def _by_shape(cluster: Cluster, profile: ModelProfile, request: Layout, speeds: 
     worlds = [used * slots for used in range(nodes, 0, -1)]
     asked = (layout for world in worlds for layout in _asked_for(world, request))
     # If the sizes would do, the reason is something else about the model, which more nodes do not change.
-    sizes = replace(profile, tied=False, unstaged="", compress="", recompute="none", experts=0, chunks=1)
+    freed = replace(profile, heads=request.tp or 1, chunks=1, compress="", recompute="none")
+    sizes = replace(freed, tied=False, unstaged="", experts=0)
     fitting = (layout for layout in islice(asked, LOOKED_AT) if unfit(replace(layout, cp=1), sizes) is None)
     reasons = [why for layout in fitting if (why := unfit(layout, profile)) is not None]
     raise LayoutError(_nothing(nodes, slots, profile, request, reasons))

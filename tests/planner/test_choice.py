@@ -60,6 +60,13 @@ def test_the_obstacle_is_named_if_more_nodes_would_not_help() -> None:
     with pytest.raises(LayoutError, match="pp=2 would part a parameter") as caught:
         plan(2, 1, tied, Layout(pp=2))
     assert "add nodes" not in str(caught.value)
+    for heads, why in (
+        (0, "tp=2 needs a model with a tensor-parallel plan"),
+        (3, "tp=2 does not divide the model's 3"),
+    ):
+        with pytest.raises(LayoutError, match=why) as caught:
+            plan(2, 2, replace(profile(4, 8), heads=heads), Layout(tp=2))
+        assert "add nodes" not in str(caught.value)
 
 
 @given(st.integers(1, 16), st.integers(1, 8), SIZES, SIZES, AXES, AXES)

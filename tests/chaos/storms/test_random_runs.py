@@ -38,11 +38,20 @@ from chaos.schedules.draw import ORDINARY, draw_schedule, last_step
 from chaos.schedules.files import parse
 from chaos.schedules.schedule import Schedule, check
 from chaos.schedules.smaller import smaller, smallest
-from chaos.schedules.sure import SAVED, check_sure, check_waits, saved_before, takes_memory
+from chaos.schedules.sure import (
+    SAVED,
+    begins_generation,
+    check_sure,
+    check_waits,
+    fewest_nodes,
+    saved_before,
+    takes_memory,
+)
 from chaos.storms import random_runs
 from chaos.storms.random_runs import Chances, draw_run, play_run, saved_step, words_of
 from chaos.storms.storm import Job, Storm, keep, kept_storm
 from elastic3d.errors import EtcdUnavailable, UsageError
+from elastic3d.values import Layout
 from tests.chaos.storms.test_storm import setting, storm
 
 A, B = When(step=5), When(step=9)
@@ -112,6 +121,45 @@ def test_nodes_that_the_script_needs_are_left() -> None:
     for seed in range(50):
         schedule, job = draw_run(seed, Chances(**{**_values(CHANCES), "least": 2}), JOB)
         assert job.nodes - sum(-1 in fault.CHANGES for fault in schedule.faults) >= 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "fewest"),
+    [
+        ("pp=2", {1: 2, 2: 1}),
+        ("pp=3", {1: 3, 2: 3}),
+        ("tp=2", {1: 0, 2: 1}),
+        ("pp=2,tp=2", {1: 0, 2: 2}),
+        ("cp=2,dp=3", {1: 0, 2: 3}),
+        ("pp=2,dp=2", {1: 4, 2: 2}),
+        ("pp=3,dp=1", {1: 3, 2: 0}),
+        ("zero=2", {1: 1, 2: 1}),
+    ],
+)
+def test_a_layout_that_is_asked_for_takes_whole_nodes(asked: str, fewest: dict[int, int]) -> None:
+    """Its tensor-parallel and context-parallel ranks share a node; 0 where no number of nodes will do."""
+    layout = Layout.parse(asked)
+    assert {slots: fewest_nodes(layout, slots) for slots in fewest} == fewest
+    for seed in range(30):
+        schedule, job = draw_run(seed, replace(CHANCES, slots=2, asked=layout, each=(2, 3)), JOB)
+        needed = fewest[job.slots]
+        assert job.nodes - sum(-1 in fault.CHANGES for fault in schedule.faults) >= needed > 0
+
+
+def test_a_layout_that_no_nodes_can_have_is_refused() -> None:
+    """Rather than played until somebody wonders."""
+    with pytest.raises(UsageError, match=r"tp=4, which 4 nodes of 2 slots cannot have: give more --nodes or --slots"):
+        replace(CHANCES, slots=2, asked=Layout(tp=4))
+
+
+def test_nothing_waits_for_a_generation_that_the_loss_of_a_spare_does_not_begin() -> None:
+    """Of three nodes one may be a spare of two stages; of four none is before anything is lost."""
+    lost = Drain(node="node1", when=A)
+    assert begins_generation(lost, 2, asked=Layout(pp=2))
+    assert not begins_generation(lost, 3, asked=Layout(pp=2))
+    assert begins_generation(lost, 4, asked=Layout(pp=2))
+    assert begins_generation(KillTrainer(node="rank1", when=A), 3, asked=Layout(pp=2))
+    assert not begins_generation(lost, 4, asked=Layout(pp=2, dp=1))
 
 
 @pytest.mark.parametrize(
