@@ -454,4 +454,15 @@ FOUND: tuple[Bug, ...] = (
             8.255 cut n7 for 4.91
         """,
     ),
+    _bug(
+        "etcd goes away again soon after it came back from a backup in which a node leads that is dead",
+        "The time without etcd counted against whoever waited to write the generation again, before the dead leader's "
+        "key was gone: all that were left began anew, and nobody knew which step was safe.",
+        """
+            job seed=200036 members=5 minimum=1 maximum=5 multiple_of=1 beside=1
+            3.700 vanish n1,n3,n5
+            4.500 etcd-restore for 4.8
+            12.100 etcd-stop for 5.6
+        """,
+    ),
 )

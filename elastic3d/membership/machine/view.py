@@ -202,6 +202,9 @@ class View:
     def wait_longer(self, seconds: float, now: float) -> None:
         """Etcd was away for so many seconds: they do not count for members that could neither register nor answer."""
         self.doubts_at = {id: min(now, at + seconds) for id, at in self.doubts_at.items()}
+        if self.outdated is not None:
+            # All leases begin anew when etcd is back, that of a leader in the backup too, who may be long gone.
+            self.outdated = now
         if self.roster is not None:
             self.roster.wait_longer(seconds, now)
 
