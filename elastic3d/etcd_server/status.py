@@ -14,6 +14,11 @@ from elastic3d.etcd_server.binary import defects
 FULL = 0.5
 """Part of its quota in use beyond which people are warned."""
 DEFAULT_QUOTA = 2 << 30
+ALARMS = {
+    "NOSPACE": "its database is full: etcdctl compact, defrag and alarm disarm make room",
+    "CORRUPT": "a member holds other data than the rest: replace it (etcdctl member remove, add), then alarm disarm",
+}
+"""Those under which etcd refuses all writes, and what to do about each."""
 
 
 class ServerState(StrEnum):
@@ -50,7 +55,7 @@ class ServersStatus:
     """An etcd, member by member."""
 
     serving: bool
-    """Whether a majority of the endpoints follows one leader, and it is among them."""
+    """Whether it takes writes: most endpoints lead or follow, in one cluster, and no alarm forbids it."""
     members: tuple[ServerStatus, ...]
     """In the order of the endpoints."""
     warnings: tuple[str, ...]
@@ -92,10 +97,12 @@ def of_member(endpoint: str, said: MemberStatus) -> ServerStatus:
 def judge(members: tuple[ServerStatus, ...], quota: int = DEFAULT_QUOTA) -> ServersStatus:
     """Return the status of all, with what follows from it."""
     serving = [one for one in members if one.state in (ServerState.LEADS, ServerState.FOLLOWS)]
-    leads = any(one.state is ServerState.LEADS for one in members)
     quorum = len(members) // 2 + 1
-    warnings = []
-    if len(serving) < quorum or not leads:
+    # Each member says those of all.
+    alarms = [alarm for alarm in ALARMS if any(alarm in one.problem for one in serving)]
+    warnings = [f"it takes no writes, by its alarm {alarm}: {ALARMS[alarm]}" for alarm in alarms]
+    # Who follows has heard of its leader within a second or so, whether that one is among the endpoints or not.
+    if len(serving) < quorum:
         warnings.append("it takes no writes: no majority of its members follows a leader; start those that are away")
     elif len(serving) == quorum < len(members):
         warnings.append("it serves, and would not if one more member were lost: bring back those that are away")
@@ -113,7 +120,7 @@ def judge(members: tuple[ServerStatus, ...], quota: int = DEFAULT_QUOTA) -> Serv
                 f"{one.endpoint} has used more than half of its database: compact it, and see what fills it"
             )
     return ServersStatus(
-        serving=len(serving) >= quorum and leads and len({one.cluster for one in serving}) == 1,
+        serving=len(serving) >= quorum and not alarms and len({one.cluster for one in serving}) == 1,
         members=members,
         warnings=tuple(warnings),
     )

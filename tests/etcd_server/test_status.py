@@ -21,6 +21,7 @@ SAID = MemberStatus(
     quota=0,
     errors=(),
 )
+FULL, UNLIKE = "memberID:1 alarm:NOSPACE ", "memberID:1 alarm:CORRUPT "
 AWAY = ServerStatus(endpoint="http://e3:2379", state=ServerState.AWAY, problem="no answer")
 
 
@@ -34,7 +35,7 @@ def test_a_member_is_what_it_says() -> None:
     assert member(1, leads=True).state is ServerState.LEADS
     assert member(1, has_leader=False).state is ServerState.WAITS
     assert member(1, learner=True).state is ServerState.LEARNS
-    assert member(1, errors=("NOSPACE",)).problem == "NOSPACE"
+    assert member(1, errors=(FULL,)).problem == FULL
     assert member(26).member == "1a"
 
 
@@ -50,12 +51,14 @@ def test_three_members_that_are_well_need_nothing() -> None:
     [
         ((member(1, leads=True), member(2), AWAY), True, "if one more member were lost"),
         ((member(1, has_leader=False), AWAY, AWAY), False, "takes no writes"),
-        ((member(1), member(2), AWAY), False, "takes no writes"),
+        ((member(1), member(2), AWAY), True, "if one more member were lost"),
         ((AWAY,), False, "takes no writes"),
         ((member(1, leads=True), member(2)), True, "run an odd number"),
         ((member(1, leads=True), member(2, cluster=7), member(3)), False, "different clusters"),
         ((member(1, leads=True, version="3.5.2"), member(2), member(3)), True, r"3\.5\.2 loses data"),
         ((member(1, leads=True, in_use=2 << 30), member(2), member(3)), True, "half of its database"),
+        ((member(1, leads=True, errors=(FULL,)), member(2, errors=(FULL,)), AWAY), False, "its database is full"),
+        ((member(1, leads=True, errors=(UNLIKE,)), member(2), member(3)), False, "other data than the rest"),
     ],
 )
 def test_what_is_wrong_is_said(members: tuple[ServerStatus, ...], serving: bool, warning: str) -> None:
@@ -65,6 +68,13 @@ def test_what_is_wrong_is_said(members: tuple[ServerStatus, ...], serving: bool,
     seen = judge(members)
     assert seen.serving is serving
     assert [one for one in seen.warnings if re.search(warning, one)], seen.warnings
+
+
+def test_one_endpoint_is_enough_though_another_member_leads() -> None:
+    """A service's name, or one host's, stands for the cluster: its member follows, so that somebody leads."""
+    seen = judge((member(2),))
+    assert seen.serving
+    assert seen.warnings == ()
 
 
 def test_a_version_that_nobody_can_read_is_none_of_the_list() -> None:
