@@ -45,6 +45,7 @@ TIMEOUT, BUDGET = 2.0, 6.0
 """Seconds for one try, and for one call with all its tries."""
 
 _SET_UP = "see docs/guides/etcd.md"
+_MOST = "see that most members of the cluster run and reach each other"
 _REMEDIES = {
     "wrong user name or password": "correct --user and --password-file",
     "requires a login": "give --user and --password-file, or --cert and --key",
@@ -80,7 +81,7 @@ class EtcdPlace:
 class MemberFacts:
     """One member. error: why it did not answer or let us in, remedy: what to do; the other fields then mean nothing.
 
-    read: median seconds of a linearizable read. certificate_ends: wall time, None without TLS.
+    read: median seconds of a linearizable read, 0 without a leader. certificate_ends: wall time, None without TLS.
     """
 
     endpoint: str
@@ -111,7 +112,7 @@ def judge_member(facts: MemberFacts, now: float) -> tuple[NodeFinding, ...]:
     findings = []
     if not status.has_leader:
         findings.append(
-            _bad(facts, f"{seen}; it has no leader", "see that most members of the cluster run and reach each other")
+            _bad(facts, f"version {status.version}: it has no leader, and serves no reads or writes", _MOST)
         )
     elif status.learner:
         findings.append(
@@ -279,7 +280,15 @@ def measure_member(place: EtcdPlace, endpoint: Endpoint, run: CheckRun, clock: C
         except EtcdError as error:
             seen, remedy = explained(error)
             if isinstance(error, EtcdUnavailable) and not isinstance(error, Impaired):
-                seen, remedy = _unanswered(endpoint), "see that etcd runs there, the name, the route and the firewalls"
+                # Who has no leader answers no read, and says who it is all the same.
+                alone = _status(client)
+                if alone is not None and not alone.has_leader:
+                    return MemberFacts(endpoint=name, status=alone)
+                if alone is not None:
+                    seen, remedy = f"version {alone.version}, and no read came back within {BUDGET:g} s", _MOST
+                else:
+                    seen = _unanswered(endpoint)
+                    remedy = "see that etcd runs there, the name, the route and the firewalls"
             return MemberFacts(endpoint=name, error=seen.removeprefix(f"{name} "), remedy=remedy)
     run.go_on(f"{name}: certificate")
     return MemberFacts(
@@ -334,6 +343,13 @@ def measure_clock(place: EtcdPlace, endpoint: Endpoint, clock: Clock = SYSTEM) -
                 return None
             return clocks.reading(f"etcd {endpoint.target}", before=before, after=after, theirs=theirs, grain=1.0)
     return None
+
+
+def _status(client: EtcdClient) -> MemberStatus | None:
+    try:
+        return client.member_status()
+    except EtcdError:
+        return None
 
 
 def _unanswered(endpoint: Endpoint) -> str:

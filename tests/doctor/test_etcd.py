@@ -215,6 +215,26 @@ def test_a_member_that_stands_still_holds_up_nobody() -> None:
             still.resume()
 
 
+@pytest.mark.usefixtures("soon")
+def test_a_member_that_has_lost_the_others_says_that_it_has_no_leader() -> None:
+    """It is there, and neither its name nor a firewall is to be looked at."""
+    with EtcdCluster(3) as cluster:
+        last, *others = cluster.members
+        for one in others:
+            one.kill()
+        place = at(last.endpoint)
+
+        def alone() -> bool:
+            with place.client(place.endpoints) as client:
+                return not client.member_status().has_leader
+
+        assert wait_until(alone, 60.0)
+        (finding,) = etcd.judge_member(member(place), SYSTEM.wall())
+        assert finding.status is FAILURE
+        assert finding.seen.endswith("it has no leader, and serves no reads or writes")
+        assert "most members" in finding.remedy
+
+
 def test_an_answer_that_drips_is_not_waited_for() -> None:
     """The question why an endpoint does not answer has its own time, for the whole answer."""
     done = threading.Event()
