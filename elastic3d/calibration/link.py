@@ -32,6 +32,8 @@ from elastic3d.values import from_json, to_json
 SIZES = tuple(1 << power for power in (10, 14, 17, 20, 22, 24))
 PATIENCE = 120.0
 LEAST, MOST = 5, 200
+TURN = 0.05
+"""Seconds between two looks at the processes of a link."""
 
 # Runs before the imports, which take seconds: a child must not outlive a parent that is interrupted during them.
 _ONE = """\
@@ -65,12 +67,14 @@ def inside(device: str, *, seconds: float, sizes: Sequence[int] = SIZES, patienc
                         )
                     )
             ends = SYSTEM.monotonic() + patience + seconds
-            codes = [process.wait(max(0.1, ends - SYSTEM.monotonic())) for process in processes]
-        except subprocess.TimeoutExpired:
-            raise CalibrationFailed(
-                f"two processes of this node did not meet within {patience + seconds:.0f} s; try again when the "
-                "machine is less busy"
-            ) from None
+            # One that fails is not waited for by way of the other, which waits for it.
+            while not any(codes := [process.poll() for process in processes]) and None in codes:
+                if SYSTEM.monotonic() > ends:
+                    raise CalibrationFailed(
+                        f"two processes of this node did not meet within {patience + seconds:.0f} s; try again when "
+                        "the machine is less busy"
+                    )
+                SYSTEM.sleep(TURN)
         finally:
             for process in processes:
                 with contextlib.suppress(ProcessLookupError):
@@ -87,7 +91,7 @@ def meet(
 ) -> MeasuredLink:
     """Measure the link to another node's process, which calls this with the other rank; both meet at host:port.
 
-    master: serve the store there. CalibrationFailed if nobody comes.
+    master: serve the store there. CalibrationFailed if nobody comes, or leaves before it is done.
     """
     try:
         store = TCPStore(host, port, None, master, timedelta(seconds=PATIENCE), wait_for_workers=False)
@@ -96,6 +100,11 @@ def meet(
         raise CalibrationFailed(
             f"no other node met this one at {host}:{port} within {PATIENCE:.0f} s, or it left: {error}. "
             "Start both at about the same time, and see that nothing between them closes that port"
+        ) from error
+    except RuntimeError as error:  # gloo's and the device's
+        raise CalibrationFailed(
+            f"the exchange with the other node at {host}:{port} failed: {error}. See what that one says, and start "
+            "both again"
         ) from error
 
 

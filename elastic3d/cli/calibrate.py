@@ -51,7 +51,8 @@ def calibrate(
     ] = None,
     threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of a trainer, as in run().")] = 1,
     listen: Annotated[
-        int | None, typer.Option("--listen", metavar="PORT", help="Wait here for the other node's --peer.")
+        int | None,
+        typer.Option("--listen", metavar="PORT", min=1, max=65535, help="Wait here for the other node's --peer."),
     ] = None,
     peer: Annotated[
         str, typer.Option("--peer", metavar="HOST:PORT", help="Another node that listens: measure the link to it.")

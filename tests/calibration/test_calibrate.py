@@ -140,6 +140,11 @@ def test_wrong_arguments_are_refused_before_anything_is_measured(arguments: tupl
         raise result.exception
 
 
+def test_a_port_that_cannot_be_is_a_wrong_call() -> None:
+    """As for the doctor."""
+    assert run.invoke(application(), ["calibrate", "--listen", "70000"]).exit_code == 2
+
+
 def test_a_busy_machine_is_reported() -> None:
     """A fraction of one core is what a desktop uses; half of all cores is another job."""
     assert busy(0.5, 2) == ""
