@@ -36,16 +36,25 @@ _REASONS = (
 )
 MOST = 300
 """Letters of a log that are shown."""
+_LIVED_ON = ("debug", "info", "warn")
 
 
 def reason(log: str) -> str:
     """Return why, and what to do; the last line of the log where nobody knows, "" for an empty log."""
-    lower = log.lower()
+    lines = [line for line in log.splitlines() if line.strip()]
+    lower = "\n".join(filter(_may_end, lines)).lower()
     for text, why in _REASONS:
         if text.lower() in lower:
             return why
-    lines = [line for line in log.splitlines() if line.strip()]
     return f"it said last: {_said(lines[-1])}" if lines else ""
+
+
+def _may_end(line: str) -> bool:
+    """Return whether a member may have ended by what a line says: a client that it refused is a warning."""
+    try:
+        return json.loads(line).get("level") not in _LIVED_ON
+    except (ValueError, AttributeError):
+        return not line.startswith(("INFO:", "WARNING:"))
 
 
 def _said(line: str) -> str:

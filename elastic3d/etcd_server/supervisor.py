@@ -30,6 +30,9 @@ START_TIMEOUT = 60.0
 STOP_TIMEOUT = 10.0
 """Seconds that a member has to end after SIGTERM."""
 
+MOST_READ = 1 << 20
+"""Bytes at the end of a log in which the reason of an end is looked for."""
+
 MOST_LOG = 16 << 20
 """Bytes of a log beyond which the next start of its member begins another one."""
 
@@ -136,7 +139,7 @@ class Supervisor:
         assert running.process is not None
         code = running.process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
-        why = self._why(running)
+        why = "" if code < 0 else self._why(running)  # of somebody else's signal its log knows nothing
         running.due = next_restart(running.ends, started=running.started, now=now)
         running.ends = running.due.times
         running.process = None
@@ -170,8 +173,8 @@ class Supervisor:
     def _why(self, running: _Running) -> str:
         try:
             with running.log.open("rb") as log:
-                log.seek(running.begins)
-                return reason(log.read(1 << 20).decode(errors="replace"))
+                log.seek(max(running.begins, log.seek(0, os.SEEK_END) - MOST_READ))
+                return reason(log.read(MOST_READ).decode(errors="replace"))
         except OSError as error:
             return f"its log cannot be read: {error.strerror}"
 

@@ -95,7 +95,7 @@ def test_members_are_kept_running_and_leave_nothing(tmp_path: Path) -> None:
             victim = first["members"][1]["pid"]
             os.kill(victim, signal.SIGKILL)
             told = tmp_path / "up.err"
-            assert wait_until(lambda: "m1 was killed by signal 9" in told.read_text(), PATIENCE)
+            assert wait_until(lambda: "m1 was killed by signal 9; it is started again" in told.read_text(), PATIENCE)
             # Two of three serve meanwhile.
             client.put("/elastic3d/x", b"2", idempotent=True, budget=PATIENCE)
 
