@@ -43,6 +43,9 @@ ANSWER = 8.0
 """Seconds for a peer's line: it connects back first."""
 
 ROUNDS = 5
+TURN = 0.2
+"""Seconds between two looks at whether to listen on."""
+
 AT_ONCE = 64
 """Callers that are served at the same time."""
 
@@ -263,11 +266,11 @@ class PeerListener:
         try:
             dual = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if dual else socket.AF_INET
-            self._socket = socket.create_server(("", port), family=family, backlog=128, dualstack_ipv6=dual)
+            self._socket = socket.create_server(("", port), family=family, backlog=MOST, dualstack_ipv6=dual)
         except OSError as error:
             raise UsageError(f"--listen {port}: {error.strerror or error}; give another port") from error
         self.port: int = self._socket.getsockname()[1]
-        self._socket.settimeout(0.2)
+        self._socket.settimeout(TURN)
         self._thread = threads.start(self._serve, name="doctor-listen", edge=threads.Edge.ALONE)
 
     @property
@@ -284,15 +287,17 @@ class PeerListener:
 
     def _serve(self) -> None:
         while not self._closed:
+            # Who comes while all are busy waits in the kernel's queue: one that is sent away takes us for no doctor.
+            if not self._slots.acquire(timeout=TURN):
+                continue
             try:
                 connection, address = self._socket.accept()
             except TimeoutError:
+                self._slots.release()
                 continue
             except OSError:
+                self._slots.release()
                 self._clock.sleep(0.1)
-                continue
-            if not self._slots.acquire(blocking=False):
-                connection.close()
                 continue
             threads.start(self._answer, connection, address[0], name="doctor-peer", edge=threads.Edge.ALONE)
 

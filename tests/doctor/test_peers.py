@@ -141,6 +141,22 @@ def test_a_listener_answers_no_strangers(listener: PeerListener) -> None:
     assert call(listener.port).doctor
 
 
+def test_a_doctor_that_is_busy_is_one_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many nodes as a scheduler starts call at once; who has to wait is not told that no doctor listens there."""
+    monkeypatch.setattr(peers, "AT_ONCE", 1)
+    busy = PeerListener(0, HERE)
+    try:
+        with socket.create_connection(("127.0.0.1", busy.port), timeout=30) as other:
+            other.sendall(b'{"doctor": 1, "id": "a", "ports": []}\n')
+            assert other.recv(1)
+            timer = threading.Timer(0.5, other.shutdown, [socket.SHUT_RDWR])
+            timer.start()
+            assert call(busy.port).doctor
+            timer.join()
+    finally:
+        busy.close()
+
+
 def test_nobody_there_is_told_from_nobody_listening() -> None:
     """Each has its own remedy."""
     with socket.create_server(("127.0.0.1", 0)) as server:
