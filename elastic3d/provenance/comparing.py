@@ -20,7 +20,7 @@ class CodeDifference:
     what: str
     """`revision`, `changes`, or the path of a file in the folder."""
     saved: str
-    """What it was: a revision or digest, or `unchanged` for a file that was as in the revision."""
+    """What it was: a revision or digest; `unchanged` for a file that was as in the revision, or `not kept`."""
     here: str
     """What it is in the folder; `gone` for a file that is not there."""
 
@@ -65,14 +65,14 @@ def compare(saved: CodeState, folder: Path, *, clock: Clock = SYSTEM) -> CodeCom
     if not without and git.root is not None and git.root != folder.resolve():
         without = f"the folder is not that of a repository, but in {git.root}"
     if not without:
-        differences += [
-            CodeDifference(what=name, saved="unchanged", here=digest)
-            for name, digest in sorted(git.changed.items())
-            if name not in saved.files and git.revision == saved.revision
-        ]
         if git.revision != saved.revision:
             differences.insert(0, CodeDifference(what="revision", saved=saved.revision, here=git.revision))
         elif git.diff != saved.diff:
+            differences += [
+                CodeDifference(what=name, saved="not kept" if saved.left_out else "unchanged", here=digest)
+                for name, digest in sorted(git.changed.items())
+                if name not in saved.files
+            ]
             differences.insert(0, CodeDifference(what="changes", saved=saved.diff or "none", here=git.diff or "none"))
     return CodeComparison(
         folder=str(folder),

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,20 @@ def test_what_differs_is_named(repository: Path) -> None:
     assert [one.here for one in changed.differences if one.what == "code/late.py"] == ["gone"]
     git(repository, "commit", "-q", "-a", "-m", "two")
     assert differing(compare(state, repository)) == ["revision", "code/helper.py", "code/late.py"]
+
+
+def test_files_that_a_state_does_not_keep_are_no_difference(repository: Path) -> None:
+    """The digest of all changes is that of those, too; where it differs, it is not known which of them do."""
+    (repository / "code" / "unused.py").write_text("other")
+    _, _, state = ran(repository / "code" / "train.py")
+    kept = {name: digest for name, digest in state.files.items() if name != "code/unused.py"}
+    bounded = replace(state, files=kept, left_out=1)
+    assert compare(bounded, repository).differences == ()
+    (repository / "code" / "helper.py").write_text("other")
+    changed = compare(bounded, repository)
+    assert [(one.what, one.saved) for one in changed.differences if one.what.endswith("unused.py")] == [
+        ("code/unused.py", "not kept")
+    ]
 
 
 def test_another_folder_is_refused(repository: Path, tmp_path: Path) -> None:
