@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "values",
         "errors",
         "clock",
+        "control_groups",
         "coverage",
         "distrust",
         "environment",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 from elastic3d.admission.check import Unfit
 from elastic3d.clock import Clock
+from elastic3d.control_groups import memory_limits
 from elastic3d.snapshots.holdings import HOME_BUFFERS, most_copies
 from elastic3d.values import ModelProfile
 
@@ -77,31 +77,7 @@ def available_memory(read: Callable[[str], str]) -> int:
     available = next(
         int(line.split()[1]) * 1024 for line in read("/proc/meminfo").splitlines() if line.startswith("MemAvailable:")
     )
-    return min([available, *_limits(read)])
-
-
-def _limits(read: Callable[[str], str]) -> Iterator[int]:
-    """Yield the limits of this process's control groups and their parents, versions 2 and 1; a container is a root."""
-    try:
-        lines = read("/proc/self/cgroup").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            base, file = "/sys/fs/cgroup", "memory.max"
-        elif "memory" in controllers.split(","):
-            base, file = "/sys/fs/cgroup/memory", "memory.limit_in_bytes"
-        else:
-            continue
-        path = Path(group)
-        for folder in (path, *path.parents):
-            try:
-                text = read(f"{base}{str(folder).rstrip('/')}/{file}").strip()
-            except OSError:
-                continue
-            if text.isdecimal():
-                yield int(text)
+    return min([available, *memory_limits(read)])
 
 
 def clock_goes(clock: Clock, *, rounds: int = 5, pause: float = 0.02) -> str:

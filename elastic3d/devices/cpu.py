@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from blake3 import blake3
 from torch import nn
 from torch.nn import functional
 
+from elastic3d.control_groups import memory_limits
 from elastic3d.devices.device import CopyStream, DeviceLoad, Fold, Move, Stopwatch
 from elastic3d.devices.reading import Reading
 from elastic3d.values import DeviceFacts
@@ -222,10 +223,10 @@ def processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def host_memory() -> int:
-    """Return the bytes of the host's memory, or what this container may use of it."""
+def host_memory(read: Callable[[str], str] = lambda path: Path(path).read_text()) -> int:
+    """Return the bytes of the host's memory, or what this process's control groups let it use of it.
+
+    read: returns a file's text, raises OSError if there is none.
+    """
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()).isdecimal():
-        whole = min(whole, int(text))
-    return whole
+    return min([whole, *memory_limits(read)])

@@ -7,7 +7,7 @@ and what torch can use from how it was built.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,8 @@ AUTO = "auto"
 """The device that is there, the CPU where none is."""
 
 _KINDS: dict[str, Callable[[int], ComputeDevice]] = {"cpu": lambda index: CpuDevice(), "cuda": CudaDevice}
-_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_HIDING_NVIDIA = ("CUDA_VISIBLE_DEVICES",)
+_HIDING_AMD = (*_HIDING_NVIDIA, "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +49,21 @@ class Accelerators:
 
 
 def available(root: Path = Path("/"), variables: Mapping[str, str] = os.environ) -> Accelerators:
-    """Return what this host has, from /dev and /sys below `root`."""
+    """Return what this host has, from /dev and /sys below `root`; without those of a maker that alone are hidden."""
     nvidia = sum(1 for path in (root / "dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal())
     amd = 0
     if (root / "dev/kfd").exists():
         amd = sum(map(_computes, (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")))
-    hidden = next((name for name in _HIDING if variables.get(name, "0").strip() in ("", "-1", "NoDevFiles")), "")
-    return Accelerators(nvidia=nvidia, amd=amd, hidden=hidden if nvidia or amd else "")
+    hides_nvidia = _hiding(_HIDING_NVIDIA, variables) if nvidia else ""
+    hides_amd = _hiding(_HIDING_AMD, variables) if amd else ""
+    if nvidia and amd and bool(hides_nvidia) != bool(hides_amd):
+        return Accelerators(nvidia=0 if hides_nvidia else nvidia, amd=0 if hides_amd else amd)
+    return Accelerators(nvidia=nvidia, amd=amd, hidden=hides_nvidia or hides_amd)
+
+
+def _hiding(names: Sequence[str], variables: Mapping[str, str]) -> str:
+    """Return the first of these variables that hides all devices of those who look at it, "" for none."""
+    return next((name for name in names if variables.get(name, "0").strip() in ("", "-1", "NoDevFiles")), "")
 
 
 def _computes(properties: Path) -> bool:

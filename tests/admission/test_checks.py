@@ -21,6 +21,7 @@ from elastic3d.admission.devices import ROWS, check_devices, present, product
 from elastic3d.admission.host import AWAY, BUILT, available_memory, clock_goes, disk, room, store_folder
 from elastic3d.admission.reach import ReachTarget, neighbours, reach
 from elastic3d.clock import SYSTEM
+from elastic3d.devices.cpu import host_memory
 from elastic3d.snapshots.arena import Arena
 from elastic3d.snapshots.holdings import Mark, most_copies
 from elastic3d.snapshots.memory import SnapshotMemory
@@ -226,8 +227,9 @@ MEMINFO = "MemTotal:       16000000 kB\nMemAvailable:    8000000 kB\n"
     ],
 )
 def test_available_memory_is_the_tightest_limit(more: dict[str, str], expected: int) -> None:
-    """What the kernel has left, or the tightest cgroup limit, v1 and v2."""
+    """What the kernel has left, or the tightest cgroup limit, v1 and v2; what layouts are planned for obeys them too."""
     assert available_memory(files({"/proc/meminfo": MEMINFO, **more})) == expected
+    assert (host_memory(files(more)) == expected) == (expected < 1_000_000)
 
 
 def test_this_machines_memory_can_be_read() -> None:

@@ -53,6 +53,14 @@ def test_devices_that_the_user_hides_are_known_to_be_there(tmp_path: Path, value
     assert there == Accelerators(nvidia=1, hidden="CUDA_VISIBLE_DEVICES")
 
 
+def test_a_variable_hides_the_devices_of_its_own_maker(tmp_path: Path) -> None:
+    """An AMD device beside the NVIDIA ones is often hidden; CUDA's variable hides both, as ROCm reads it, too."""
+    root, hip = host(tmp_path, nvidia=1, amd=2), {"HIP_VISIBLE_DEVICES": "-1"}
+    assert available(root, hip) == Accelerators(nvidia=1)
+    assert choose("auto", available(root, hip), "cuda") == "cuda"
+    assert available(root, {"CUDA_VISIBLE_DEVICES": ""}) == Accelerators(nvidia=1, amd=2, hidden="CUDA_VISIBLE_DEVICES")
+
+
 @pytest.mark.parametrize(
     ("asked", "there", "built", "kind"),
     [
