@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checkpointing import Retention, Store, collect, commit, fence, open_checkpoint, open_store, verify
-from checkpointing.errors import StoreError
+from checkpointing.errors import StoreError, StoreUnfit
 from checkpointing.format import names
 from checkpointing.stores import register as stores_register
 from checkpointing.stores.register import RegisteredStore, StoreRegister
@@ -38,6 +39,22 @@ def test_checkpoints_are_decided_by_the_register(inner: Store, register: StoreRe
     assert load(open_checkpoint(inner))[0] == state
     assert list(verify(inner)) == []
     assert not list(inner.list("claims/"))
+
+
+def test_a_place_without_conditional_writes_is_read_without_the_register(
+    tmp_path: Path, register: StoreRegister
+) -> None:
+    """As trainers and the inspection commands read it; it still cannot be swapped there."""
+    url = f"local://{tmp_path}"  # fsspec's own name for local files: it has no conditional writes
+    state = make_state(SMALL)
+    fence(open_store(url, register=register), 1)
+    save_and_commit(open_store(url, register=register), state)
+    reader = open_store(url, write=False)
+    assert load(open_checkpoint(reader))[0] == state
+    ref = reader.read(names.LATEST)
+    assert ref is not None
+    with pytest.raises(StoreUnfit, match="no create-only writes"):
+        reader.compare_and_swap(names.LATEST, ref.token, b"swapped")
 
 
 class OldStore(RegisteredStore):
