@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Protocol
 
-from checkpointing.errors import StoreError, StoreNotFound
+from checkpointing.errors import StoreError, StoreNotFound, StoreUnfit
 from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
 from checkpointing.stores.protocol import Data, Entry, Store, Versioned, check_name
@@ -101,15 +101,23 @@ class RegisteredStore:
             return versioned.data[start : max(start, stop) if stop is not None else None]
 
     def read(self, name: str) -> Versioned | None:
-        """Return an object with its token, from the register, or from the store if the register does not know it."""
+        """Return an object with its token, from the register, or from the store if the register does not know it.
+
+        StoreUnfit for a ref that the register does not know: another one has decided it, or none.
+        """
         check_name(name)
         decided = self._register.read(name)
         if decided is None:
-            # Written without a condition: the token is that of the bytes, and only good for comparing.
-            with contextlib.suppress(StoreNotFound):
+            try:
                 data = self._store.get(name)
+            except StoreNotFound:
+                return None
+            if not name.startswith(names.REFS):
+                # Written without a condition: the token is that of the bytes, and only good for comparing.
                 return Versioned(data=data, token=f"bytes {hexdigest(data)}")
-            return None
+            decided = self._register.read(name)  # it may have been decided just now
+            if decided is None:
+                raise self._foreign(name)
         if decided.data.startswith(_WHOLE):
             return Versioned(data=decided.data[len(_WHOLE) :], token=decided.token)
         return Versioned(data=self._claimed(name, decided.data[len(_CLAIM) :].decode()), token=decided.token)
@@ -198,6 +206,13 @@ class RegisteredStore:
                         self._store.put(name, data)
                     return data
         raise StoreError(f"store {self.url}: {name} is in the register, and its bytes are not in the store")
+
+    def _foreign(self, name: str) -> StoreUnfit:
+        return StoreUnfit(
+            f"store {self.url}: {name} is there, and the register does not know it: another register has decided it, "
+            "or none, and who writes by that would not be fenced. Give the register that all its writers have had; if "
+            "that is lost, write to a new place, into which `elastic3d ckpt export` and `import` bring a checkpoint"
+        )
 
     def _publish(self, name: str, data: bytes) -> None:
         """Put decided bytes where readers without the register look, until the newest are there."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from checkpointing import Retention, Store, collect, commit, fence, open_checkpoint, open_store, verify
+from checkpointing import Retention, Store, collect, commit, fence, open_checkpoint, open_store, read_latest, verify
 from checkpointing.errors import StoreError, StoreUnfit
 from checkpointing.format import names
 from checkpointing.stores import register as stores_register
@@ -147,6 +147,37 @@ def test_a_repeated_creation_completes_the_first(inner: Store, register: StoreRe
     assert not RegisteredStore(inner, register).put_if_absent("checkpoints/x", b"first")
     assert inner.get("checkpoints/x") == b"first"
     assert not list(inner.list("claims/"))
+
+
+def test_a_ref_that_another_register_has_decided_is_refused(inner: Store, register: StoreRegister) -> None:
+    """As after the loss of an etcd, or where a store has had none: no swap could ever succeed there."""
+    fence(RegisteredStore(inner, register), 1)
+    empty = StoreRegister(open_store(f"memory://registered-{next(_numbers)}/register"))
+    for attempt in (fence, lambda store, _: read_latest(store)):
+        with pytest.raises(StoreUnfit, match="the register does not know it"):
+            attempt(RegisteredStore(inner, empty), 2)
+    ref = read_latest(RegisteredStore(inner, register))
+    assert ref is not None
+    assert ref.generation == 1
+
+
+def test_a_first_ref_decided_while_it_is_read_is_no_other_registers(inner: Store, register: StoreRegister) -> None:
+    """The register has it by the time the store has."""
+
+    class Early:
+        """Another writer decides and publishes between the register's answer and the store's."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+            RegisteredStore(inner, register).compare_and_swap(name, None, b"1")
+            return inner.get(name, start, stop)
+
+    early: Any = Early()
+    ref = RegisteredStore(early, register).read(names.LATEST)
+    assert ref is not None
+    assert RegisteredStore(inner, register).compare_and_swap(names.LATEST, ref.token, b"2")
 
 
 def test_a_swap_counts_once_the_register_has_it(inner: Store, register: StoreRegister) -> None:
