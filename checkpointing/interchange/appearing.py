@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shutil
@@ -21,17 +22,40 @@ def appearing(path: Path) -> Iterator[Path]:
     NotExportable if the path is there already, or cannot be written. A process that is killed leaves the hidden name,
     which `left_behind` knows.
     """
-    if path.exists() or path.is_symlink():
-        raise NotExportable(f"{path}: is there already; nothing is overwritten")
+    if os.path.lexists(path):
+        raise _there_already(path)
     partial = path.with_name(f".{path.stem}.{secrets.token_hex(_BYTES)}{path.suffix}")
     try:
         yield partial
-        partial.rename(path)
+        _put_into_place(partial, path)
     except BaseException as error:
         remove(partial)
         if isinstance(error, OSError):
             raise NotExportable(f"{path}: cannot be written: {error}; nothing is left of it") from error
         raise
+
+
+def _put_into_place(partial: Path, path: Path) -> None:
+    """Give a file or folder its name, which another one may have got meanwhile; only an empty folder is replaced."""
+    if partial.is_file():
+        try:
+            os.link(partial, path)
+        except OSError as error:  # the name is taken, or the file system has no hard links
+            if os.path.lexists(path):
+                raise _there_already(path) from error
+        else:
+            partial.unlink()
+            return
+    try:
+        partial.rename(path)
+    except OSError as error:
+        if os.path.lexists(path):
+            raise _there_already(path) from error
+        raise
+
+
+def _there_already(path: Path) -> NotExportable:
+    return NotExportable(f"{path}: is there already; nothing is overwritten")
 
 
 def left_behind(folder: Path, stem: str) -> list[Path]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -255,6 +257,31 @@ def test_an_export_is_atomic(tmp_path: Path, store: Store) -> None:
         with pytest.raises(Exception, match="no source has a good copy"):
             export_checkpoint(kind, checkpoint, tmp_path / "out")
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", [Kind.TORCH, Kind.DCP])
+@pytest.mark.parametrize("links", [True, False])
+def test_what_comes_to_the_place_of_an_export_meanwhile_stays(
+    kind: Kind, links: bool, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another export to the same name may end first; a file system without hard links is no obstacle."""
+    torch.save({"w": torch.ones(3)}, tmp_path / "in.pt")
+    checkpoint = imported(store, "torch", tmp_path / "in.pt")
+    out = tmp_path / "out"
+
+    def link(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not links:
+        monkeypatch.setattr(os, "link", link)
+
+    def end_first(done: int, total: int) -> None:
+        if not out.exists():
+            export_checkpoint(kind, checkpoint, out)
+
+    with pytest.raises(NotExportable, match="is there already; nothing is overwritten"):
+        export_checkpoint(kind, checkpoint, out, progress=end_first)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.pt", "out", "store"]
 
 
 @pytest.mark.parametrize("kind", [Kind.TORCH, Kind.DCP])
