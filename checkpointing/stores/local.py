@@ -177,8 +177,8 @@ class LocalStore:
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield the objects whose names begin with `prefix`, sorted by name; those that vanish are left out."""
         for name in self.list(prefix):
-            with self._errors("list", prefix), contextlib.suppress(FileNotFoundError), self._opened(name) as descriptor:
-                status = os.fstat(descriptor)
+            with self._errors("list", prefix), contextlib.suppress(FileNotFoundError):
+                status = self._status(name)
                 yield Entry(name=name, size=status.st_size, modified=status.st_mtime)
 
     def delete(self, name: str) -> None:
@@ -224,6 +224,17 @@ class LocalStore:
             yield descriptor
         finally:
             os.close(descriptor)
+
+    def _status(self, name: str) -> os.stat_result:
+        try:
+            with self._opened(name) as descriptor:
+                return os.fstat(descriptor)
+        except PermissionError:
+            # One file that this user may not read, as of somebody with another umask, must not hide all others.
+            status = os.stat(self._path(name))
+            if not stat.S_ISREG(status.st_mode):
+                raise FileNotFoundError(errno.ENOENT, "is no file", name) from None
+            return status
 
     def _mark_moved(self, path: Path) -> None:
         """Keep software that knows no versions away from an object that has some. The swap is done in any case."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -29,7 +30,7 @@ from checkpointing import (
     save_rank,
     verify,
 )
-from checkpointing.errors import NewerFormat, StoreError, StoreNotFound
+from checkpointing.errors import NewerFormat, StoreDenied, StoreError, StoreNotFound
 from checkpointing.format.refs import decode_ref
 from checkpointing.retention.protection import tags
 from checkpointing.stores import local
@@ -287,6 +288,31 @@ def test_files_with_names_of_no_object_are_left_alone(tmp_path: Path) -> None:
     finally:
         sealed.chmod(0o700)
     assert (tmp_path / "packs" / "notes (copy).txt").exists()
+
+
+def test_a_file_that_may_not_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is listed, and collected like any other; whoever needs its bytes is told that they may not be read."""
+    store = open_store(str(tmp_path))
+    fence(store, 1)
+    save_and_commit(store, 1)
+    theirs = "packs/ab/" + "ab" * 32 + ".pack"
+    store.put(theirs, b"theirs")
+    os.mkfifo(tmp_path / "packs" / "pipe")
+    unreadable, honest = {str(tmp_path / name) for name in (theirs, "packs/pipe")}, os.open
+
+    def open_(path: Any, *given: Any, **named: Any) -> int:
+        # As for anybody but root, whom no mode stops.
+        if str(path) in unreadable:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return honest(path, *given, **named)
+
+    monkeypatch.setattr(os, "open", open_)
+    assert {entry.name: entry.size for entry in store.entries("packs/")}[theirs] == len(b"theirs")
+    assert "packs/pipe" not in {entry.name for entry in store.entries("")}
+    with pytest.raises(StoreDenied, match="check its permissions"):
+        store.get(theirs)
+    assert [doomed.name for doomed in collect(store, Retention(), grace=0.0).objects] == [theirs]
+    assert list(verify(store)) == []
 
 
 def test_a_pipe_with_the_name_of_an_object_holds_up_nobody(tmp_path: Path) -> None:
