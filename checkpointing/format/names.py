@@ -13,6 +13,7 @@ _PACK = re.compile(r"packs/([0-9a-f]{2})/([0-9a-f]{64})\.pack")
 _HISTORY = re.compile(r"history/[0-9a-f]{32}\.history")
 _TOMBSTONE = re.compile(r"sweeps/[0-9a-f]{32}\.tombstone")
 _ANNOUNCEMENT = re.compile(r"announcements/[0-9a-f]{32}\.announcement")
+_CLAIM = re.compile(r"claims/[0-9a-f]{64}")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
 LATEST = "refs/latest"
@@ -95,6 +96,11 @@ def announcement(write_id: str) -> str:
 def is_announcement(text: object) -> bool:
     """Return whether `text` names an announcement."""
     return isinstance(text, str) and _ANNOUNCEMENT.fullmatch(text) is not None
+
+
+def is_claim(text: str) -> bool:
+    """Return whether `text` names bytes that wait for a register's decision."""
+    return _CLAIM.fullmatch(text) is not None
 
 
 def is_history(text: object) -> bool:

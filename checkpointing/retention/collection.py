@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ __all__ = ["GRACE", "Collected", "CollectionPlan", "SweepProgress", "collect", "
 
 _BEGINS = 16
 _FORGOTTEN = 3600.0  # seconds after which an announcement that is not renewed is deleted
+_CLAIMED = 86400.0  # seconds after which nobody waits any more for what a register decides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,7 @@ def collect(
     marker = Marker(store, retention, grace=grace)
     dropped, over = _begin(store, marker, grace)
     forget_expired(store, marker.now, _FORGOTTEN)
+    _forget_claims(store, marker.now)
     after = sweep(hand)
     return Collected(
         dropped=dropped,
@@ -96,6 +99,14 @@ def collect(
         waiting=after.waiting,
         over=over,
     )
+
+
+def _forget_claims(store: Store, now: float) -> None:
+    """Delete claims whose writers have died: a committed record is under its own name."""
+    for entry in list(store.entries(names.CLAIMS)):
+        if names.is_claim(entry.name) and now - entry.modified >= _CLAIMED:
+            with contextlib.suppress(StoreError):
+                store.delete(entry.name)
 
 
 def _begin(store: Store, marker: Marker, grace: float) -> tuple[tuple[str, ...], int]:

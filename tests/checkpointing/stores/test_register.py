@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,26 @@ def test_a_first_ref_decided_while_it_is_read_is_no_other_registers(inner: Store
     ref = RegisteredStore(early, register).read(names.LATEST)
     assert ref is not None
     assert RegisteredStore(inner, register).compare_and_swap(names.LATEST, ref.token, b"2")
+
+
+def test_claims_of_dead_creators_are_collected_after_a_day(tmp_path: Path, register: StoreRegister) -> None:
+    """Decided or not; younger ones may be all that there is of a record, and other names are somebody else's."""
+    inner = open_store(str(tmp_path))
+    store = RegisteredStore(inner, register)
+    save_and_commit(store, make_state(SMALL), step=1)
+    for done, name in ((1, "checkpoints/decided"), (0, "checkpoints/undecided")):
+        flaky: Any = Flaky(inner, [*["ok"] * done, "after"], ("put",))
+        with pytest.raises(StoreError):
+            RegisteredStore(flaky, register).put_if_absent(name, b"x")
+    inner.put("claims/notes", b"mine")
+    assert len(list(inner.list(names.CLAIMS))) == 3
+    collect(store, Retention(), grace=0.0)
+    assert len(list(inner.list(names.CLAIMS))) == 3
+    for path in (tmp_path / "claims").iterdir():
+        os.utime(path, (0, 0))
+    collect(store, Retention(), grace=0.0)
+    assert list(inner.list(names.CLAIMS)) == ["claims/notes"]
+    assert load(open_checkpoint(store))[0] == make_state(SMALL)
 
 
 def test_a_swap_counts_once_the_register_has_it(inner: Store, register: StoreRegister) -> None:
