@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
 
-from checkpointing.errors import CheckpointError, FormatError, NoCheckpoint, StoreError, StoreNotFound
+from checkpointing.errors import CheckpointError, FormatError, NoCheckpoint, StoreDenied, StoreError, StoreNotFound
 from checkpointing.format import names
 from checkpointing.format.announcement import (
     ANNOUNCED_AFTER,
+    EXPIRES,
     Announcement,
     AtWork,
     Role,
@@ -122,7 +123,10 @@ def reading(store: Store, name: str = "latest", *, after: float = ANNOUNCED_AFTE
 
 
 def announced_in(store: Store, now: float) -> AtWork:
-    """Return the readers and writers in a store at `now`, by its clock."""
+    """Return the readers and writers in a store at `now`, by its clock.
+
+    StoreDenied for an announcement that may not be read and was written lately.
+    """
     announcements: list[tuple[float, Announcement | FormatError]] = []
     for entry in list(store.entries(names.ANNOUNCEMENTS)):
         if not names.is_announcement(entry.name):
@@ -131,6 +135,10 @@ def announced_in(store: Store, now: float) -> AtWork:
             announcements.append((entry.modified, decode_announcement(store.get(entry.name), entry.name)))
         except StoreNotFound:
             continue  # done just now
+        except StoreDenied:
+            # Another user's, whose checkpoint nobody here can know: no collection is made beside it while it is fresh.
+            if now < entry.modified + EXPIRES:
+                raise
         except FormatError as error:
             announcements.append((entry.modified, error))
     return at_work(announcements, now)

@@ -31,6 +31,7 @@ from checkpointing import (
     verify,
 )
 from checkpointing.errors import NewerFormat, StoreDenied, StoreError, StoreNotFound
+from checkpointing.format import names
 from checkpointing.format.refs import decode_ref
 from checkpointing.retention.protection import tags
 from checkpointing.stores import local
@@ -290,6 +291,35 @@ def test_files_with_names_of_no_object_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "packs" / "notes (copy).txt").exists()
 
 
+def deny(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
+    """Let nobody read these files, as their modes would for anybody but root."""
+    honest = os.open
+
+    def open_(path: Any, *given: Any, **named: Any) -> int:
+        if Path(path) in paths:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return honest(path, *given, **named)
+
+    monkeypatch.setattr(os, "open", open_)
+
+
+def test_an_announcement_that_may_not_be_read_stops_collections_while_it_is_fresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then it is a dead process's, and goes like any other."""
+    store = open_store(str(tmp_path))
+    fence(store, 1)
+    save_and_commit(store, 1)
+    theirs = names.announcement("ab" * 16)
+    store.put(theirs, b"of a reader with another umask")
+    deny(monkeypatch, tmp_path / theirs)
+    with pytest.raises(StoreDenied, match="check its permissions"):
+        collect(store, Retention(), grace=0.0)
+    os.utime(tmp_path / theirs, (0, 0))
+    collect(store, Retention(), grace=0.0)
+    assert list(store.list(names.ANNOUNCEMENTS)) == []
+
+
 def test_a_file_that_may_not_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is listed, and collected like any other; whoever needs its bytes is told that they may not be read."""
     store = open_store(str(tmp_path))
@@ -298,15 +328,7 @@ def test_a_file_that_may_not_be_read_hides_no_other(tmp_path: Path, monkeypatch:
     theirs = "packs/ab/" + "ab" * 32 + ".pack"
     store.put(theirs, b"theirs")
     os.mkfifo(tmp_path / "packs" / "pipe")
-    unreadable, honest = {str(tmp_path / name) for name in (theirs, "packs/pipe")}, os.open
-
-    def open_(path: Any, *given: Any, **named: Any) -> int:
-        # As for anybody but root, whom no mode stops.
-        if str(path) in unreadable:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return honest(path, *given, **named)
-
-    monkeypatch.setattr(os, "open", open_)
+    deny(monkeypatch, tmp_path / theirs, tmp_path / "packs" / "pipe")
     assert {entry.name: entry.size for entry in store.entries("packs/")}[theirs] == len(b"theirs")
     assert "packs/pipe" not in {entry.name for entry in store.entries("")}
     with pytest.raises(StoreDenied, match="check its permissions"):
