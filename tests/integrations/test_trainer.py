@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +22,10 @@ from elastic3d.integrations.transformers.arguments import alone_for_accelerate, 
 from elastic3d.integrations.transformers.columns import KnownColumns
 from elastic3d.integrations.transformers.losses import TokenLoss
 from elastic3d.integrations.transformers.optimizers import optimizer_of
-from elastic3d.training import run_alone
+from elastic3d.training import Run, run_alone
+from elastic3d.training.tiers import KeepersAndStore
 from tests.integrations.llamas import VOCABULARY, Rows, arguments, llama, perplexed
+from tests.pretrained.beginning import Host
 
 ALL = 8
 
@@ -158,13 +161,64 @@ def test_the_state_of_callbacks_is_kept() -> None:
     first.early_stopping_patience_counter = 3
     one.state.best_metric, one.state.best_global_step = 1.25, 2
     one.state.log_history += [{"loss": 1.5, "step": number} for number in range(200)]
-    one._control.should_training_stop = True
+    one._wished = 3
     kept = json.loads(json.dumps(one.state_dict()))
     other.load_state_dict(kept)
     assert second.early_stopping_patience_counter == 3
     assert (other.state.best_metric, other.state.best_global_step) == (1.25, 2)
     assert [line["step"] for line in other.state.log_history] == list(range(100, 200))
     assert other.state_dict() == kept
+
+
+def kept_run(
+    store: Path, steps: int, *callbacks: TrainerCallback, accept: tuple[str, ...] = ()
+) -> list[tuple[str, int]]:
+    """Go on from the newest checkpoint of a store; return what a callback heard."""
+    ears = Heard()
+    trainer = Trainer(
+        llama, lambda: arguments(max_steps=steps), train_dataset=Rows, callbacks=[ears, *callbacks], accept=accept
+    )
+    run = Run(Host(store), tiers=KeepersAndStore(None))
+    trainer.main(run)
+    run.finish()
+    return ears.calls
+
+
+class StopsAt(TrainerCallback):
+    """Asks to stop after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            control.should_training_stop = True
+
+
+def test_a_run_that_had_all_its_steps_goes_on_to_more(tmp_path: Path) -> None:
+    """transformers itself asks to stop at the last step, which is no wish of a callback to end what comes later."""
+    assert kept_run(tmp_path, 2)[-1] == ("train ends", 2)
+    assert kept_run(tmp_path, 6)[-1] == ("train ends", 6)
+
+
+def test_a_run_that_a_callback_has_ended_goes_on_where_that_is_accepted(tmp_path: Path) -> None:
+    """To its last step, and not by one step each time it is started."""
+    assert kept_run(tmp_path, 6, StopsAt(1))[-1] == ("train ends", 2)
+    assert kept_run(tmp_path, 6)[-1] == ("train ends", 2)
+    assert kept_run(tmp_path, 6, accept=("stop",))[-1] == ("train ends", 6)
+
+
+def test_a_wish_to_stop_survives_the_step_in_which_the_ranks_hear_of_it(tmp_path: Path) -> None:
+    """A job that dies there ends after the same step as one that does not."""
+
+    class Dies(StopsAt):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == self.step:
+                raise InterruptedError("between the wish and the next step")
+
+    with pytest.raises(InterruptedError, match="between the wish"):
+        kept_run(tmp_path, 6, Dies(3))
+    assert kept_run(tmp_path, 6)[-1] == ("train ends", 4)
 
 
 @pytest.mark.parametrize(

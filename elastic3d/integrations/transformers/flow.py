@@ -64,6 +64,9 @@ class CallbackFlow:
         )
         self.state.compute_steps(args, steps)
         self._losses, self._logged = 0.0, 0
+        # Step at which a callback asked to stop. The run ends one step later: a state of that step has to keep the
+        # wish, and one from which the run goes on all the same (accept="stop", more steps) must not end it again.
+        self._wished: int | None = None
         self._pending: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,7 +77,7 @@ class CallbackFlow:
             "pending": dict(self._pending),
             "history": self.state.log_history[-KEPT_LOGS:],
             "best": [self.state.best_metric, self.state.best_global_step],
-            "stop": self._control.should_training_stop,
+            "stop": self._wished,
             "callbacks": {name: one.state() for name, one in self._stateful()},
         }
 
@@ -83,18 +86,20 @@ class CallbackFlow:
         self._losses, self._logged, self._pending = state["losses"], state["logged"], dict(state["pending"])
         self.state.log_history = list(state["history"])
         self.state.best_metric, self.state.best_global_step = state["best"]
-        self._control.should_training_stop = state["stop"]
+        self._wished = state["stop"]
         for name, one in self._stateful():
             for attribute, value in state["callbacks"].get(name, {}).get("attributes", {}).items():
                 setattr(one, attribute, value)
 
     def begin(self) -> None:
         """Call what comes before the first step of this generation."""
-        stop = self._control.should_training_stop
         self._count()
         self._call("on_init_end")
         self._call("on_train_begin")
-        self._control.should_training_stop |= stop
+        if self._wished == self.state.global_step:
+            self._stop()
+        else:
+            self._wished = None
         if self.state.global_step == 0 and self._args.eval_on_start and self._evaluated is not None:
             self._evaluate()
         if self.state.global_step < self.state.max_steps:
@@ -164,8 +169,12 @@ class CallbackFlow:
             if step < self.state.max_steps:
                 self._run.save()
             self._call("on_save")
-        if self._control.should_training_stop and step < self.state.max_steps:
-            self._run.stop("a callback of the Trainer asked for it (should_training_stop)")
+        if self._control.should_training_stop and step < self.state.max_steps and self._wished is None:
+            self._wished = step
+            self._stop()
+
+    def _stop(self) -> None:
+        self._run.stop("a callback of the Trainer asked for it (should_training_stop)")
 
     def _evaluate(self) -> None:
         assert self._evaluated is not None
