@@ -19,12 +19,13 @@ checkpoint.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
@@ -32,6 +33,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from checkpointing.interchange.dcp import Reader, Writer
 from elastic3d.errors import UsageError
 from elastic3d.integrations.newest import newest_step
+from elastic3d.integrations.tree import SKELETON, put_together, taken_apart
 
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -78,8 +80,9 @@ class AcceleratorCheckpoints:
         """Load the newest committed checkpoint, verified; return its step, 0 where there is none yet."""
         step = self._newest()
         if step:
-            state = self._state()
-            load(state, storage_reader=Reader(self._url, str(step)), process_group=self._group)
+            reader = Reader(self._url, str(step))
+            state = self._begun(reader.read_metadata().state_dict_metadata)
+            load(state, storage_reader=reader, process_group=self._group)
             for place, (model, optimizers) in enumerate(self._pairs):
                 set_state_dict(
                     model,
@@ -88,8 +91,9 @@ class AcceleratorCheckpoints:
                     optim_state_dict=state[f"optimizer{place}"],
                     options=OPTIONS,
                 )
+            others = put_together({n: v[0] if n.startswith(SKELETON) else v for n, v in state.items()})
             for name, one in self._others.items():
-                one.load_state_dict(state[name])
+                one.load_state_dict(others[name])
         return step
 
     def save(self, step: int, *, wait: bool = False) -> None:
@@ -128,4 +132,26 @@ class AcceleratorCheckpoints:
         state: dict[str, Any] = {}
         for place, (model, optimizers) in enumerate(self._pairs):
             state[f"model{place}"], state[f"optimizer{place}"] = get_state_dict(model, optimizers, options=OPTIONS)
-        return {**state, **{name: one.state_dict() for name, one in self._others.items()}}
+        others = taken_apart({name: one.state_dict() for name, one in self._others.items()})
+        # A tuple is one value for DCP; of a dictionary it would load only what a fresh object has, too.
+        return {**state, **{name: (one,) if name.startswith(SKELETON) else one for name, one in others.items()}}
+
+    def _begun(self, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state to load into, with those tensors of objects that were kept; kept: what DCP says of each.
+
+        Those that a fresh object does not have, or has in another size, are made.
+        """
+        state = self._state()
+        for name in [name for name in state if _is_of(name, self._others) and name not in kept]:
+            del state[name]
+        for name, one in kept.items():
+            if _is_of(name, self._others) and isinstance(one, TensorStorageMetadata):
+                fresh = state.get(name)
+                if fresh is None or (fresh.shape, fresh.dtype) != (one.size, one.properties.dtype):
+                    state[name] = torch.empty(one.size, dtype=one.properties.dtype)
+        return state
+
+
+def _is_of(name: str, objects: Iterable[str]) -> bool:
+    """Return whether a tensor of this name is one of these objects'."""
+    return any(name.startswith((f"{one}.", f"~{SKELETON}{one}.")) for one in objects)

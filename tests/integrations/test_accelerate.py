@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from torch.distributed.checkpoint.api import CheckpointException
 
 from elastic3d.errors import UsageError
 from elastic3d.integrations.accelerate import AcceleratorCheckpoints
@@ -70,3 +71,44 @@ def test_the_scale_of_losses_goes_on(tmp_path: Path) -> None:
     other.scale(torch.ones(1))
     assert AcceleratorCheckpoints(prepared(scaler=other), tmp_path).restore() == 3
     assert other.get_scale() == 64.0
+
+
+class Holder:
+    """An object of the script's own, whose state is whatever it has."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize(
+    ("fresh", "kept"),
+    [
+        ({"seen": {}}, {"seen": {"a": 1}}),
+        ({"seen": {"a": 1}}, {"seen": {}}),
+        ({"loader": None}, {"loader": {"samples": 7, 3: "an integer key"}}),
+        ({"curves": []}, {"curves": [{"loss": 1.5}, {"loss": 1.25}]}),
+        ({"best": None}, {"best": torch.tensor([1.5, 2.5])}),
+        ({"last": [torch.zeros(3)]}, {"last": [torch.ones(2), torch.ones(4, dtype=torch.int64)]}),
+        ({"ema": {"w": torch.zeros(2)}, "old": torch.zeros(1)}, {"ema": {"w": torch.ones(2)}}),
+    ],
+)
+def test_the_state_of_an_object_may_grow_or_shrink(fresh: dict[str, Any], kept: dict[str, Any], tmp_path: Path) -> None:
+    """What comes back is what was saved, whatever a fresh object has."""
+    AcceleratorCheckpoints(prepared(), tmp_path, extra={"mine": Holder(kept)}).save(3, wait=True)
+    other = Holder(fresh)
+    assert AcceleratorCheckpoints(prepared(), tmp_path, extra={"mine": other}).restore() == 3
+    assert str(other.state) == str(kept)
+
+
+def test_an_object_that_a_checkpoint_does_not_have_is_named(tmp_path: Path) -> None:
+    """And one that only the checkpoint has is left out."""
+    AcceleratorCheckpoints(prepared(), tmp_path, extra={"one": Holder({"a": 1})}).save(3, wait=True)
+    with pytest.raises(CheckpointException, match=r"skeleton/other"):
+        AcceleratorCheckpoints(prepared(), tmp_path, extra={"other": Holder({"a": 2})}).restore()
+    assert AcceleratorCheckpoints(prepared(), tmp_path).restore() == 3

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import CheckpointException
 from checkpointing import open_checkpoint, open_store
 from elastic3d.errors import StateUnfit, UsageError
 from elastic3d.integrations.lightning import checkpoint_io
-from elastic3d.integrations.lightning.tree import put_together, taken_apart
+from elastic3d.integrations.tree import put_together, taken_apart
 from tests.integrations.scripts import lightning_ddp
 
 assert pytorch_lightning

@@ -1,8 +1,4 @@
-"""Checkpoints of Lightning in a store of ours: committed, digested, written in the background.
-
-plugin       the CheckpointIO that a Trainer is given
-tree         a checkpoint of Lightning as tensors by name and a skeleton
-"""
+"""Checkpoints of Lightning in a store of ours: committed, digested, written in the background."""
 
 from elastic3d.integrations.lightning.plugin import checkpoint_io
 

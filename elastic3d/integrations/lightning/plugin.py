@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from pathlib import PurePath
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -30,9 +31,9 @@ from checkpointing.retention.collection import collect
 from checkpointing.retention.policy import Retention
 from elastic3d import threads
 from elastic3d.errors import UsageError
-from elastic3d.integrations.lightning.tree import put_together, taken_apart
 from elastic3d.integrations.newest import newest_step
 from elastic3d.integrations.packages import need
+from elastic3d.integrations.tree import put_together, taken_apart
 
 LIBRARIES = ("lightning.fabric", "lightning_fabric")
 """Two packages, each with classes of its own: the one that the script has imported is meant."""
@@ -87,7 +88,9 @@ class StoreCheckpoints:
                 "give ModelCheckpoint a filename with the step, such as '{epoch}-{step}', its default"
             )
         self._wait()
-        step, flat = int(checkpoint["global_step"]), taken_apart(checkpoint)
+        step = int(checkpoint["global_step"])
+        # Training goes on while they are written.
+        flat = {name: _copied(value) for name, value in taken_apart(checkpoint).items()}
         if not self._background:
             self._save(flat, step)
             return
@@ -132,6 +135,10 @@ class StoreCheckpoints:
         save(flat, storage_writer=self._writer, planner=whole, checkpoint_id=str(step), no_dist=True)
         if self._retention is not None:
             collect(open_store(self._url), self._retention, grace=self._grace, wait=False)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
 def _in_thread(work: Callable[[], None]) -> Future[None]:

@@ -13,24 +13,24 @@ import torch
 from elastic3d.errors import StateUnfit
 
 HOLE = "$tensor"
-_SKELETON = "skeleton/"
+SKELETON = "skeleton/"
 
 
 def taken_apart(nested: Mapping[str, Any]) -> dict[str, Any]:
     """Return tensors by dotted names, and for each key at the top the skeleton of its value as "skeleton/<key>".
 
-    Tensors are copies on the CPU: training goes on while they are written. One at several places is kept once.
+    Tensors are those given. One at several places is kept once.
     """
     flat: dict[str, Any] = {}
     places: dict[int, str] = {}
     for key, value in nested.items():
-        flat[f"{_SKELETON}{key}"] = _skeleton(value, key, flat, places)
+        flat[f"{SKELETON}{key}"] = _skeleton(value, key, flat, places)
     return flat
 
 
 def put_together(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `taken_apart` was given."""
-    skeletons = {key.removeprefix(_SKELETON): value for key, value in flat.items() if key.startswith(_SKELETON)}
+    skeletons = {key.removeprefix(SKELETON): value for key, value in flat.items() if key.startswith(SKELETON)}
     return {key: _filled(value, flat) for key, value in skeletons.items()}
 
 
@@ -38,11 +38,11 @@ def _skeleton(value: Any, path: str, flat: dict[str, Any], places: dict[int, str
     if isinstance(value, torch.Tensor):
         if id(value) not in places:
             # Keys may have dots, too, and two places may be called alike: the skeleton says which name is whose.
-            name = f"~{path}" if path.startswith(_SKELETON) else path
+            name = f"~{path}" if path.startswith(SKELETON) else path
             while name in flat:
                 name += "~"
             places[id(value)] = name
-            flat[name] = value.detach().to("cpu", copy=True)
+            flat[name] = value
         return {HOLE: places[id(value)]}
     if isinstance(value, Mapping):
         if HOLE in value:
