@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, _get_fqns, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
@@ -142,6 +142,9 @@ class AcceleratorCheckpoints:
         Those that a fresh object does not have, or has in another size, are made.
         """
         state = self._state()
+        for place, (model, optimizers) in enumerate(self._pairs):
+            for optimizer in optimizers:
+                _forget_unused(model, optimizer, state[f"optimizer{place}"], {*kept}, f"optimizer{place}.")
         for name in [name for name in state if _is_of(name, self._others) and name not in kept]:
             del state[name]
         for name, one in kept.items():
@@ -150,6 +153,26 @@ class AcceleratorCheckpoints:
                 if fresh is None or (fresh.shape, fresh.dtype) != (one.size, one.properties.dtype):
                     state[name] = torch.empty(one.size, dtype=one.properties.dtype)
         return state
+
+
+def _forget_unused(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, flat: dict[str, Any], kept: set[str], prefix: str
+) -> None:
+    """Drop the state that torch has made for parameters of which an optimizer had none: no gradient until it was saved.
+
+    Where it had none of any, another optimizer was saved; DCP names what is missing.
+    """
+    state = {key for key in flat if key.startswith("state.")}
+    missing = {key for key in state if f"{prefix}{key}" not in kept}
+    if not missing or missing == state:
+        return
+    for name, parameter in model.named_parameters():
+        for whole in _get_fqns(model, name):
+            own = {key for key in missing if key.startswith(f"state.{whole}.")}
+            if own and own == {key for key in state if key.startswith(f"state.{whole}.")}:
+                optimizer.state.pop(parameter, None)
+                for key in own:
+                    del flat[key]
 
 
 def _is_of(name: str, objects: Iterable[str]) -> bool:

@@ -112,3 +112,54 @@ def test_an_object_that_a_checkpoint_does_not_have_is_named(tmp_path: Path) -> N
     with pytest.raises(CheckpointException, match=r"skeleton/other"):
         AcceleratorCheckpoints(prepared(), tmp_path, extra={"other": Holder({"a": 2})}).restore()
     assert AcceleratorCheckpoints(prepared(), tmp_path).restore() == 3
+
+
+class HalfUsed(torch.nn.Module):
+    """A model of which a part has no gradient yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.later = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+
+    def forward(self, given: torch.Tensor, *, whole: bool) -> torch.Tensor:
+        made: torch.Tensor = self.later(self.used(given)) if whole else self.used(given)
+        return made
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.NAdam])
+def test_parameters_that_had_no_gradient_yet_begin_with_their_first(kind: Any, tmp_path: Path) -> None:
+    """The optimizer has nothing of them, which hinders no restore, and changes no bit of what comes."""
+
+    def made() -> tuple[HalfUsed, Any]:
+        torch.manual_seed(1)
+        model = HalfUsed()
+        return model, kind(model.parameters(), lr=1e-2)
+
+    def train(model: HalfUsed, optimizer: Any, *, whole: bool) -> None:
+        for step in range(2):
+            model(torch.full((1, 2), 1.5 + step), whole=whole).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def checkpoints(model: HalfUsed, optimizer: Any) -> AcceleratorCheckpoints:
+        given = prepared(_models=[model], _optimizers=[SimpleNamespace(optimizer=optimizer)])
+        return AcceleratorCheckpoints(given, tmp_path)
+
+    model, optimizer = made()
+    train(model, optimizer, whole=False)
+    checkpoints(model, optimizer).save(2, wait=True)
+    train(model, optimizer, whole=True)
+    again, other = made()
+    assert checkpoints(again, other).restore() == 2
+    train(again, other, whole=True)
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_another_optimizer_is_refused(tmp_path: Path) -> None:
+    """It is not begun anew, as if none of its parameters had been trained."""
+    model = torch.nn.Linear(1, 1)
+    plain, adam = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())
+    given = [prepared(_models=[model], _optimizers=[SimpleNamespace(optimizer=one)]) for one in (plain, adam)]
+    AcceleratorCheckpoints(given[0], tmp_path).save(2, wait=True)
+    with pytest.raises(CheckpointException, match=r"Missing key .*optimizer0\."):
+        AcceleratorCheckpoints(given[1], tmp_path).restore()
