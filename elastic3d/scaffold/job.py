@@ -16,6 +16,10 @@ LONGEST_NAME = 50
 """A pod's name is that of its Job with its index and five random characters, and a label: at most 63 (RFC 1123)."""
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+_NO_TEXT_IN_YAML = re.compile(
+    r"[0-9]+(e-?[0-9]+)?|0x[0-9a-f]+|0o[0-7]+|0b[01]+|[0-9]{4}(-[0-9]{1,2}){2}|true|false|yes|no|on|off|y|n|null"
+)
+"""Labels that YAML 1.1 or 1.2 takes for a number, a date, a truth value or nothing: manifests have names unquoted."""
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9a-fA-F:]+")
 _IMAGE = re.compile(r"[a-z0-9][a-z0-9._-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)*(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?")
 _COUNTS = re.compile(r"([0-9]{1,6})(?::([0-9]{1,6}))?")
@@ -58,6 +62,10 @@ def checked(
     if name == "etcd" or name.startswith("etcd-"):
         raise UsageError(f"--name {name!r}: etcd's own parts have such names; give another one")
     _label("--namespace", namespace)
+    if place in (Place.KUBERNETES, Place.SKYPILOT):
+        for option, text in (("--name", name), ("--namespace", namespace)):
+            if _NO_TEXT_IN_YAML.fullmatch(text):
+                raise UsageError(f"{option} {text!r}: YAML takes it for something other than a name; give another one")
     image = image or f"example.org/{name}:1"
     if not _IMAGE.fullmatch(image) or len(image) > 255:
         raise UsageError(f"--image {image!r}: give an image with its tag, such as example.org/gpt-1b:1")

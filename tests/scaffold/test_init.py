@@ -272,6 +272,12 @@ GIVEN = {"name": "a", "nodes": "2:8", "slots": 8, "store": "", "endpoint": "", "
             for image in ("x", "x:latest", "x:", "X:1", "x y:1", "example.org:5000/x", "x:1 # no")
         ),
         ("kubernetes", {"store": "s3://b/x", "namespace": "Team"}, "--namespace"),
+        ("kubernetes", {"store": "s3://b/x", "namespace": "on"}, "--namespace 'on': YAML takes it"),
+        *(
+            (place, {"store": "s3://b/x", "endpoint": "e1:1", "name": name}, f"--name '{name}': YAML takes it")
+            for place in ("kubernetes", "skypilot")
+            for name in ("2026", "2026-11-28", "1e5", "1e-5", "0x1f", "0o17", "0b1", "null", "true", "no", "y")
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(place: str, wrong: dict[str, Any], why: str) -> None:
@@ -279,6 +285,18 @@ def test_a_wrong_value_is_refused_by_its_name(place: str, wrong: dict[str, Any],
     with pytest.raises(UsageError, match=re.escape(why)) as caught:
         checked(Place(place), **{**GIVEN, **wrong})
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["7b", "1-2", "2026-11", "2026-11-28-llama", "nullable", "e5", "0x", "0xg", "0b2", "a"]
+)
+def test_a_name_of_digits_is_a_name_in_manifests(name: str, tmp_path: Path) -> None:
+    """As long as YAML takes it for a text; elsewhere any may be."""
+    given: dict[str, Any] = {**GIVEN, "name": name, "store": "s3://b/x"}
+    folder = written(Place.KUBERNETES, checked(Place.KUBERNETES, **given), tmp_path) / "kubernetes"
+    (job,) = documents("job/job.yaml", folder)
+    assert job["metadata"] == {"name": name, "labels": {"job": name}}
+    assert checked(Place.LOCAL, **{**given, "name": "2026-11-28"}).name == "2026-11-28"
 
 
 def test_one_number_of_nodes_is_both() -> None:
