@@ -47,7 +47,8 @@ def replacements(source: str, place: Place, job: NewJob) -> Mapping[str, str]:
     counts = f"{job.least}:{job.most}"
     match folder:
         case "local":
-            return {json.dumps(STORE): json.dumps(job.store)}
+            # As it is: JSON's escapes of what lies beyond 16 bits are two halves of nothing in Python.
+            return {json.dumps(STORE): json.dumps(job.store, ensure_ascii=False)}
         case "container":
             extra = "[obstore]" if "://" in job.store and not job.store.startswith("file://") else ""
             return {

@@ -234,7 +234,7 @@ def test_the_script_is_that_of_the_tutorial() -> None:
     assert block == (HOME / "local" / "train.py").read_text()
 
 
-@pytest.mark.parametrize("store", ["s3://bucket/a", "/data/ein Ordner/ü", 'a"b\\n', "./checkpoints"])
+@pytest.mark.parametrize("store", ["s3://bucket/a", "/data/ein Ordner/ü", "/data/𠮷野/🙂", 'a"b\\n', "./checkpoints"])
 def test_the_store_is_in_the_script_as_it_was_given(store: str) -> None:
     """Also with quotes and spaces in it."""
     (script,) = files(Place.LOCAL, dataclasses.replace(OTHER, store=store))
