@@ -31,7 +31,7 @@ from elastic3d.data.positions import Order, fold_sums
 from elastic3d.data.sizes import Growing
 from elastic3d.data.sources import Loaded, Numbered, SampleSource, Share, Streamed
 from elastic3d.data.stratified import Stratified
-from elastic3d.data.streams import Cursor, check_stream
+from elastic3d.data.streams import Cursor, Stream, check_stream
 from elastic3d.errors import UsageError
 from elastic3d.port import UNRECORDED, Progress
 
@@ -87,6 +87,7 @@ class Batches:
         numbered = is_numbered(dataset)
         if not numbered:
             check_stream(dataset)
+        self._stream = Stream(dataset)
         budget = micro_batch.of(dataset) if isinstance(micro_batch, TokenBudget) else None
         adaptive = global_batch if isinstance(global_batch, Adaptive) else None
         given_size = global_batch.start if isinstance(global_batch, Adaptive) else global_batch
@@ -141,8 +142,10 @@ class Batches:
     def take(self, share: Share) -> None:
         """Load this part of each step from now on; not while steps are iterated."""
         self.share = share
-        self._source: SampleSource = (Numbered if self._numbered else Streamed)(
-            self._dataset, self.order, share, self._collating
+        self._source: SampleSource = (
+            Numbered(self._dataset, self.order, share, self._collating)
+            if self._numbered
+            else Streamed(self._stream, self.order, share, self._collating)
         )
 
     @property

@@ -19,10 +19,9 @@ from elastic3d import source_waits
 from elastic3d.data import notes
 from elastic3d.data.collating import Collating, Pair
 from elastic3d.data.dataset_facts import ahead_of, name_of, prefetch
-from elastic3d.data.foreign_streams import own_state_is_exact
 from elastic3d.data.making import Draws, Keyed, naming
 from elastic3d.data.positions import Order
-from elastic3d.data.streams import Cursor, StreamReader
+from elastic3d.data.streams import Cursor, Stream, StreamReader
 from elastic3d.owners import Owners, SenderTurn
 from elastic3d.values import rounds
 
@@ -229,13 +228,13 @@ class Streamed:
 
     reads_always = True
 
-    def __init__(self, dataset: Any, order: Order, share: Share, collating: Collating) -> None:
-        self._dataset, self._order, self._share, self._collating = dataset, order, share, collating
+    def __init__(self, stream: Stream, order: Order, share: Share, collating: Collating) -> None:
+        self._stream, self._order, self._share, self._collating = stream, order, share, collating
 
     def steps(self, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> Iterator[Loaded]:
         """Load this rank's part of each step, beginning at the cursor."""
         order, size = self._order, self._order.micro_batch
-        reader = StreamReader(self._dataset, cursor, position=order.positions(first)[0], draws=draws)
+        reader = StreamReader(self._stream, cursor, position=order.positions(first)[0], draws=draws)
         for step in range(first, stop):
             count = order.micro_batches_at(step)
             wanted, kept = self._share.wanted(step, count), self._share.kept(step, count)
@@ -274,15 +273,10 @@ class Streamed:
                 yield Loaded(pairs=pairs, cursor=reached, kept=kept, read=read)
 
     def example(self, draws: Draws) -> Pair:
-        """Return the stream's first micro-batch; the data set's own state stays as it is."""
-        state = self._dataset.state_dict() if own_state_is_exact(self._dataset) else None
-        reader = StreamReader(self._dataset, None, position=0, draws=draws)
-        size = self._order.micro_batch
+        """Return the stream's first micro-batch."""
+        reader = StreamReader(self._stream, None, position=0, draws=draws)
         with draws.around():
-            pair = self._collating.pair(reader.take(size), partial(_name_in_stream, 0))
-        if state is not None:
-            self._dataset.load_state_dict(state)
-        return pair
+            return self._collating.pair(reader.take(self._order.micro_batch), partial(_name_in_stream, 0))
 
     def again(self, step: int, index: int, draws: Draws) -> None:
         """Return None: a stream is read once, and `Loaded.kept` has what may be run again."""

@@ -43,16 +43,35 @@ def check_stream(dataset: Any) -> None:
         )
 
 
+class Stream:
+    """A stream's data set, which may be begun anew however often it is read. exact: whether it keeps its own state."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.exact = own_state_is_exact(dataset)
+        self._first: tuple[Any] | None = None
+
+    def begin_anew(self) -> None:
+        """Have the data set in the state of its own that it had before anything was read of it."""
+        if not self.exact:
+            return
+        if self._first is None:
+            self._first = (copy.deepcopy(self.dataset.state_dict()),)
+        elif self._first[0] is not None:  # which `datasets` have until they are read, and begin anew with
+            self.dataset.load_state_dict(copy.deepcopy(self._first[0]))
+
+
 class StreamReader:
     """Reads a stream from a cursor on, across the ends of its epochs. position: of the next sample in the run."""
 
-    def __init__(self, dataset: Any, cursor: Cursor | None, *, position: int, draws: Draws) -> None:
-        self._dataset, self._draws = dataset, draws
-        self._exact = own_state_is_exact(dataset)
+    def __init__(self, stream: Stream, cursor: Cursor | None, *, position: int, draws: Draws) -> None:
+        self._dataset, self._exact, self._draws = stream.dataset, stream.exact, draws
         self.position = position
         cursor = cursor or Cursor()
         self._epoch, self._within = cursor.epoch, 0
         with draws.around():
+            if cursor.state is None:
+                stream.begin_anew()
             begun = bool(cursor.epoch or cursor.within)
             self._samples = self._begin(cursor.state, position - cursor.within if begun else 0)
             if cursor.state is not None:

@@ -146,6 +146,17 @@ def test_any_world_goes_on_at_the_next_sample(make: Callable[[], Any], workers: 
         assert read(again) == {step: whole[step] for step in range(stop, STEPS)}
 
 
+@pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
+def test_what_was_read_to_learn_shapes_is_read_again(make: Callable[[], Any]) -> None:
+    """However often, and also a step that was begun and never made."""
+    whole = read(batches(make()), 3)
+    one = batches(make())
+    for _ in range(3):
+        one.example()
+    next(one.until(step=3))
+    assert read(one, 3) == whole
+
+
 def test_two_ranks_share_what_one_would_read() -> None:
     """Each reads all of the stream, and keeps its own part."""
     whole = read(batches(plain()))

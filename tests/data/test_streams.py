@@ -88,6 +88,14 @@ def test_a_data_sets_own_state_is_in_the_cursor() -> None:
     assert data.made == 26
 
 
+def test_a_step_that_was_begun_and_never_made_is_begun_again() -> None:
+    """Also where the order depends on all that was read before."""
+    one = stream(Stateful())
+    next(one.until(step=6))
+    one.example()
+    assert read(one, 6) == read(stream(Stateful()), 6)
+
+
 def test_a_worker_reads_the_same_and_returns_the_cursor() -> None:
     """One process reads the stream; more would read it more than once."""
     plain, worked = stream(Stateful(), dp=2, index=1), stream(Stateful(), dp=2, index=1, workers=3)
