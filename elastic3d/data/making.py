@@ -18,8 +18,11 @@ from elastic3d import global_random
 from elastic3d.data.permutation import key
 
 
-class Drawn(Exception):
-    """A data set drew from global random numbers where it must not. Never leaves this package."""
+class Drawn(BaseException):
+    """A data set drew from global random numbers where it must not. Never leaves this package.
+
+    No Exception: a data set that takes another sample where one cannot be read would take that for such a case.
+    """
 
 
 class Draws(Protocol):
@@ -66,7 +69,7 @@ class Undrawn:
         """Watch torch's operations in this thread, and compare the other generators before and after."""
         with nullcontext() if self.beside else _lent():
             before = self._states()
-            with _watching(_refuse), self._others.unmoved():
+            with _refusing(), self._others.unmoved():
                 yield
             if before != self._states():
                 raise Drawn
@@ -92,7 +95,7 @@ class UndrawnBetween:
     def around(self) -> Iterator[None]:
         """Compare the generators before and after some micro-batches are made."""
         before = _torchs()
-        with nullcontext() if self._watched else _watching(_refuse), self._others.unmoved():
+        with nullcontext() if self._watched else _refusing(), self._others.unmoved():
             yield
         self._watched = True
         if before != _torchs():
@@ -117,8 +120,22 @@ def _watching(drawn: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def _refuse() -> None:
-    raise Drawn
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise `Drawn` where this thread draws from torch's global generator; in the end, too, if that was caught."""
+    drawn = False
+
+    def refuse() -> None:
+        nonlocal drawn
+        drawn = True
+        raise Drawn
+
+    try:
+        with _watching(refuse):
+            yield
+    finally:
+        if drawn:
+            raise Drawn
 
 
 class DrawsNoticed:
@@ -178,8 +195,6 @@ def naming(what: Callable[[], str]) -> Iterator[None]:
     """Add to an exception the sample for which it was raised."""
     try:
         yield
-    except Drawn:
-        raise
     except Exception as error:
         error.add_note(f"elastic3d: this was raised for {what()}")
         raise

@@ -47,6 +47,18 @@ class Augmented(Watched):
         return torch.tensor(float(index)) + noise, torch.tensor(index)
 
 
+class Replacing(Watched):
+    """Samples of which some have noise, and any that cannot be read is replaced by the next."""
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        for number in range(index, index + len(self)):
+            try:
+                return torch.tensor(number + (torch.rand(()).item() if number % 2 else 0.0)), torch.tensor(number)
+            except Exception:  # noqa: BLE001  # as such data sets have it
+                continue
+        raise AssertionError
+
+
 class Broken(Watched):
     """Sample 17 cannot be read; sample 18 has another shape; sample 19 is no pair."""
 
@@ -109,6 +121,12 @@ def test_a_data_set_draws_from_seeds_by_position(kind: str) -> None:
     resumed = batches(Augmented(kind), workers=1)
     resumed.go_on(3, None)
     assert all_of(resumed) == inline[6:]
+
+
+@pytest.mark.filterwarnings("ignore:the data set draws")
+def test_a_draw_is_no_sample_that_cannot_be_read() -> None:
+    """Where the data set goes on with another sample upon any exception: the same samples as in a process."""
+    assert all_of(batches(Replacing())) == all_of(batches(Replacing(), workers=1))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

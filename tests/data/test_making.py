@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,14 @@ def test_a_draw_is_noticed_in_the_micro_batch_that_makes_it(
             torch.ones(2) + 1
     with pytest.raises(Drawn), draws.around():
         draw()
+
+
+@pytest.mark.parametrize("kind", [UndrawnBetween, Undrawn, beside])
+def test_a_draw_is_noticed_where_the_data_set_catches_all_exceptions(
+    kind: Callable[[], Undrawn | UndrawnBetween],
+) -> None:
+    with pytest.raises(Drawn), kind().around(), suppress(BaseException):
+        torch.rand(1)
 
 
 @pytest.mark.parametrize("kind", [UndrawnBetween, Undrawn, beside])
