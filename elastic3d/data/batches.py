@@ -452,7 +452,7 @@ def _sample_tokens(dataset: Any) -> int:
 
 def _pinned(loaded: Loaded) -> Loaded:
     kept = dict(zip(loaded.kept, pinned(list(loaded.kept.values())), strict=True))
-    return Loaded(pairs=pinned(loaded.pairs), cursor=loaded.cursor, kept=kept)
+    return replace(loaded, pairs=pinned(loaded.pairs), kept=kept)
 
 
 def _as_it_is(loaded: Loaded) -> Loaded:

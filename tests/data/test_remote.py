@@ -120,6 +120,20 @@ def test_samples_that_draw_are_the_same_where_the_store_was_busy(s3: S3Server, a
     assert disturbed == drawn(s3.port)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_bytes_are_counted_for_every_device(device: str, tmp_path: Path) -> None:
+    """Nothing of these samples is a tensor, so that there need be no device."""
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_bytes(b"12345")
+    texts = Remote(tmp_path, [f"{number}.txt" for number in range(4)], make=lambda data: (str(data), "label"))
+    batches = Batches(texts, global_batch=2, micro_batch=1, seed=1, device=torch.device(device))
+    read = []
+    for _ in batches.until(step=3):
+        read.append(batches.read)
+        batches.step += 1
+    assert read == [10, 10, 10]
+
+
 def test_a_sample_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     """One that is missing, and one whose object is shorter than it should be; fetched ahead or not."""
     fill(str(tmp_path), {})
