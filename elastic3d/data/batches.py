@@ -84,6 +84,7 @@ class Batches:
     ) -> None:
         if not isinstance(workers, int) or workers < 0:
             raise UsageError(f"workers must be a number of processes, 0 for a thread; it is {workers!r}")
+        _check_whole(global_batch=global_batch, micro_batch=micro_batch, seed=seed)
         numbered = is_numbered(dataset)
         if not numbered:
             check_stream(dataset)
@@ -435,6 +436,14 @@ class Batches:
             inputs = moved(pair[0], self.device) if self.share.inputs else None
             targets = moved(pair[1], self.device) if self.share.targets else None
         return MicroBatch(index=index, like=like, counts=index == like, input=inputs, target=targets)
+
+
+def _check_whole(**given: Any) -> None:
+    """Refuse what states, which are of whole numbers here, could not be read back with; UsageError."""
+    for name, value in given.items():
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole and not isinstance(value, Growing | Adaptive | TokenBudget):
+            raise UsageError(f"run.batches: {name}={value!r} is no whole number; give it as an int")
 
 
 def _sample_tokens(dataset: Any) -> int:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import re
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -149,3 +152,12 @@ def test_keyed_sums_of_parts_add_up(length: int, first: int, middle: int, stop: 
     order = Order(length=length, global_batch=4, micro_batch=2, seed=9)
     parts = order.sum_of_positions(first, middle) + order.sum_of_positions(middle, stop)
     assert parts % (1 << 40) == order.sum_of_positions(first, stop)
+
+
+@pytest.mark.parametrize("name", ["global_batch", "micro_batch", "seed"])
+@pytest.mark.parametrize("value", [4.0, np.int64(4), "4", True, None])
+def test_what_is_no_whole_number_is_refused(name: str, value: Any) -> None:
+    """A state would be saved with it, and could not be read."""
+    given: Any = {"global_batch": 4, "micro_batch": 2, "seed": 1, name: value}
+    with pytest.raises(UsageError, match=rf"{name}={re.escape(repr(value))} is no whole number; give it as an int"):
+        Batches(numbered(10), **given)
