@@ -109,6 +109,12 @@ class Adaptive:
                     f"Adaptive: {name}={size} is no multiple of {self.multiple}; {name}={above} is, and multiple= may "
                     f"be another: multiple={math.gcd(self.minimum, self.maximum, self.start)} divides all three"
                 )
+        if self.minimum * self.most < self.minimum + self.multiple:
+            least = math.ceil(100 * (1 + self.multiple / self.minimum)) / 100
+            raise UsageError(
+                f"Adaptive: most={self.most:g} allows no size after {self.minimum}, as the next is "
+                f"{self.minimum + self.multiple}; take most={least:g}, or multiple= smaller than {self.multiple}"
+            )
         if len(self.sizes) > MOST_SIZES:
             raise UsageError(
                 f"Adaptive: there are {len(self.sizes)} sizes from {self.minimum} to {self.maximum} by "

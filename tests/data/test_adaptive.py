@@ -34,6 +34,8 @@ def known(scale: float, *, changed: int = 0, measured: int = 99) -> NoiseScale:
         ({"margin": 0.0}, "margin is a number above 0; it is 0.0"),
         ({"times": math.nan}, "times is a number above 0; it is nan"),
         ({"most": 1.0}, "most is a number above 1; it is 1.0"),
+        ({"most": 1.5}, "most=1.5 allows no size after 64, as the next is 128; take most=2, or multiple= smaller than"),
+        ({"most": 1.3, "minimum": 96, "multiple": 32}, "most=1.3 allows no size after 96, .*; take most=1.34, or"),
         ({"every": 2.5}, "every is a whole number, 1 or more; it is 2.5"),
     ],
 )
