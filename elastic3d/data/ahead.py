@@ -21,8 +21,9 @@ class _End:
 class Ahead(Generic[T]):
     """An iterator whose next item is made in a thread once the one before was taken: at most one waits.
 
-    An exception in making an item is raised where that item is asked for. `close` stops the thread; a thread that hangs
-    in foreign code is left behind after `PATIENCE` seconds, as a daemon that ends with the process.
+    An exception in making an item is raised where that item is asked for. `close` stops the thread; one that is not
+    over with its item after `PATIENCE` seconds is left behind, as a daemon that ends with the process. Whoever then
+    reads from where it does has to `wait` for it.
     """
 
     def __init__(self, items: Iterator[T], finish: Callable[[T], T]) -> None:
@@ -52,6 +53,10 @@ class Ahead(Generic[T]):
         self._stopped.set()
         self._free.release()
         self._thread.join(PATIENCE)
+
+    def wait(self) -> None:
+        """Return once the thread has ended, however long that takes. Only after `close`."""
+        self._thread.join()
 
     def _work(self) -> None:
         try:

@@ -138,6 +138,7 @@ class Batches:
         """Returns whether the model's passes draw from the generators of Python and numpy; None if that is not known
         yet."""
         self._threaded = True
+        self._closed: Ahead[Loaded] | None = None
         self._kept: dict[int, Pair] = {}
 
     def take(self, share: Share) -> None:
@@ -340,6 +341,9 @@ class Batches:
     def _loaded(self, first: int, stop: int) -> Generator[Loaded, None, None]:
         pin = self.device.type == "cuda"
         source, cursor = self._source, self.cursor
+        if self._closed is not None:
+            self._closed.wait()  # it may be in the data set yet
+            self._closed = None
         if not self.share.loads and not source.reads_always:
             yield from (Loaded(pairs=[]) for _ in range(first, stop))
         elif self.workers:
@@ -380,6 +384,7 @@ class Batches:
         finally:
             if ahead is not None:
                 ahead.close()
+                self._closed = ahead
 
     def _between(self, why: str) -> None:
         """Make samples between the steps from here on."""

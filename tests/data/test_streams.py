@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -94,6 +96,43 @@ def test_a_step_that_was_begun_and_never_made_is_begun_again() -> None:
     next(one.until(step=6))
     one.example()
     assert read(one, 6) == read(stream(Stateful()), 6)
+
+
+class Slow(Stateful):
+    """The same, which takes its time in the thread that loads ahead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.disturbed = threading.Event(), False
+
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            if threading.current_thread().name == "elastic3d-samples":
+                self.read.set()
+                time.sleep(0.05)
+                self.read.clear()
+            yield sample
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.disturbed |= self.read.is_set()
+        super().load_state_dict(state)
+
+
+def test_a_step_is_loaded_anew_when_the_thread_that_loads_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where that takes longer than anybody waits for it at the end: both would move the data set's state."""
+    whole = read(stream(Stateful()), 4)
+    monkeypatch.setattr("elastic3d.data.ahead.PATIENCE", 0.01)
+    data = Slow()
+    one = Batches(data, global_batch=6, micro_batch=2, seed=5)
+    samples = {}
+    for batch in one.until(step=4):
+        samples[batch.step] = [int(x) for part in batch.micro_batches for x in part.input.flatten()]
+        one.step += 1
+        if one.step == 2:
+            assert data.read.wait(10)
+            one.resize(2, 10)
+    assert not data.disturbed
+    assert samples == whole
 
 
 def test_a_worker_reads_the_same_and_returns_the_cursor() -> None:
