@@ -227,7 +227,7 @@ MEMINFO = "MemTotal:       16000000 kB\nMemAvailable:    8000000 kB\n"
     ],
 )
 def test_available_memory_is_the_tightest_limit(more: dict[str, str], expected: int) -> None:
-    """What the kernel has left, or the tightest cgroup limit, v1 and v2; what layouts are planned for obeys them too."""
+    """What the kernel has left, or the tightest cgroup limit, v1 and v2; layouts are planned within them, too."""
     assert available_memory(files({"/proc/meminfo": MEMINFO, **more})) == expected
     assert (host_memory(files(more)) == expected) == (expected < 1_000_000)
 
