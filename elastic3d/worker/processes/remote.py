@@ -178,6 +178,11 @@ class RemoteSlot:
                 )
             finally:
                 arena.close()
+                # The companion lets go of it only when it sees the connection end. Until then it would refuse a pin of
+                # another step, and not keep the snapshot of a checkpoint that it is asked for.
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_WR)
+                    connection.recv(1)
 
     def close(self) -> None:
         """Have the companion keeper leave. Idempotent."""

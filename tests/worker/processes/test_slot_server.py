@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -14,8 +16,12 @@ import pytest
 
 from elastic3d import threads
 from elastic3d.errors import StateError
+from elastic3d.snapshots import table as tables
+from elastic3d.snapshots.holdings import Mark
+from elastic3d.snapshots.memory import SnapshotMemory, Stored
 from elastic3d.trust.local import connect, receive, send
 from elastic3d.worker.processes.events import ConnectionRefused, SlotEvent
+from elastic3d.worker.processes.remote import RemoteSlot
 from elastic3d.worker.processes.slot import LocalSlot
 from elastic3d.worker.processes.slot_server import SlotServer
 
@@ -29,6 +35,47 @@ class EmptySlot:
     def segment(self, step: int) -> Iterator[Any]:
         raise StateError(f"no snapshot of step {step}")
         yield
+
+
+class LateSlot:
+    """A slot with the snapshots of two steps, on a machine where the end of a pin is noticed late."""
+
+    index, tile_port, lender = 1, 1, "nobody"
+
+    def __init__(self) -> None:
+        self.memory = memory = SnapshotMemory()
+        table = tables.lay_out([])
+        memory.learn(table)
+        memory.grant()
+        for buffer, step in enumerate((5, 6)):
+            mark = Mark(1, step)
+            memory.written(buffer, mark, rank=0, world=1, facts={}, table=table.identity, checkpoint=step == 5)
+
+    @contextlib.contextmanager
+    def segment(self, step: int) -> Iterator[tuple[Stored, int]]:
+        with self.memory.pinned(step) as stored:
+            yield stored, self.memory.descriptor_of(stored)
+            time.sleep(0.3)
+
+
+def test_a_pin_is_over_when_its_context_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last snapshot of a node that leaves is written right after the one before it."""
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # it is served beside the main thread
+    name = f"elastic3d-test-{os.urandom(8).hex()}"
+    late = LateSlot()
+    server = SlotServer(cast(LocalSlot, late), queue.SimpleQueue(), name)
+    serving = threads.start(server.serve, 20.0, name="slot-server")
+    slot = RemoteSlot(name, queue.SimpleQueue(), patience=20.0)
+    try:
+        steps = []
+        for step in (5, 6):
+            with slot.pieces(step) as pinned:
+                steps.append(pinned.step)
+        assert steps == [5, 6]
+    finally:
+        slot.close()
+        serving.join(20)
+        late.memory.close()
 
 
 def test_a_pin_for_which_there_is_no_thread_is_refused_and_the_next_one_served(
