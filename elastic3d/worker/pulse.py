@@ -14,6 +14,9 @@ from elastic3d.port import StepRecord
 
 WELL = "ok"
 
+KEPT = 1000
+"""Newest steps of which it is known when they were made: without snapshots none of them ever becomes safe."""
+
 
 class Figures:
     """The newest step, snapshot and checkpoint, and when they were made. All times are monotonic.
@@ -58,7 +61,8 @@ class Figures:
                 spike=record.spike,
             )
         self._snapshot_every, self._until = record.snapshot_every, record.until
-        self._made = {step: at for step, at in self._made.items() if record.safe_step <= step < record.step}
+        oldest = max(record.safe_step, record.step - KEPT)
+        self._made = {step: at for step, at in self._made.items() if oldest <= step < record.step}
         self._made[record.step] = now
         if record.safe_step >= 0 and (self._snapshot is None or self._snapshot[0] != record.safe_step):
             self._snapshot = (record.safe_step, self._made.get(record.safe_step, now))
