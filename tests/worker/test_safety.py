@@ -195,6 +195,23 @@ def test_a_node_that_is_cut_off_looks_for_no_buddy(scene: Callable[..., Scene]) 
     assert one.fail() == "host:2"
 
 
+def test_a_spare_is_not_judged_by_what_it_trained(scene: Callable[..., Scene]) -> None:
+    """Others make steps in its place: nothing that it holds gets older, and it looks for no buddy."""
+    one = scene(3)
+    for step in range(1, 31):
+        one.step(step, 3)
+    one.figures.training("no step for 60 s")
+    assert "the safe step is 3" in one.figures.pulse("active", 1, one.clock.now).health
+    others = Generation(number=2, cause=Cause.BALANCE, nodes=one.nodes[1:], spares=one.nodes[:1])
+    one.generations.sealed(others, one.nodes[0])
+    assert one.generations.running is None
+    assert one.figures.pulse("spare", 0, one.clock.now).health == "ok"
+    assert one.fail() == "host:1"
+    one.begin(3)
+    assert one.generations.running is not None
+    assert one.fail() == "host:2"
+
+
 def test_an_unreachable_buddy_is_replaced(scene: Callable[..., Scene]) -> None:
     """In the next generation too; after a while the best one is tried again."""
     one = scene(4)

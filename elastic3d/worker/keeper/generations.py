@@ -49,7 +49,7 @@ TrainerEvent = w.Started | w.TrainerReady | w.Restored | w.StepFinished | w.Audi
 
 
 class Generations:
-    """Trainer groups by their generation's key. running: the generation that was started last.
+    """Trainer groups by their generation's key. running: the generation that was started last; None for a spare.
 
     finished: `main` has returned, and its last state is in the store if there is one (`Ending`).
 
@@ -103,8 +103,7 @@ class Generations:
     def sealed(self, generation: Generation, me: Node) -> None:
         """Accept replicas of a generation's snapshots only from the nodes that hold those ranks by its record."""
         if generation.first_rank(me.name, me.incarnation) is None:
-            # Others make steps.
-            self._know_nothing()
+            self._stand_by()
         ranks = tuple(node.id for node in generation.node_of_rank)
         for slot in self._slots:
             slot.sealed(generation.number, ranks)
@@ -130,6 +129,15 @@ class Generations:
             )
             trainers[slot.index] = slot.prepare(trainer_assignment)
         self.worlds[generation.key] = TrainerGroup(generation=generation, first_rank=first, trainers=trainers)
+
+    def _stand_by(self) -> None:
+        """Take note that others make steps: nothing that was said of this node's is said any more."""
+        self.running = None
+        self._know_nothing()
+        self._fresh()
+        self._figures.training("")
+        self._figures.slow({})
+        self._figures.begin()
 
     def _know_nothing(self) -> None:
         """Forget which step the newest generation began with here, and what raised before."""
@@ -310,9 +318,8 @@ class Generations:
         for slot in self._slots:
             slot.stop_all()
         self.worlds.clear()
-        self.running = None
         self.finished = False
-        self._know_nothing()
+        self._stand_by()
         self.silence.over()
 
     def find(self, slot: int, trainer: int) -> tuple[str, TrainerGroup] | None:
