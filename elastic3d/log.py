@@ -358,7 +358,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         #
         # A slot's template died, and with it its trainers; another takes its place.
         "template.died": _error("detail"),
-        # The one kept in reserve died; another is started.
+        # The one kept in reserve died, or could not be started; another is tried, three times in all.
         "template.spare_died": _warning("detail"),
         # It did not carry out an order in time, and is killed.
         "template.stuck": _error("pid"),

@@ -168,11 +168,13 @@ class Nursery:
         broken_again: bool = False,
         watched: bool = False,
         variables: Mapping[str, str] | None = None,
+        directory: Path | None = None,
     ) -> Keeper:
         """Fork a keeper whose trainers run an entry of nursery.py.
 
         threads_before: it has a thread before it has a slot. broken_again: its script fails when it is run again.
         watched: it looks at its trainers' progress records. variables: what is set in its environment besides.
+        directory: where it is started.
         """
         number = next(self._numbers)
         name = f"elastic3d-test-{os.getpid()}-{number}"
@@ -186,6 +188,7 @@ class Nursery:
             "broken_again": broken_again,
             "watched": watched,
             "variables": dict(variables or {}),
+            "directory": str(directory or "."),
         }
         template.send(self._control, template.Fork(trainer=number, spec=json.dumps(spec)))
         while not isinstance(packet := self._packet(), template.Forked):

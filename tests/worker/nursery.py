@@ -353,6 +353,7 @@ def keeper(spec: str, descriptors: tuple[int, ...]) -> None:
     settings = json.loads(spec)
     os.environ["NURSERY_ENTRY"] = settings["entry"]
     os.environ.update(settings["variables"])
+    os.chdir(settings["directory"])
     tempfile.tempdir = None  # looked for anew, as in an interpreter of its own
     output = os.open(settings["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(output, 1)

@@ -34,7 +34,7 @@ SPARE_AFTER = 5.0
 
 
 class TemplateLost(Exception):
-    """Templates have died before they were ready, again and again."""
+    """Templates have died before they were ready, again and again, or no other could be started."""
 
 
 @dataclass(slots=True)
@@ -159,7 +159,10 @@ class TemplateSupervisor:
                 raise TrainerUnkillable(one, seconds)
 
     def replace(self) -> str:
-        """Reap the dead template and replace it; return how it ended. TemplateLost after too many deaths."""
+        """Reap the dead template and replace it; return how it ended.
+
+        TemplateLost after too many deaths, or where the machine starts no other.
+        """
         ended = self._reap(self._handle)
         if not self._handle.ready:
             self._failed_starts += 1
@@ -167,7 +170,10 @@ class TemplateSupervisor:
         self.clean()
         if self._failed_starts >= _STARTS:
             raise TemplateLost(f"{ended}; it never got as far as calling elastic3d.run")
-        self._handle = self._take_spare() or self._start()
+        try:
+            self._handle = self._take_spare() or self._start()
+        except OSError as error:
+            raise TemplateLost(f"{ended}; another could not be started: {error}") from error
         self._answer_by = None
         self._spare_at = SYSTEM.monotonic() + SPARE_AFTER
         return ended
@@ -183,12 +189,18 @@ class TemplateSupervisor:
     def _keep_spare(self) -> None:
         """Start a second template, or replace one that died, once the first is ready."""
         if self._spare is not None and _dead(self._spare):
-            process_log().emit("template.spare_died", detail=self._reap(self._spare))
-            self._spare, self._spare_at = None, SYSTEM.monotonic() + SPARE_AFTER
-            self._spare_deaths += 1
+            self._spare_failed(self._reap(self._spare))
         due = self._hazard is None and self._handle.ready and SYSTEM.monotonic() >= self._spare_at
         if self._spare is None and due and self._spare_deaths < _STARTS:
-            self._spare = self._start()
+            try:
+                self._spare = self._start()
+            except OSError as error:
+                self._spare_failed(f"the template could not be started: {error}")
+
+    def _spare_failed(self, detail: str) -> None:
+        process_log().emit("template.spare_died", detail=detail)
+        self._spare, self._spare_at = None, SYSTEM.monotonic() + SPARE_AFTER
+        self._spare_deaths += 1
 
     def clean(self) -> bool:
         """Kill and reap what is left of the dead template's session; return whether nothing remains."""

@@ -285,6 +285,26 @@ def test_a_template_that_never_becomes_ready_costs_the_slot(nursery: Nursery) ->
     assert eventually(lambda: children(keeper.pid) == [])
 
 
+def test_a_machine_that_starts_no_template_costs_the_slot_only_when_it_needs_one(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """The reserve is not needed: a job goes on though its folder was removed. What failed is said."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    keeper = nursery.keeper("idle", directory=folder)
+    trainer = keeper.slot.prepare(assignment())
+    keeper.wait(TrainerReady)
+    template, reserve = keeper.both_templates()
+    folder.rmdir()
+    os.kill(reserve, signal.SIGKILL)
+    assert eventually(lambda: "could not be started: [Errno 2]" in keeper.output.read_text(), 30)
+    keeper.slot.go(trainer, GO)
+    keeper.wait(Restored)
+    os.kill(template, signal.SIGKILL)
+    lost = keeper.wait(SlotLost)
+    assert "the template was killed by SIGKILL; another could not be started: [Errno 2]" in lost.detail
+
+
 HAZARD = """
 import torch
 from elastic3d.worker.processes import process
