@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.data
@@ -27,6 +27,7 @@ from elastic3d.health.options import Watching
 from elastic3d.health.phases import Axis, Phase
 from elastic3d.parallel.group_errors import GroupErrors
 from elastic3d.port import LocalState, Port, StateRestored, StepRecord
+from elastic3d.trust.frames import Frames, FrameShape
 from elastic3d.values import ModelProfile
 from elastic3d.worker.processes import process, template
 from elastic3d.worker.processes.slot import LocalSlot, serve_role
@@ -307,6 +308,14 @@ def looks(port: Port) -> None:
     time.sleep(600)
 
 
+def speaks_otherwise(port: Port) -> None:
+    """Say what another version of elastic3d might, and go on."""
+    port.await_go()
+    port.restored(NOTHING)
+    cast(Any, port)._end._end.sendall(Frames(FrameShape(most=1 << 30, order="little")).pack_json(["StepSaid", {}]))
+    time.sleep(600)
+
+
 def floods(port: Port) -> None:
     """Send many messages in little time, then end."""
     port.await_go()
@@ -333,6 +342,7 @@ ENTRIES: dict[str, Any] = {
         loader,
         escapes,
         floods,
+        speaks_otherwise,
         looks,
         waiting,
         sharded,

@@ -335,7 +335,9 @@ class SlotLoop:
         except (ValueError, KeyError, TypeError) as error:
             process_log().emit("trainer.garbled", slot=self._index, trainer=trainer.number, error=repr(error))
             messages = None
-            self.stop(trainer.number)
+            # Not by `stop`: nobody has asked for its end, so that it has to be heard of.
+            trainer.garbled = f"what the trainer of rank {trainer.assignment.rank} said was not understood: {error!r}"
+            self._supervisor.send(template.Kill(trainer=trainer.number))
         if messages is None:
             trainer.hung_up = True
             self._unwatch(trainer.end)

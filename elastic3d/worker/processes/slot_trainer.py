@@ -30,6 +30,7 @@ class SlotTrainer:
     go: Go | None = None  # its leave to start, until it is sent
     gone: bool = False  # it was sent
     stopped: bool = False
+    garbled: str = ""  # what of its words was not understood, for which it was killed
     hung_up: bool = False  # its end of the socket is closed: it ends, and its template is to say how
     saves: int = 0  # checkpoints it asked for
     step: int = -1
@@ -67,7 +68,7 @@ class SlotTrainer:
             digest=returned.digest if returned is not None else None,
             exception=self.last.exception if isinstance(self.last, channel.MainRaised) else None,
             unsaved=returned.unsaved if returned is not None else -1,
-            detail=detail or f"{who} {describe_exit(killed)}",
+            detail=detail or self.garbled or f"{who} {describe_exit(killed)}",
             short=short,
         )
 

@@ -59,6 +59,16 @@ def test_a_killed_trainer_is_reported_by_its_signal(nursery: Nursery) -> None:
     keeper.wait(TrainerReady)
 
 
+def test_a_trainer_that_is_not_understood_has_crashed(nursery: Nursery) -> None:
+    """Nobody asked for its end: the job is to hear of it, and why, rather than to wait for its steps."""
+    keeper = nursery.keeper("speaks_otherwise")
+    keeper.slot.go(keeper.slot.prepare(assignment()), GO)
+    exited = keeper.wait(TrainerExited)
+    assert exited.kind is ExitKind.CRASH
+    assert "what the trainer of rank 0 said was not understood" in exited.detail
+    assert "StepSaid" in exited.detail
+
+
 def test_data_loader_workers_die_with_their_trainer(nursery: Nursery) -> None:
     """They would hold its sockets for seconds: they are dead and reaped when the exit is reported."""
     keeper = nursery.keeper("loader")
