@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,9 +71,26 @@ def test_a_spare_goes_on_from_the_copy_that_it_has(
         assert cluster.running() == [spare.name]
 
 
+def test_a_spare_that_comes_later_gets_a_copy_too(
+    job_etcd: EtcdServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node that trains alone has its snapshots copied to it before long, and it goes on from them."""
+    monkeypatch.setenv("ELASTIC3D_LOG", "debug")
+    with Cluster(replace(launch(job_etcd, 1), run_id="late"), tmp_path) as cluster:
+        first = cluster.start_node("node0").log
+        assert wait_until(lambda: "generation.sealed" in first.read_text(), 150)
+        spare = cluster.start_node("node1").log
+        assert wait_until(lambda: "a spare has come" in first.read_text(), 150), cluster.tail("node0")
+        copied = re.compile(r"a spare has come.*?snapshot\.held", re.DOTALL)
+        assert wait_until(lambda: copied.search(first.read_text()) is not None, 60), cluster.tail("node0")
+        cluster.kill_node("node0")
+        assert wait_until(lambda: "state.restored" in spare.read_text(), 100), cluster.tail("node1")
+        assert re.search(r"state\.restored.* source=memory step=[1-9]", spare.read_text()) is not None
+
+
 def test_a_spare_does_not_restart_training_lost_with_the_only_node(job_etcd: EtcdServer, tmp_path: Path) -> None:
-    """Without a store nothing is left, for the spare came when that one trained already: it ends the job, and says what
-    was lost, and how to restart on purpose."""
+    """Without a store nothing is left, for the spare came only a moment before: it ends the job, and says what was
+    lost, and how to restart on purpose."""
     with Cluster(launch(job_etcd, 1), tmp_path) as cluster:
         first = cluster.start_node("node0")
         assert wait_until(lambda: "generation.sealed" in first.log.read_text(), 150)

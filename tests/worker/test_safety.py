@@ -22,7 +22,7 @@ from elastic3d.snapshots.replicate import Replicator
 from elastic3d.values import Cause, Generation, Node, StoreAt
 from elastic3d.values import Slot as Place
 from elastic3d.worker.journal import Journal
-from elastic3d.worker.keeper.generations import UNREACHABLE, Generations
+from elastic3d.worker.keeper.generations import LATE, UNREACHABLE, Generations
 from elastic3d.worker.options import RunOptions
 from elastic3d.worker.processes import events as w
 from elastic3d.worker.processes.slot import SlotPort
@@ -248,6 +248,24 @@ def test_a_node_that_trains_alone_has_its_snapshots_copied_to_a_spare(scene: Cal
     one.clock.now += UNREACHABLE
     one.step(2, 2)
     assert one.slot.buddies[-1] == "host:1"
+
+
+def test_a_spare_that_comes_later_has_the_snapshots_of_a_node_alone_copied_to_it(scene: Callable[..., Scene]) -> None:
+    """Unless it is let in before long, or goes again."""
+    one = scene(1)
+    late, other = (replace(one.nodes[0], name=name, slots=(Place(tile_port=7),)) for name in ("late", "other"))
+    one.generations.joined(late)
+    one.generations.members([one.nodes[0], late, other])
+    one.step(1, 1)
+    assert one.slot.buddies == [None]
+    one.generations.gone(other.id)
+    one.clock.now += LATE
+    one.step(2, 2)
+    assert one.slot.buddies == [None, "host:7"]
+    (changed,) = one.events("buddy.changed")
+    assert (changed["buddy"], changed["detail"]) == ("late", "a spare has come")
+    one.generations.gone(late.id)
+    assert one.fail() is None
 
 
 def test_spares_hold_nothing_for_nodes_that_have_each_other(scene: Callable[..., Scene]) -> None:

@@ -5,7 +5,7 @@ The membership decides what ought to run, and is sent what became of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from elastic3d.clock import SYSTEM, Clock
@@ -32,6 +32,9 @@ from elastic3d.worker.safety import SafeStep
 
 UNREACHABLE = 60.0
 """Seconds for which a node that took no snapshots is not tried again while there is another."""
+
+LATE = 10.0
+"""Seconds after which a member that no generation has taken in counts as a spare: most newcomers are let in sooner."""
 
 HELD_WITHIN = 60.0
 """Seconds in which a buddy has to take a snapshot while the safe step is too old; doubled after each failure."""
@@ -84,6 +87,8 @@ class Generations:
         self.device: DeviceFacts | None = None
         self.proven: ProvenChain | None = None
         self._out_of_reach: dict[str, float] = {}
+        # The members, as far as this node leads and hears of them, and since when.
+        self._members: dict[str, tuple[Node, float]] = {}
         self._safe_step: SafeStep | None = None
         self._every = self._first_interval()
         self._stale_told: float | None = None
@@ -225,10 +230,28 @@ class Generations:
         return buddy if buddy.id != me.id else None
 
     def _holders(self, running: Generation, me: Node) -> tuple[Node, ...]:
-        """Return the nodes among which copies of snapshots are spread, this one included."""
+        """Return the nodes among which copies of snapshots are spread, this one included.
+
+        A spare may have come since the generation was sealed.
+        """
         if len(running.nodes) > 1:
             return running.nodes
-        return (*running.nodes, *(spare for spare in running.spares if len(spare.slots) == len(me.slots)))
+        now, sealed = self._clock.monotonic(), {node.id for node in (*running.nodes, *running.spares)}
+        late = (node for node, at in self._members.values() if node.id not in sealed and now - at >= LATE)
+        return (*running.nodes, *(one for one in (*running.spares, *late) if len(one.slots) == len(me.slots)))
+
+    def members(self, nodes: Iterable[Node]) -> None:
+        """Take note of all members that there are."""
+        now = self._clock.monotonic()
+        self._members = {node.id: (node, self._members.get(node.id, (node, now))[1]) for node in nodes}
+
+    def joined(self, node: Node) -> None:
+        """Take note of a member, which may be known."""
+        self._members[node.id] = node, self._members.get(node.id, (node, self._clock.monotonic()))[1]
+
+    def gone(self, id: str) -> None:
+        """Take note that a member is gone."""
+        self._members.pop(id, None)
 
     def unreachable(self, event: w.BuddyUnreachable, me: Node) -> None:
         """Have the snapshots copied to another node if it is the present buddy that does not take them.
@@ -262,7 +285,7 @@ class Generations:
         if self.running is None or self._safe_step is None or len(self._holders(self.running, me)) < 2:
             return
         if self.buddy is None and not self._out_of_reach_lately(now):
-            self._choose(me, "other nodes are tried again")
+            self._choose(me, "other nodes are tried again" if self._out_of_reach else "a spare has come")
         stale = self._safe_step.stale(now)
         if stale is None:
             if self._stale_told is not None:
@@ -318,6 +341,7 @@ class Generations:
         for slot in self._slots:
             slot.stop_all()
         self.worlds.clear()
+        self._members.clear()
         self.finished = False
         self._stand_by()
         self.silence.over()

@@ -452,6 +452,12 @@ class Keeper:
             case SealedMembership():
                 self._generations.sealed(event.generation, self._node)
                 self._curves.sealed(event.generation, self._node)
+            case m.MemberPut():
+                self._generations.joined(event.record.node)
+            case m.MemberGone():
+                self._generations.gone(event.id)
+            case m.Listed():
+                self._generations.members(item.record.node for item in event.items if isinstance(item, m.MemberPut))
             case m.FaultOrdered():
                 self._faults.heard(event, self._node.id)
             case SecretNews():
@@ -565,7 +571,7 @@ class Keeper:
                 self._inbox.put(Proposed(None))
             case m.GenerationPut():
                 self._inbox.put(SealedMembership(event.generation))
-            case m.FaultOrdered():
+            case m.FaultOrdered() | m.MemberPut() | m.MemberGone() | m.Listed(tier=m.Tier.ROSTER):
                 self._inbox.put(event)
             case m.Listed(tier=m.Tier.BOARD):
                 for item in event.items:
