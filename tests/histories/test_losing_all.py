@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,10 @@ pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(400), pyte
 SCRIPT = Path(__file__).parent / "scripts" / "bad_input.py"
 
 
-KEY = "/elastic3d/lost/board/generation"
-
-
-def launch(etcd: EtcdServer, most: int, **conf: str) -> Launch:
+def launch(etcd: EtcdServer, run: str, most: int, **conf: str) -> Launch:
     """A job of which one node trains, without a store."""
     return Launch(
-        run_id="lost",
+        run_id=run,
         endpoint=etcd.endpoint,
         script=SCRIPT,
         script_args=("good", "1000000"),
@@ -36,16 +32,17 @@ def launch(etcd: EtcdServer, most: int, **conf: str) -> Launch:
     )
 
 
-def sealed(etcd: EtcdServer) -> Generation | None:
+def sealed(etcd: EtcdServer, run: str) -> Generation | None:
     """The present generation's record, which says what was reached."""
+    key = f"/elastic3d/{run}/board/generation"
     with EtcdClient(etcd.endpoint) as client:
-        item = client.get(KEY)
-    return None if item is None else decode(Generation, item.value, KEY)
+        item = client.get(key)
+    return None if item is None else decode(Generation, item.value, key)
 
 
-def reached(etcd: EtcdServer) -> bool:
+def reached(etcd: EtcdServer, run: str) -> bool:
     """Whether a step was made, and held in memory."""
-    generation = sealed(etcd)
+    generation = sealed(etcd, run)
     return generation is not None and generation.reached > 0
 
 
@@ -54,11 +51,11 @@ def test_a_spare_goes_on_from_the_copy_that_it_has(
 ) -> None:
     """Of the snapshots of a node that trains alone, and has died."""
     monkeypatch.setenv("ELASTIC3D_LOG", "debug")
-    with Cluster(launch(job_etcd, 2, counts="1", last_call="60"), tmp_path) as cluster:
+    with Cluster(launch(job_etcd, "copied", 2, counts="1", last_call="60"), tmp_path) as cluster:
         cluster.start_node("node0")
         cluster.start_node("node1")
-        assert wait_until(lambda: reached(job_etcd), 150)
-        generation = sealed(job_etcd)
+        assert wait_until(lambda: reached(job_etcd, "copied"), 150)
+        generation = sealed(job_etcd, "copied")
         assert generation is not None
         (active,), (spare,) = generation.nodes, generation.spares
         log = cluster.node(spare.name).log
@@ -76,7 +73,7 @@ def test_a_spare_that_comes_later_gets_a_copy_too(
 ) -> None:
     """The node that trains alone has its snapshots copied to it before long, and it goes on from them."""
     monkeypatch.setenv("ELASTIC3D_LOG", "debug")
-    with Cluster(replace(launch(job_etcd, 1), run_id="late"), tmp_path) as cluster:
+    with Cluster(launch(job_etcd, "late", 1), tmp_path) as cluster:
         first = cluster.start_node("node0").log
         assert wait_until(lambda: "generation.sealed" in first.read_text(), 150)
         spare = cluster.start_node("node1").log
@@ -91,12 +88,12 @@ def test_a_spare_that_comes_later_gets_a_copy_too(
 def test_a_spare_does_not_restart_training_lost_with_the_only_node(job_etcd: EtcdServer, tmp_path: Path) -> None:
     """Without a store nothing is left, for the spare came only a moment before: it ends the job, and says what was
     lost, and how to restart on purpose."""
-    with Cluster(launch(job_etcd, 1), tmp_path) as cluster:
+    with Cluster(launch(job_etcd, "lost", 1), tmp_path) as cluster:
         first = cluster.start_node("node0")
         assert wait_until(lambda: "generation.sealed" in first.log.read_text(), 150)
+        assert wait_until(lambda: reached(job_etcd, "lost"), 60)
         spare = cluster.start_node("node1")
         assert wait_until(lambda: "generation.sealed" in spare.log.read_text(), 150)
-        assert wait_until(lambda: reached(job_etcd), 60)
         cluster.kill_node("node0")
         assert cluster.wait(150) == {"node0": -9, "node1": 1}
         said = spare.log.read_text()
