@@ -609,7 +609,8 @@ class Run:
                 self._health.last_step(done)
         if not change.skipped and schedule is not None:
             schedule.step()
-        optimizer.zero_grad(set_to_none=True)
+        # Also of what the optimizer does not update: else they add up, as long as the layout and restarts keep them.
+        assembly.model.zero_grad(set_to_none=True)
         self._passed = False
         loss.settle(outcome.loss, skipped=change.skipped)
         self._last_loss = outcome.loss

@@ -33,6 +33,18 @@ def train(run: Run, *, steps: int = STEPS, dtype: torch.dtype | None = None, lea
     return run.digest()
 
 
+def train_head(run: Run) -> str:
+    """Train the last layer alone, with clipping: nothing is frozen, and the optimizer has no other parameters."""
+    model = run.shard(Model, blocks="blocks", seed=3)
+    last = [parameter for name, parameter in model.named_parameters() if name.startswith("head.")]
+    optimizer = torch.optim.SGD([{"params": last}], lr=0.5)
+    batches = run.batches(Sentences(), global_batch=8, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=STEPS):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.1)
+    return run.digest()
+
+
 class Twice(Model):
     """The model with its blocks run twice over."""
 

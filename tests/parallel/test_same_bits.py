@@ -202,6 +202,18 @@ def thawed() -> Report:
     return report
 
 
+def test_gradients_that_the_optimizer_does_not_take_end_with_their_step(tmp_path: Path) -> None:
+    """They count in the norm by which a step's gradient is clipped, and never in that of a later step."""
+    whole = finished(run_world(mains.train_head, Orders(layout=layout(1, 1))))[0]
+    for shape in ((1, 2), (2, 1)):
+        reports = finished(run_world(mains.train_head, Orders(layout=layout(*shape))))
+        assert {report.result for report in reports} == {whole.result}
+    first = Orders(layout=layout(1, 1), keep=tmp_path, leave_at={0: 2})
+    assert {report.ended for report in run_world(mains.train_head, first)} == {"left"}
+    second = finished(run_world(mains.train_head, Orders(layout=layout(1, 1), take=tmp_path)))
+    assert {report.result for report in second} == {whole.result}
+
+
 def test_norms_and_digests_do_not_depend_on_order() -> None:
     """Rows added elementwise, and digests sorted by name, are the same in any order of arrival."""
     rows, cpu = torch.randn(11, 301), device_at("cpu", 0)
