@@ -552,14 +552,21 @@ class Run:
     ) -> None:
         """Make the step whose gradients `backward` has left: vote, clip, update and account.
 
-        clip: largest norm of the whole gradient. skip_nonfinite: make no update if the loss or the gradient is not
-        finite, as `Health(numerics="step")` does for every step; without either such a step is made, as in a plain
-        script, except in fp16, which always skips. A skipped step still counts: its batch is consumed and accounted
-        for, while neither the optimizer nor the schedule moves, and `loss.skipped` is true. The process ends after this
-        step if all ranks have been asked to leave.
+        clip: largest norm of the whole gradient, above 0; None, the default, for any. skip_nonfinite: make no update if
+        the loss or the gradient is not finite, as `Health(numerics="step")` does for every step; without either such a
+        step is made, as in a plain script, except in fp16, which always skips. A skipped step still counts: its batch
+        is consumed and accounted for, while neither the optimizer nor the schedule moves, and `loss.skipped` is true.
+        The process ends after this step if all ranks have been asked to leave.
+
+        UsageError for another `clip`, and for another optimizer or schedule than those of `run.restore`.
         """
         if skip_nonfinite:
             self._health.check_skip()
+        if clip is not None and not clip > 0:
+            raise UsageError(
+                f"run.step: clip= is the largest norm of the gradient, and above 0; it is {clip!r}, by which nothing "
+                "would be learned. For a gradient that is not clipped leave it out, or give None"
+            )
         assembly, batches = self._made(), self._ready(optimizer, schedule)
         assert self._outside is not None
         done = batches.step + 1

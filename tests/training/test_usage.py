@@ -1,0 +1,37 @@
+"""What a training loop may not do is refused when it does it, in words, and trains nothing wrongly before."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from elastic3d.data import Batches
+from elastic3d.errors import UsageError
+from elastic3d.training import Run, run_alone
+from tests.parallel.models import Model, Sentences, loss_fn
+
+
+def begun(run: Run, *, restore: bool = True) -> tuple[torch.nn.Module, Any, Batches]:
+    """Return a model, its optimizer and its batches."""
+    model = run.shard(Model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = run.batches(Sentences(), global_batch=4, micro_batch=2)
+    if restore:
+        run.restore(model=model, optimizer=optimizer, batches=batches)
+    return model, optimizer, batches
+
+
+@pytest.mark.parametrize("clip", [0, 0.0, -1.0, math.nan])
+def test_a_norm_to_clip_by_is_above_zero(clip: float) -> None:
+    """Many scripts mean "no clipping" by 0 or -1, by which gradients would vanish, or turn around."""
+
+    def main(run: Run) -> None:
+        model, optimizer, batches = begun(run)
+        for batch in batches.until(step=1):
+            run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=clip)
+
+    with pytest.raises(UsageError, match=rf"above 0; it is {clip!r}, .* leave it out, or give None"):
+        run_alone(main)
