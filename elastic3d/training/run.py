@@ -558,7 +558,8 @@ class Run:
         is consumed and accounted for, while neither the optimizer nor the schedule moves, and `loss.skipped` is true.
         The process ends after this step if all ranks have been asked to leave.
 
-        UsageError for another `clip`, and for another optimizer or schedule than those of `run.restore`.
+        UsageError for another `clip`, for another optimizer or schedule than those of `run.restore`, and for a loss
+        that is not that of this step.
         """
         if skip_nonfinite:
             self._health.check_skip()
@@ -568,6 +569,11 @@ class Run:
                 "would be learned. For a gradient that is not clipped leave it out, or give None"
             )
         assembly, batches = self._made(), self._ready(optimizer, schedule)
+        if not isinstance(loss, Loss) or loss.batch.step != batches.step:
+            raise UsageError(
+                "run.step needs the loss that run.backward returned for the batch of this step: by it the step's "
+                "samples are accounted for"
+            )
         assert self._outside is not None
         done = batches.step + 1
         due = self._timer.due(done)

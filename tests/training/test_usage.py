@@ -35,3 +35,20 @@ def test_a_norm_to_clip_by_is_above_zero(clip: float) -> None:
 
     with pytest.raises(UsageError, match=rf"above 0; it is {clip!r}, .* leave it out, or give None"):
         run_alone(main)
+
+
+def test_a_step_takes_the_loss_of_its_own_batch() -> None:
+    """Its samples are what the ledger has of the step: those of another batch would be counted twice."""
+
+    def main(run: Run, number: bool) -> None:
+        model, optimizer, batches = begun(run)
+        kept: Any = None
+        for batch in batches.until(step=2):
+            loss = run.backward(model, batch, loss_fn)
+            kept = kept or loss
+            run.step(optimizer, loss=kept)
+            kept = loss.item() if number else kept
+
+    for number in (False, True):
+        with pytest.raises(UsageError, match=r"the loss that run.backward returned for the batch of this step"):
+            run_alone(lambda run: main(run, number))  # noqa: B023
