@@ -526,6 +526,8 @@ class Run:
             raise UsageError("run.backward: this run evaluates a checkpoint and trains nothing")
         if model is not self._model:
             raise UsageError("run.backward needs the model that run.shard returned")
+        if not self._restored:
+            raise UsageError("call run.restore before run.backward")
         assert self._outside is not None
         self._end_step()
         self._passed = True

@@ -52,3 +52,14 @@ def test_a_step_takes_the_loss_of_its_own_batch() -> None:
     for number in (False, True):
         with pytest.raises(UsageError, match=r"the loss that run.backward returned for the batch of this step"):
             run_alone(lambda run: main(run, number))  # noqa: B023
+
+
+def test_a_loop_begins_after_restore() -> None:
+    """The first call of the loop says what was left out."""
+
+    def main(run: Run) -> None:
+        model, _, batches = begun(run, restore=False)
+        run.backward(model, next(iter(batches.until(step=1))), loss_fn)
+
+    with pytest.raises(UsageError, match=r"call run.restore before run.backward"):
+        run_alone(main)
