@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -94,6 +96,18 @@ def look_at_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> No
             "that run.shard returned, so that they would not be trained. Trying again does not help: make the "
             "optimizer after run.shard, of the parameters of what it returns"
         )
+
+
+def look_at_schedule(schedule: Any) -> None:
+    """Refuse a schedule that `run.step` cannot step, since it wants a number that only the script has."""
+    try:
+        inspect.signature(schedule.step).bind()
+    except TypeError as error:
+        raise UsageError(
+            f"run.step calls schedule.step(), and that of {type(schedule).__name__} takes more ({error}). Keep it as "
+            'extra={"schedule": schedule} of run.restore, without schedule=, and call its step after run.step, the '
+            "same on every rank"
+        ) from error
 
 
 def look_at_optimizer(optimizer: torch.optim.Optimizer, *, ordered: bool) -> None:

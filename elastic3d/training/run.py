@@ -52,7 +52,7 @@ from elastic3d.parallel.numerics.scale import LossScale
 from elastic3d.parallel.numerics.update import scale_gradients, update
 from elastic3d.parallel.outside import Outside
 from elastic3d.parallel.reduction.units import reshard
-from elastic3d.parallel.refusals import look_at_optimizer, look_at_parameters
+from elastic3d.parallel.refusals import look_at_optimizer, look_at_parameters, look_at_schedule
 from elastic3d.parallel.shard_request import ShardRequest
 from elastic3d.parallel.state import tiles_of
 from elastic3d.parallel.tensor.taking import Tensor, take
@@ -416,6 +416,8 @@ class Run:
         accepted = identity.accepted(accept)
         look_at_parameters(model, optimizer)
         look_at_optimizer(optimizer, ordered=self._plan.reduction == "ordered")
+        if schedule is not None:
+            look_at_schedule(schedule)
         self._control.check(optimizer)
         with self._peers.followed():
             check_carried(optimizer)

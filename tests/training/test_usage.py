@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from elastic3d.data import Batches
 from elastic3d.errors import UsageError
 from elastic3d.training import Run, run_alone
 from tests.parallel.models import Model, Sentences, loss_fn
+from tests.training.lives import live
 
 
 def begun(run: Run, *, restore: bool = True) -> tuple[torch.nn.Module, Any, Batches]:
@@ -63,3 +65,28 @@ def test_a_loop_begins_after_restore() -> None:
 
     with pytest.raises(UsageError, match=r"call run.restore before run.backward"):
         run_alone(main)
+
+
+def test_a_schedule_that_is_stepped_with_a_number_is_kept_by_the_script(tmp_path: Path) -> None:
+    """As schedule= it is refused before the first step, and as a part of extra= it goes on where it was."""
+
+    def main(run: Run, given: str, end: int) -> list[float]:
+        model = run.shard(Model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
+        batches = run.batches(Sentences(), global_batch=4, micro_batch=2)
+        kept: dict[str, Any] = {"schedule": schedule} if given == "schedule" else {"extra": {"schedule": schedule}}
+        run.restore(model=model, optimizer=optimizer, batches=batches, **kept)
+        rates = []
+        for batch in batches.until(step=end):
+            run.step(optimizer, loss=run.backward(model, batch, loss_fn))
+            schedule.step(2.0)
+            rates.append(optimizer.param_groups[0]["lr"])
+        return rates
+
+    with pytest.raises(UsageError, match=r"that of ReduceLROnPlateau takes more .*'metrics'.* extra="):
+        live(lambda run: main(run, "schedule", 1))
+    whole = live(lambda run: main(run, "extra", 6))
+    assert len(set(whole)) == 3
+    live(lambda run: main(run, "extra", 6), keep=tmp_path, leave_at=3)
+    assert live(lambda run: main(run, "extra", 6), take=tmp_path) == whole[3:]
