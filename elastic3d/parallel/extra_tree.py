@@ -7,6 +7,7 @@ Dictionaries that have tensors alone leave nothing there, so that ranks whose st
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,24 @@ def put_together(name: str, plain: Any, tensors: Mapping[str, torch.Tensor]) -> 
             at = at.setdefault(step, {})
         at[steps[-1]] = tensor
     return _joined(plain, tree, f"extra[{name!r}]")
+
+
+def alike(state: Any, now: Any) -> Any:
+    """Return a state with its dictionaries of the classes of those of `now`, and those with tensors in their order.
+
+    Neither is kept: a defaultdict is written as a dict, and a checkpoint has tensors in the order of their names.
+    now: the state that the object has before it takes this one; what is not there stays as it is.
+    """
+    if not isinstance(state, dict) or not isinstance(now, dict):
+        return state
+    first = [key for key in now if key in state] if _has_tensor(state) else []
+    ordered = {key: alike(state[key], now.get(key)) for key in dict.fromkeys([*first, *state])}
+    if type(now) is dict:
+        return ordered
+    same = copy.copy(now)
+    same.clear()
+    same.update(ordered)
+    return same
 
 
 def entries(name: str, plain: Any) -> dict[str, Any]:

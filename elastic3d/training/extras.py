@@ -158,8 +158,9 @@ class Extras:
             if name not in kept or self._other(name, kept[name]):
                 continue
             tensors = {key: room.tensor for key, room in rooms.items() if tree.name_of(key) == name}
-            state = tree.put_together(name, kept[name].state, tensors)
-            metadata = getattr(one.state_dict(), "_metadata", None)
+            now = one.state_dict()
+            state = tree.alike(tree.put_together(name, kept[name].state, tensors), now)
+            metadata = getattr(now, "_metadata", None)
             if metadata is not None:
                 state = _WithMetadata(state)
                 state._metadata = metadata

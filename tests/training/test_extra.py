@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import io
+import pickle
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,6 +146,30 @@ def test_what_a_script_does_after_a_step_belongs_to_that_step(tmp_path: Path, ea
     assert run._port.report.detail == ""
     assert again.state["seen"] == 6
     assert torch.equal(again.state["table"]["w"], torch.arange(3.0))
+
+
+def test_dictionaries_come_back_as_those_that_the_object_has(tmp_path: Path) -> None:
+    """With their classes; and in their order, by which a script may pair their tensors with parameters."""
+
+    def tallied(**seen: int) -> Counted:
+        one = Counted(seen=0, tally=defaultdict(int, seen), table=OrderedDict(b=torch.ones(1), n=1, a=torch.zeros(1)))
+        one.state["last"] = {}
+        return one
+
+    saved = tallied(x=3)
+    saved.state["last"] = OrderedDict(z=1, y=2)
+    state = leave(tmp_path, {"t": saved})
+    for file in state.iterdir():  # as a checkpoint in a store has them
+        facts, content = pickle.loads(file.read_bytes())
+        file.write_bytes(pickle.dumps((facts, sorted(content, key=lambda part: part[0].key))))
+    again = tallied()
+    live(lambda run: train(run, {"t": again}), take=state)
+    tally, table = again.state["tally"], again.state["table"]
+    tally["y"] += 1
+    assert tally == {"x": 3, "y": 1}
+    assert list(table) == ["b", "n", "a"]
+    table.move_to_end("b")
+    assert list(again.state["last"]) == ["z", "y"]
 
 
 def test_a_step_after_which_the_script_raised_leaves_no_snapshot(tmp_path: Path) -> None:
