@@ -20,7 +20,8 @@ from checkpointing.format.encoding import hexdigest
 from checkpointing.format.record import Record
 from checkpointing.format.refs import Quarantined, Ref, decode_ref, encode_ref
 from checkpointing.format.tombstone import decode_tombstone
-from checkpointing.reading.naming import committed
+from checkpointing.reading.following import place
+from checkpointing.reading.naming import committed, history
 from checkpointing.reading.pending_deletions import condemned
 from checkpointing.reading.reader import check_record, read_manifests, read_record
 from checkpointing.retention.store_clock import store_time
@@ -53,13 +54,15 @@ def repair_latest(store: Store, *, generation: int = 0) -> Ref:
         except Tampered as error:
             # What it was read as stands for nothing; it is swapped all the same.
             versioned = Versioned(data=b"", token=str(error.token))
-        base, sound = _base(store, versioned)
-        if sound and base is not None:
-            return base
+        ref = _ref(versioned)
+        if ref is not None and _is_linked(store, ref):
+            return ref
+        base = ref or _shadow(store)
         wholes, tombstones = _wholes(store), _tombstones(store)
         if versioned is None and base is None and not wholes:
             raise KeepRefused(f"store {store.url}: there is no ref and no checkpoint here; nothing was changed")
-        rebuilt = _rebuild(store, base, wholes, tombstones, generation)
+        chosen = _committed(store, base, wholes, newer=ref is None)
+        rebuilt = _rebuild(store, base, chosen, tombstones, generation)
         data = encode_ref(rebuilt)
         if store.compare_and_swap(names.LATEST, versioned.token if versioned is not None else None, data):
             leave_shadow(store, data)
@@ -67,45 +70,75 @@ def repair_latest(store: Store, *, generation: int = 0) -> Ref:
     raise StoreError(f"store {store.url}: somebody else writes {names.LATEST}; look at it, then try again")
 
 
-def _base(store: Store, versioned: Versioned | None) -> tuple[Ref | None, bool]:
-    """Return the better of ref and shadow, and whether it is the ref and all its links are intact."""
-    if versioned is not None:
-        try:
-            ref = decode_ref(versioned.data, names.LATEST)
-        except NewerFormat:
-            raise
-        except FormatError:
-            pass
-        else:
-            try:
-                committed(store, ref)
-                condemned(store, ref)
-            except FormatError:
-                return ref, False
-            return ref, True
+def _ref(versioned: Versioned | None) -> Ref | None:
+    """Return the ref if it can be read, though what it links to may not; NewerFormat."""
     try:
-        return decode_ref(store.get(names.SHADOW), names.SHADOW), False
+        return decode_ref(versioned.data, names.LATEST) if versioned is not None else None
+    except NewerFormat:
+        raise
+    except FormatError:
+        return None
+
+
+def _is_linked(store: Store, ref: Ref) -> bool:
+    """Return whether all that a ref links to is intact."""
+    try:
+        committed(store, ref)
+        condemned(store, ref)
+    except FormatError:
+        return False
+    return True
+
+
+def _shadow(store: Store) -> Ref | None:
+    try:
+        return decode_ref(store.get(names.SHADOW), names.SHADOW)
     except (FormatError, StoreNotFound):
-        return None, False
+        return None
 
 
 def _wholes(store: Store) -> list[_Whole]:
-    """Return all whole records, newest first, one for each step of a generation."""
+    """Return all whole records."""
     wholes = []
     for name in store.list(names.CHECKPOINTS):
         checkpoint = names.parse_record(name)
         whole = _whole(store, checkpoint) if checkpoint else None
         if whole is not None:
             wholes.append(whole)
-    wholes.sort(key=lambda whole: (*_place(whole.record), whole.record.committed_in), reverse=True)
+    return wholes
+
+
+def _committed(store: Store, base: Ref | None, wholes: Iterable[_Whole], *, newer: bool) -> list[_Whole]:
+    """Return what was committed, as far as `base` says, newest first, one for each step of a generation.
+
+    The rest are records of commits that were refused, or died, and of checkpoints that a collection has dropped. newer:
+    later checkpoints than the newest of `base` may have been committed since. Without a base all count.
+    """
+    listed, cut = list(base.committed) if base is not None else [], False
+    try:
+        for part in history(store, base.older if base is not None else None):
+            listed += part.checkpoints
+    except FormatError:
+        cut = True
+    known = {*listed, *(base.protected if base is not None else ())}
+
+    def may_be_committed(checkpoint: str) -> bool:
+        if checkpoint in known or base is None:
+            return True
+        if not listed or _place(checkpoint) > _place(listed[0]):
+            return newer
+        return cut and _place(checkpoint) < _place(listed[-1])
+
     best: dict[tuple[int, int], _Whole] = {}
-    for whole in wholes:
-        best.setdefault(_place(whole.record), whole)
-    return list(best.values())
+    for whole in sorted(wholes, key=lambda whole: (whole.record.checkpoint in known, whole.record.committed_in)):
+        if may_be_committed(whole.record.checkpoint):
+            best[_place(whole.record.checkpoint)] = whole
+    return [best[own] for own in sorted(best, reverse=True)]
 
 
-def _place(record: Record) -> tuple[int, int]:
-    return record.save.made_in, record.save.step
+def _place(checkpoint: str) -> tuple[int, int]:
+    """Return (made_in, step), in whose order checkpoints are committed."""
+    return place(checkpoint)[:2]
 
 
 def _whole(store: Store, checkpoint: str) -> _Whole | None:

@@ -662,6 +662,42 @@ def test_repair_skips_incomplete_and_condemned_checkpoints() -> None:
         repair_latest(fresh()[0])
 
 
+def test_repair_commits_nothing_that_the_ref_does_not_list() -> None:
+    """Where only a tombstone is damaged, neither a refused commit nor what a collection dropped comes back."""
+    store, actor = fresh()
+    history(store, range(1, 6))
+    tag(store, "best", "5")
+    save(store, make_state(SMALL, seed=6), step=6, made_in=1)
+    rival: Any = Hooked(store, compare_and_swap=lambda *_: fence(store, 2))
+    with pytest.raises(Fenced):
+        commit(rival, step=6, made_in=1, attempt=0, committed_in=1, world=2)
+    assert names.record(name(6)) in store.list(names.CHECKPOINTS)
+    actor.sleep(100.0)
+    collect(store, Retention(keep_last=2), grace=60, wait=False)
+    (tombstone,) = store.list(names.SWEEPS)
+    store.put(tombstone, b"damaged")
+    ref = repair_latest(store)
+    assert (committed(store, ref), ref.tags["best"].checkpoint) == ((name(5), name(4)), name(5))
+    damage(store, "flipped")
+    assert committed(store, repair_latest(store)) == (name(6), name(5), name(4))  # the shadow may be older than 6
+
+
+def test_repair_rebuilds_a_lost_history_from_older_records_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a damaged part of the history listed is found again; the newest checkpoint stays the one of the ref."""
+    for module in (refs, __import__("checkpointing.saving.ref_update", fromlist=["x"])):
+        monkeypatch.setattr(module, "SPILLED", 4)
+    monkeypatch.setattr(refs, "LONGEST", 6)
+    store, _ = fresh()
+    history(store, range(1, 9))
+    save(store, make_state(SMALL, seed=9), step=9, made_in=1)
+    rival: Any = Hooked(store, compare_and_swap=lambda *_: fence(store, 2))
+    with pytest.raises(Fenced):
+        commit(rival, step=9, made_in=1, attempt=0, committed_in=1, world=2)
+    (part,) = store.list(names.HISTORY)
+    store.delete(part)
+    assert committed(store, repair_latest(store)) == tuple(map(name, range(8, 0, -1)))
+
+
 class Foreign(LocalStore):
     """A store that lists what somebody else put beside the probes, as a bucket does, and refuses such names."""
 
