@@ -66,6 +66,14 @@ def split_name(url: str) -> tuple[str, str]:
     """
     before, at, name = url.rpartition("@")
     _, scheme, place = before.rpartition("://")
-    if not at or not before or not name or "/" in name or (scheme and "/" not in place) or os.path.exists(url):
+    if not at or not before or not name or "/" in name or (scheme and "/" not in place) or _is_there(url):
         return url, ""
     return before, name
+
+
+def _is_there(url: str) -> bool:
+    try:
+        path = parse(url).path
+    except StoreUnfit:
+        return os.path.exists(url)
+    return path is not None and os.path.exists(path)

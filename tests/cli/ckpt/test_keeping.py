@@ -104,6 +104,16 @@ def test_a_name_after_a_url_is_told_from_a_user(url: str, name: str) -> None:
     assert split_name(url) == (url.removesuffix(f"@{name}") if name else url, name)
 
 
+def test_an_at_in_the_name_of_a_directory_belongs_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However the directory is named: as it is, below the user's own in quotes, or as a URL."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run@2").mkdir()
+    for url in (f"{tmp_path}/run@2", "~/run@2", f"file://{tmp_path}/run@2"):
+        assert split_name(url) == (url, "")
+        assert split_name(f"{url}@vetted") == (url, "vetted")
+    assert split_name("~/run@3") == ("~/run", "3")
+
+
 def test_gc_reports_what_it_would_free_and_frees_it(url: str, history: History) -> None:
     """--dry-run changes nothing; a tag keeps its checkpoint; the remaining ones are whole."""
     answer("tag", url, "first", "100")
