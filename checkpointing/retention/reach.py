@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from checkpointing.errors import FormatError, NoCheckpoint, StoreNotFound
+from checkpointing.errors import Corrupt, FormatError, NoCheckpoint, StoreNotFound
 from checkpointing.format import names
 from checkpointing.format.manifest import decode_manifest
 from checkpointing.format.refs import Ref, is_superseded
@@ -50,7 +50,7 @@ class Reach:
         """Return the objects of checkpoints that may no longer be committed, as far as they exist."""
         needed: set[str] = set()
         for name in checkpoints:
-            with contextlib.suppress(FormatError, NoCheckpoint, StoreNotFound):
+            with contextlib.suppress(FormatError, NoCheckpoint):
                 needed.update(self.objects(name))
         return needed
 
@@ -75,13 +75,17 @@ class Reach:
             if names.parse_manifest(name):
                 try:
                     packs = self._packs(name)
-                except (FormatError, StoreNotFound):
+                except FormatError:
                     pass  # it can never be committed
             self._saves[name] = frozenset({name, *packs})
         return self._saves[name]
 
     def _packs(self, manifest: str) -> dict[str, int]:
-        packs = decode_manifest(self._store.get(manifest), manifest).packs
+        try:
+            data = self._store.get(manifest)
+        except StoreNotFound as error:
+            raise Corrupt(f"{manifest}: is missing") from error
+        packs = decode_manifest(data, manifest).packs
         return {names.pack(pack): size for pack, size in packs.items()}
 
 

@@ -89,6 +89,13 @@ def history(store: View, steps: range, made_in: int = 1) -> None:
         save_and_commit(store, make_state(SMALL, seed=step), step=step, made_in=made_in)
 
 
+def spoil(store: View, item: str, how: str) -> None:
+    if how == "missing":
+        store.delete(item)
+    else:
+        store.put(item, b"damaged")
+
+
 class Hooked:
     """A store that calls a hook before one of its operations, once."""
 
@@ -517,11 +524,12 @@ def test_a_commit_before_the_sweep_begins_is_marked() -> None:
     assert not list(verify(store))
 
 
-def test_a_collection_deletes_nothing_if_a_kept_checkpoint_is_unreadable() -> None:
-    """What a damaged manifest needs is unknown; once that checkpoint may go, all is collected."""
+@pytest.mark.parametrize("how", ["damaged", "missing"])
+def test_a_collection_deletes_nothing_if_a_kept_checkpoint_is_unreadable(how: str) -> None:
+    """What such a manifest needs is unknown; once that checkpoint may go, all is collected."""
     store, actor = fresh()
     history(store, range(1, 4))
-    store.put(names.manifest(names.Save(step=2, made_in=1, attempt=0), 1), b"damaged")
+    spoil(store, names.manifest(names.Save(step=2, made_in=1, attempt=0), 1), how)
     actor.sleep(100.0)
     before = set(actor.world.objects)
     with pytest.raises(KeepRefused, match="nothing is collected"):
@@ -529,6 +537,22 @@ def test_a_collection_deletes_nothing_if_a_kept_checkpoint_is_unreadable() -> No
     assert set(actor.world.objects) == before
     assert collect(store, Retention(keep_last=1), grace=0).dropped == (name(2), name(1))
     assert not list(verify(store))
+
+
+@pytest.mark.parametrize("how", ["damaged", "missing"])
+def test_a_sweep_ends_if_a_kept_checkpoint_became_unreadable(how: str) -> None:
+    """It deletes nothing, and stands in nobody's way: the next collection may keep less."""
+    store, actor = fresh()
+    history(store, range(1, 5))
+    actor.sleep(100.0)
+    assert collect(store, Retention(keep_last=2), grace=60, wait=False).waiting > 0
+    spoil(store, names.manifest(names.Save(step=3, made_in=1, attempt=0), 1), how)
+    actor.sleep(100.0)
+    before = set(actor.world.objects)
+    with pytest.raises(KeepRefused, match="was ended"):
+        collect(store, Retention(keep_last=2), grace=60, wait=False)
+    assert set(store.list(names.PACKS)) == {key for key in before if key.startswith(names.PACKS)}
+    assert collect(store, Retention(keep_last=1), grace=0).dropped == (name(3),)
 
 
 def test_the_tombstone_of_a_dead_collector_is_kept_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
