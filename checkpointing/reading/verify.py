@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 from collections import defaultdict, deque
@@ -19,6 +20,7 @@ from checkpointing.format.record import Record, decode_record
 from checkpointing.format.refs import Older, Ref, decode_ref
 from checkpointing.format.tombstone import decode_tombstone
 from checkpointing.reading.findings import Fault, Finding, from_error
+from checkpointing.reading.naming import history, read_versioned
 from checkpointing.reading.packcheck import Use, check_pack, uses
 from checkpointing.reading.reader import check_record
 from checkpointing.stores.protocol import Store
@@ -71,6 +73,7 @@ class _Verifier:
         self._history: dict[str, History] = {}
         self._committed: set[str] = set()
         self._users: dict[str, list[Use]] = defaultdict(list)
+        self._needed: set[str] | None = None
 
     def run(self) -> Iterator[Finding]:
         self._sizes = {entry.name: entry.size for entry in self._store.entries("")}
@@ -80,12 +83,12 @@ class _Verifier:
             yield from findings
         self._committed = {checkpoint for ref in self._refs.values() for checkpoint in ref.committed}
         yield from self._ref_missing()
-        yield from self._chains()
-        yield from self._links()
+        yield from self._lasting(self._chains())
+        yield from self._lasting(self._links())
         for manifest in self._manifests.values():
             for use in uses(manifest):
                 self._users[use.pack].append(use)
-        yield from self._packs_missing()
+        yield from self._lasting(self._packs_missing())
         for findings in self._each(self._pack, [pack for name in self._sizes if (pack := names.parse_pack(name))]):
             yield from findings
         for name in self._sizes:
@@ -147,6 +150,46 @@ class _Verifier:
         if self._records and names.LATEST not in self._sizes and self._store.read(names.LATEST) is None:
             detail = f"there are records of {len(self._records)} checkpoints; `elastic3d ckpt repair` writes it anew"
             yield _missing(names.LATEST, detail, ())
+
+    def _lasting(self, findings: Iterable[Finding]) -> Iterator[Finding]:
+        """Yield the findings that still hold: a live run commits and collects after the listing and the ref were read.
+
+        What was written since is not read, and what is no longer committed may be gone.
+        """
+        for finding in findings:
+            if finding.fault is not Fault.MISSING:
+                yield finding
+            elif not self._is_there(finding.object):
+                needing = set(finding.checkpoints) if finding.checkpoints else {finding.object}
+                if self._needed is None:
+                    self._needed = self._needed_now()
+                if not self._needed:
+                    yield finding
+                elif left := needing & self._needed:
+                    yield dataclasses.replace(finding, checkpoints=tuple(sorted(left & set(finding.checkpoints))))
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            self._store.size(name)
+        except StoreError:
+            return False
+        return True
+
+    def _needed_now(self) -> set[str]:
+        """Return what the ref lists by now, and the objects that it links to; nothing if that cannot be read."""
+        try:
+            ref, _ = read_versioned(self._store)
+            if ref is None:
+                return set()
+            needed = {*ref.committed, *(link.name for link in ref.condemning)}
+            older = ref.older
+            for part in history(self._store, older):
+                assert older is not None, "there is a part"
+                needed |= {older.name, *part.checkpoints}
+                older = part.older
+        except (FormatError, StoreError):
+            return set()
+        return needed
 
     def _chains(self) -> Iterator[Finding]:
         """Check the history that refs link to, and their tombstones."""

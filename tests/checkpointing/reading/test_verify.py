@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import checkpointing.format.refs
-from checkpointing import Store, open_checkpoint, open_store, repair_latest, verify
+from checkpointing import Retention, Store, collect, open_checkpoint, open_store, repair_latest, verify
 from checkpointing.errors import CheckpointError, Corrupt, FormatError, NewerFormat, WrongKey
 from checkpointing.format import names
 from checkpointing.format.encoding import document, hexdigest, parse
@@ -124,6 +124,44 @@ def test_uncommitted_saves_may_be_incomplete() -> None:
     save(store, make_state(SMALL, seed=1), step=2)
     store.delete(next(name for name in store.list("saves/") if "000000000002." in name))
     assert list(verify(store)) == []
+
+
+class Meanwhile:
+    """A store in which something happens right after one of its operations was called for the first time."""
+
+    def __init__(self, store: Store, verb: str, happens: Callable[[], object]) -> None:
+        self._store, self._verb, self._happens = store, verb, happens
+
+    def __getattr__(self, verb: str) -> Any:
+        inner = getattr(self._store, verb)
+        if verb != self._verb:
+            return inner
+
+        def call(*arguments: Any) -> Any:
+            result = inner(*arguments)
+            result = result if isinstance(result, bytes) else list(result)
+            if self._verb:
+                self._verb = ""
+                self._happens()
+            return result
+
+        return call
+
+
+def test_what_a_live_run_commits_and_collects_meanwhile_is_no_finding() -> None:
+    """Neither a checkpoint committed after the listing, nor one dropped after the ref was read, is called missing."""
+    store = fresh()
+    state = make_state(SMALL)
+    for step in range(1, 4):
+        save_and_commit(store, make_state(SMALL, seed=step), step=step)
+    committing: Any = Meanwhile(store, "entries", lambda: save_and_commit(store, state, step=4))
+    assert list(verify(committing, threads=1)) == []
+    last = save_and_commit(store, state, step=5)
+    collecting: Any = Meanwhile(store, "get", lambda: collect(store, Retention(keep_last=1), grace=0))
+    assert list(verify(collecting, threads=1)) == []
+    assert len(list(store.list(names.CHECKPOINTS))) == 1
+    store.delete(next(store.list(names.SAVES)))
+    assert [(finding.fault, finding.checkpoints) for finding in verify(store)] == [(Fault.MISSING, (last.checkpoint,))]
 
 
 def test_progress_ends_at_the_size_of_the_store() -> None:
