@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from checkpointing.errors import (
@@ -100,9 +100,12 @@ def _shadow(store: Store) -> Ref | None:
 def _wholes(store: Store) -> list[_Whole]:
     """Return all whole records."""
     wholes = []
-    for name in store.list(names.CHECKPOINTS):
+    records = list(store.list(names.CHECKPOINTS))
+    # A record is written after its packs, so that a later listing shows them: one request each would take days.
+    packs = {entry.name: entry.size for entry in store.entries(names.PACKS)}
+    for name in records:
         checkpoint = names.parse_record(name)
-        whole = _whole(store, checkpoint) if checkpoint else None
+        whole = _whole(store, checkpoint, packs) if checkpoint else None
         if whole is not None:
             wholes.append(whole)
     return wholes
@@ -141,13 +144,13 @@ def _place(checkpoint: str) -> tuple[int, int]:
     return place(checkpoint)[:2]
 
 
-def _whole(store: Store, checkpoint: str) -> _Whole | None:
+def _whole(store: Store, checkpoint: str, there: Mapping[str, int]) -> _Whole | None:
     try:
         record = read_record(store, checkpoint)
         manifests = read_manifests(store, record.manifests)
         check_record(record, manifests)
         packs = {names.pack(pack): size for manifest in manifests for pack, size in manifest.packs.items()}
-        if any(store.size(name) != size for name, size in packs.items()):
+        if any(there.get(name) != size for name, size in packs.items()):
             return None
         digest = hexdigest(store.get(record.name))
     except (FormatError, NoCheckpoint, StoreNotFound):

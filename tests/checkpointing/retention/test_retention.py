@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -720,6 +720,17 @@ def test_repair_rebuilds_a_lost_history_from_older_records_alone(monkeypatch: py
     (part,) = store.list(names.HISTORY)
     store.delete(part)
     assert committed(store, repair_latest(store)) == tuple(map(name, range(8, 0, -1)))
+
+
+def test_repair_asks_for_no_pack_by_itself() -> None:
+    """A large store has millions of packs: their sizes are taken from the listing."""
+    store, _ = fresh()
+    history(store, range(1, 6))
+    damage(store, "flipped")
+    asked: list[str] = []
+    repair_latest(cast(Any, Hooked(store, size=asked.append)))
+    assert not [item for item in asked if item.startswith(names.PACKS)]
+    assert committed(store, read_ref(store)) == tuple(map(name, range(5, 0, -1)))
 
 
 class Foreign(LocalStore):
