@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from array import array
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from checkpointing.errors import FormatError, StoreError, StoreNotFound, Tampered
@@ -21,7 +23,8 @@ _READ = 8 << 20  # bytes of neighbouring tiles that are read at once
 class Use:
     """What a manifest says about some stored bytes: those of one of its tiles, or of a tile's base (`is_base`)."""
 
-    manifest: RankManifest
+    manifest: str
+    rank: int
     pack: str
     tile: PackTile
     is_base: bool = False
@@ -40,9 +43,10 @@ def uses(manifest: RankManifest) -> Iterator[Use]:
             check=tile.check,
             base=tile.base.digest if tile.base else "",
         )
-        yield Use(manifest=manifest, pack=tile.pack, tile=own)
+        yield Use(manifest=manifest.name, rank=manifest.rank, pack=tile.pack, tile=own)
         if tile.base is not None:
-            yield Use(manifest=manifest, pack=tile.base.pack, tile=_base(tile, own), is_base=True)
+            base = _base(tile, own)
+            yield Use(manifest=manifest.name, rank=manifest.rank, pack=tile.base.pack, tile=base, is_base=True)
 
 
 def _base(tile: StoredTile, own: PackTile) -> PackTile:
@@ -59,30 +63,72 @@ def _base(tile: StoredTile, own: PackTile) -> PackTile:
     )
 
 
-Hit = Callable[[Sequence[RankManifest]], tuple[str, ...]]
+class Users:
+    """What manifests say about one pack.
+
+    Their tiles are kept as a hash each: those of all manifests would not fit into memory. Findings need more, and read
+    the manifests again.
+    """
+
+    __slots__ = ("manifests", "sizes", "tiles")
+
+    def __init__(self) -> None:
+        self.manifests: list[str] = []
+        self.sizes: set[int] = set()
+        self.tiles = array("q")
+
+    def agree(self, index: Sequence[PackTile], size: int) -> bool:
+        """Return whether a pack's index and size are what all of the manifests say."""
+        return self.sizes <= {size} and {_hash(tile) for tile in index}.issuperset(self.tiles)
+
+
+def users_of(manifest: RankManifest) -> dict[str, Users]:
+    """Return what one manifest says about the packs that it uses, by id."""
+    users: dict[str, Users] = defaultdict(Users)
+    for use in uses(manifest):
+        users[use.pack].tiles.append(_hash(use.tile))
+    for pack, own in users.items():
+        own.manifests.append(manifest.name)
+        own.sizes.add(manifest.packs[pack])
+    return users
+
+
+def _hash(tile: PackTile) -> int:
+    """Return what stands for a tile; a manifest may use it at another place: only contents count."""
+    return hash((tile.digest, tile.offset, tile.length, tile.codec, tile.check, tile.base))
+
+
+Load = Callable[[Sequence[str], str], list[Use]]
+"""Reads the manifests of these names again, and returns how they use a pack."""
+Hit = Callable[[Iterable[str]], tuple[str, ...]]
 """Returns the committed checkpoints that need any of these manifests."""
 
 
-def check_pack(store: Store, pack: str, users: Sequence[Use], hit: Hit, step: Callable[[int], None]) -> list[Finding]:
+def check_pack(
+    store: Store, pack: str, users: Users, load: Load, hit: Hit, step: Callable[[int], None]
+) -> list[Finding]:
     """Read every byte of a pack and return its faults. step: called with the number of bytes as they are done.
 
     A pack that is gone is no finding here: missing packs are found before.
     """
     name = names.pack(pack)
-    manifests = list({id(use.manifest): use.manifest for use in users}.values())
+    loaded = functools.cache(lambda: load(users.manifests, pack))
     try:
         index, size = read_index(store, name, pack)
     except StoreNotFound:
         return []
     except (FormatError, StoreError) as error:
-        rank = manifests[0].rank if manifests else None
-        broken = from_error(name, error, rank=rank, pack=pack, checkpoints=hit(manifests))
+        known = loaded()
+        rank = known[0].rank if known else None
+        broken = from_error(name, error, rank=rank, pack=pack, checkpoints=hit(users.manifests))
         # The tiles that manifests know may still be restored.
-        return [broken, *_check_tiles(store, pack, _known(users), users, hit, step)]
+        return [broken, *_check_tiles(store, pack, _known(known), loaded, hit, step)]
+    if users.agree(index, size):
+        return _check_tiles(store, pack, index, loaded, hit, step)
     places = {tile.offset: tile for tile in index}
     findings = [
         _finding(
-            use.manifest.name,
+            use.manifest,
             pack,
             f"the pack's index has something else where the manifest says {use.tile.spec.key} lies",
             use.tile,
@@ -90,12 +136,16 @@ def check_pack(store: Store, pack: str, users: Sequence[Use], hit: Hit, step: Ca
             hit,
             Fault.INCONSISTENT,
         )
-        for use in users
+        for use in loaded()
         if not _same(places.get(use.tile.offset), use.tile)
     ]
-    if any(manifest.packs[pack] != size for manifest in manifests):
+    if not users.sizes <= {size}:
         findings.append(Finding(object=name, fault=Fault.INCONSISTENT, detail=f"has {size} bytes, not as recorded"))
-    return findings + _check_tiles(store, pack, index, users, hit, step)
+    if not findings:
+        detail = "its index is not what manifests say, which could not be read again"
+        hurt = hit(users.manifests)
+        findings.append(Finding(object=name, fault=Fault.INCONSISTENT, detail=detail, pack=pack, checkpoints=hurt))
+    return findings + _check_tiles(store, pack, index, loaded, hit, step)
 
 
 def _known(users: Sequence[Use]) -> list[PackTile]:
@@ -104,12 +154,16 @@ def _known(users: Sequence[Use]) -> list[PackTile]:
 
 
 def _same(there: PackTile | None, said: PackTile) -> bool:
-    """Return whether an index agrees with a manifest, which may use the tile at another place: only contents count."""
-    return there is not None and dataclasses.replace(there, spec=said.spec, box=said.box) == said
+    return there is not None and _hash(there) == _hash(said)
 
 
 def _check_tiles(
-    store: Store, pack: str, tiles: Sequence[PackTile], users: Sequence[Use], hit: Hit, step: Callable[[int], None]
+    store: Store,
+    pack: str,
+    tiles: Sequence[PackTile],
+    users: Callable[[], Sequence[Use]],
+    hit: Hit,
+    step: Callable[[int], None],
 ) -> list[Finding]:
     findings: list[Finding] = []
     groups = deque(_groups(tiles))
@@ -127,17 +181,17 @@ def _check_tiles(
                 groups.extendleft([group[half:], group[:half]])
                 continue
             detail = f"bytes {start} to {stop} are not as they were encrypted"
-            findings.append(_finding(names.pack(pack), pack, detail, group[0], _at(start, users), hit, Fault.CORRUPT))
+            findings.append(_finding(names.pack(pack), pack, detail, group[0], _at(start, users()), hit, Fault.CORRUPT))
             step(group[0].length)
             continue
         except StoreError as error:
-            held = [use.manifest for use in users if start <= use.tile.offset < stop]
+            held = [use.manifest for use in users() if start <= use.tile.offset < stop]
             findings.append(from_error(names.pack(pack), error, pack=pack, checkpoints=hit(held)))
             continue
         for tile in group:
             if not whole(tile, data[tile.offset - start : tile.offset - start + tile.length]):
                 detail = f"bytes {tile.offset} to {tile.offset + tile.length} do not have their digest"
-                own = _at(tile.offset, users)
+                own = _at(tile.offset, users())
                 findings.append(_finding(names.pack(pack), pack, detail, tile, own, hit, Fault.CORRUPT))
         step(data.nbytes)
     return findings
@@ -176,7 +230,7 @@ def _finding(
         detail=detail,
         tensor=tile.spec.key,
         box=str(tile.box),
-        rank=users[0].manifest.rank if users else None,
+        rank=users[0].rank if users else None,
         pack=pack,
         checkpoints=hit([use.manifest for use in users]),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import threading
 from collections import defaultdict, deque
@@ -21,13 +22,14 @@ from checkpointing.format.refs import Older, Ref, decode_ref
 from checkpointing.format.tombstone import decode_tombstone
 from checkpointing.reading.findings import Fault, Finding, from_error
 from checkpointing.reading.naming import history, read_versioned
-from checkpointing.reading.packcheck import Use, check_pack, uses
-from checkpointing.reading.reader import check_record
+from checkpointing.reading.packcheck import Use, Users, check_pack, users_of, uses
+from checkpointing.reading.reader import check_record, read_manifests
 from checkpointing.stores.protocol import Store
 
 __all__ = ["Fault", "Finding", "Progress", "verify"]
 
 _THREADS = 4
+_RECENT = 8  # manifests whose uses of packs are kept for the findings of packs that are checked next
 # Left by probes of the store and by a register's decisions, or there only while a reader or writer is at work.
 _IGNORED = (names.PROBE, names.CLAIMS, names.ANNOUNCEMENTS)
 _T = TypeVar("_T")
@@ -68,11 +70,12 @@ class _Verifier:
         self._sizes: dict[str, int] = {}
         self._refs: dict[str, Ref] = {}
         self._records: dict[str, Record] = {}
-        self._manifests: dict[str, RankManifest] = {}
+        self._manifests: set[str] = set()
         self._digests: dict[str, str] = {}
         self._history: dict[str, History] = {}
         self._committed: set[str] = set()
-        self._users: dict[str, list[Use]] = defaultdict(list)
+        self._users: dict[str, Users] = defaultdict(Users)
+        self._recent = functools.lru_cache(maxsize=_RECENT)(self._uses)
         self._needed: set[str] | None = None
 
     def run(self) -> Iterator[Finding]:
@@ -85,9 +88,6 @@ class _Verifier:
         yield from self._ref_missing()
         yield from self._lasting(self._chains())
         yield from self._lasting(self._links())
-        for manifest in self._manifests.values():
-            for use in uses(manifest):
-                self._users[use.pack].append(use)
         yield from self._lasting(self._packs_missing())
         for findings in self._each(self._pack, [pack for name in self._sizes if (pack := names.parse_pack(name))]):
             yield from findings
@@ -140,9 +140,32 @@ class _Verifier:
         elif isinstance(document, Record):
             self._records[name] = document
         elif isinstance(document, RankManifest):
-            self._manifests[name] = document
+            self._keep(name, document)
         self._step(self._sizes[name])
         return []
+
+    def _keep(self, name: str, manifest: RankManifest) -> None:
+        users = users_of(manifest)
+        with self._lock:
+            self._manifests.add(name)
+            for pack, own in users.items():
+                there = self._users[pack]
+                there.manifests.append(name)
+                there.sizes |= own.sizes
+                there.tiles += own.tiles
+
+    def _uses(self, name: str) -> dict[str, list[Use]]:
+        """Return how a manifest uses packs, by id; nothing if it cannot be read any more."""
+        by_pack: dict[str, list[Use]] = defaultdict(list)
+        try:
+            for use in uses(decode_manifest(self._store.get(name), name)):
+                by_pack[use.pack].append(use)
+        except (FormatError, StoreError):
+            pass  # it could be read before: only details of a finding are lacking
+        return by_pack
+
+    def _load(self, manifests: Sequence[str], pack: str) -> list[Use]:
+        return [use for name in manifests for use in self._recent(name).get(pack, ())]
 
     def _ref_missing(self) -> Iterator[Finding]:
         """Report that the ref is gone where there are records: without it none of them can be found."""
@@ -251,26 +274,37 @@ class _Verifier:
                     checkpoints=damaged,
                 )
         if whole:
-            try:
-                check_record(record, [self._manifests[entry.name] for entry in record.manifests])
-            except FormatError as error:
+            yield from self._contents(name, record, damaged)
+
+    def _contents(self, name: str, record: Record, damaged: tuple[str, ...]) -> Iterator[Finding]:
+        """Check a record against its manifests, which are read once more: those of one checkpoint are in memory."""
+        try:
+            check_record(record, read_manifests(self._store, record.manifests))
+        except StoreError as error:
+            yield from_error(name, error, checkpoints=damaged)
+        except FormatError as error:
+            gone = [entry.name for entry in record.manifests if not self._is_there(entry.name)]
+            if not gone:
                 yield Finding(object=name, fault=Fault.INCONSISTENT, detail=str(error), checkpoints=damaged)
+            elif damaged:
+                yield _missing(gone[0], f"{name} names it", damaged)
 
     def _packs_missing(self) -> Iterator[Finding]:
         for pack, users in self._users.items():
             if names.pack(pack) in self._sizes:
                 continue
-            hit = self._hit([use.manifest for use in users])
-            if hit:
-                first = users[0]
-                detail = f"{first.manifest.name} keeps {first.tile.spec.key} and {len(users) - 1} more tiles in it"
-                yield _missing(
-                    names.pack(pack), detail, hit, rank=first.manifest.rank, pack=pack, tensor=first.tile.spec.key
-                )
+            hit = self._hit(users.manifests)
+            if not hit:
+                continue
+            first = next(iter(self._load(users.manifests[:1], pack)), None)
+            key = first.tile.spec.key if first is not None else None
+            detail = f"{users.manifests[0]} keeps {key or 'a tile'} and {len(users.tiles) - 1} more tiles in it"
+            rank = first.rank if first is not None else None
+            yield _missing(names.pack(pack), detail, hit, rank=rank, pack=pack, tensor=key)
 
-    def _hit(self, manifests: Sequence[RankManifest]) -> tuple[str, ...]:
+    def _hit(self, manifests: Iterable[str]) -> tuple[str, ...]:
         """Return the committed checkpoints that use any of the manifests."""
-        used = {manifest.name for manifest in manifests}
+        used = set(manifests)
         return tuple(
             sorted(
                 record.checkpoint
@@ -287,7 +321,7 @@ class _Verifier:
             left -= nbytes
             self._step(nbytes)
 
-        findings = check_pack(self._store, pack, self._users.get(pack, []), self._hit, step)
+        findings = check_pack(self._store, pack, self._users.get(pack) or Users(), self._load, self._hit, step)
         self._step(max(0, left))
         return findings
 

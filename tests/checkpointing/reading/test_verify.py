@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,8 @@ from checkpointing import Retention, Store, collect, open_checkpoint, open_store
 from checkpointing.errors import CheckpointError, Corrupt, FormatError, NewerFormat, WrongKey
 from checkpointing.format import names
 from checkpointing.format.encoding import document, hexdigest, parse
-from checkpointing.format.manifest import decode_manifest
+from checkpointing.format.manifest import StoredTile, decode_manifest
+from checkpointing.format.pack import PackTile
 from checkpointing.format.refs import decode_ref
 from checkpointing.format.tombstone import Tombstone, encode_tombstone
 from checkpointing.reading.verify import Fault, Progress
@@ -162,6 +164,21 @@ def test_what_a_live_run_commits_and_collects_meanwhile_is_no_finding() -> None:
     assert len(list(store.list(names.CHECKPOINTS))) == 1
     store.delete(next(store.list(names.SAVES)))
     assert [(finding.fault, finding.checkpoints) for finding in verify(store)] == [(Fault.MISSING, (last.checkpoint,))]
+
+
+def test_the_tiles_of_all_checkpoints_are_never_in_memory_together() -> None:
+    """What is kept of a manifest's tiles is little: a store may have more of them than memory has room for."""
+    store = fresh()
+    shapes = {f"model/{number}": ("float32", (1,)) for number in range(50)}
+    for step in range(1, 9):
+        save_and_commit(store, make_state(shapes, seed=step), step=step)
+
+    def alive() -> int:
+        return sum(isinstance(one, StoredTile | PackTile) for one in gc.get_objects())
+
+    before, counts = alive(), [0]
+    assert list(verify(store, lambda _: counts.append(alive() - before), threads=1)) == []
+    assert max(counts) < 3 * len(shapes)
 
 
 def test_progress_ends_at_the_size_of_the_store() -> None:
