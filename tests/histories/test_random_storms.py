@@ -15,6 +15,7 @@ from chaos.playing.play import TRAIN_GPT
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo]
 
+TENSOR = Path(__file__).parent / "scripts" / "train_tensor.py"
 FORGOTTEN = Path(__file__).parent / "scripts" / "forgotten_warmup.py"
 SMALL = ("--width=16", "--blocks=3", "--context=16", "--global-batch=8", "--micro-batch=2", "--seed={seed}")
 
@@ -59,7 +60,7 @@ def test_promises_hold_under_three_drawn_schedules(chaos: Chaos) -> None:
 @pytest.mark.parametrize(
     ("seed", "runs"),
     [
-        pytest.param(100, 20, id="twenty", marks=pytest.mark.long),
+        pytest.param(100, 16, id="sixteen", marks=pytest.mark.long),
         pytest.param(200, 60, id="sixty", marks=[pytest.mark.slow, pytest.mark.timeout(5400)]),
     ],
 )
@@ -69,6 +70,22 @@ def test_promises_hold_under_drawn_schedules(seed: int, runs: int, chaos: Chaos)
     code, document = drawn(chaos, TRAIN_GPT, [f"--seed={seed}", f"--runs={runs}"], steps=40, every=5)
     assert code == 0, told(document)
     assert {run["nodes"] for run in document["runs"]} == {2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("runs", "nodes"),
+    [
+        pytest.param(4, 3, id="four", marks=pytest.mark.long),
+        pytest.param(30, 4, id="thirty", marks=[pytest.mark.slow, pytest.mark.timeout(5400)]),
+    ],
+)
+@pytest.mark.timeout(900)
+def test_promises_hold_with_stages_of_tensor_parallel_ranks(runs: int, nodes: int, chaos: Chaos) -> None:
+    """pp x dp x tp: two ranks of a node compute each block together, and a node is a stage or more of it."""
+    options = ["--seed=300", f"--runs={runs}", "--each=3", f"--nodes={nodes}", "--slots=2"]
+    code, document = drawn(chaos, TENSOR, options, steps=40, every=5, given=["--layout=pp=2,tp=2"])
+    assert code == 0, told(document)
+    assert {run["slots"] for run in document["runs"]} == {2}
 
 
 @pytest.mark.slow
