@@ -465,4 +465,15 @@ FOUND: tuple[Bug, ...] = (
             12.100 etcd-stop for 5.6
         """,
     ),
+    _bug(
+        "etcd comes back from a backup that knows a former incarnation of a node",
+        "The one that lived had not registered there again, and was put out for the former one, which had ended long "
+        "ago: its process ended for good.",
+        """
+            job seed=500963 members=6 minimum=1 maximum=6 multiple_of=1 beside=1 pp=2
+            2.200 cut n2 for 2
+            6.300 start n7
+            6.319 etcd-restore for 0.6
+        """,
+    ),
 )

@@ -31,7 +31,9 @@ def evict(
     wanted: list[tuple[str, Tomb]] = []
     for id, detail in roster.refused.items():
         wanted.append((id, _tomb(id, Out.REFUSED, detail, me.name)))
-    for id in roster.replaced:
+    for id, by in roster.replaced.items():
+        if by not in roster.members:
+            continue
         name = id.partition("@")[0]
         detail = f"another process registered as node {name}; if both live, give every node a name of its own"
         wanted.append((id, _tomb(id, Out.REPLACED, detail, me.name)))

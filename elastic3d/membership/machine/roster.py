@@ -6,6 +6,7 @@ event costs the same at 10,000 nodes as at ten; only a decision that is taken lo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +23,7 @@ class Board(Protocol):
     """What the roster is read against: the sealed and the coming generation, and the members that are out."""
 
     tombs: dict[str, Tomb]
+    restored: int
 
     @property
     def index(self) -> GenerationIndex | None:
@@ -73,9 +75,9 @@ class Roster:
 
     eligible: may be active in the next generation. unfit: registered, but may not. missing: active, not out and not
     registered, since when. uncertain: of the proposed generation, out or not registered. refused: may not take part,
-    and why. replaced: another incarnation came under its name. apart: stands aside because it and these cannot connect
-    to each other. version: counts the changes of eligible and unfit. changed_at: when a member last came, or was told
-    to go.
+    and why. replaced: by which other incarnation under its name. apart: stands aside because it and these cannot
+    connect to each other. version: counts the changes of eligible and unfit. changed_at: when a member last came, or
+    was told to go.
     """
 
     def __init__(self, me: MemberRecord, board: Board) -> None:
@@ -209,8 +211,7 @@ class Roster:
     def buried(self, id: str) -> None:
         """A tomb was put up, or cleared away, or lost when etcd was rolled back and the member's key came back."""
         self.missing.pop(id, None)
-        if id in self.members and id not in self._board.tombs:
-            self._find_twins(self.members[id].node)
+        self._find_twins(id.partition("@")[0])
         self._judge(id)
         self._propose(id)
         self._part()
@@ -221,6 +222,8 @@ class Roster:
         active = index.ids if index is not None else ()
         known, out = self.missing, self._board.tombs
         self.missing = {id: known.get(id, now) for id in active if id not in self.members and id not in out}
+        for id in tuple(self.replaced):
+            self._find_twins(id.partition("@")[0])
         self.version += 1
         self._part()
 
@@ -268,7 +271,7 @@ class Roster:
         why = refusal(record, self._me)
         if why:
             self.refused[id] = why
-        self._find_twins(node)
+        self._find_twins(node.name)
         self._judge(id)
         self._propose(id)
         self._part()
@@ -280,7 +283,7 @@ class Roster:
         if present is not None:
             discard(self._by_name, present.node.name, id)
             discard(self._by_place, present.node.place, id)
-            self._find_twins(present.node)
+            self._find_twins(present.node.name)
         if self._board.active(id) and id not in self._board.tombs:
             self.missing.setdefault(id, now)
         if id != self._me.node.id:
@@ -295,22 +298,29 @@ class Roster:
             self._judge(id)
         self._part()
 
-    def _find_twins(self, node: Node) -> None:
-        """Mark the older of two incarnations under one name: the one in the generation, or registered earlier."""
-        rivals = dict.fromkeys(self.named(node.name))
+    def _find_twins(self, name: str) -> None:
+        """Mark the older of two incarnations under one name: the one in the generation, or registered earlier.
+
+        What stood in etcd when it came back rolled back may be a backup's, and older than the generation. Until the one
+        in the generation has registered again, or is out, it is not known which is.
+        """
+        rivals = dict.fromkeys(self.named(name))
         index = self._board.index
-        sealed = index.names.get(node.name) if index is not None else None
+        sealed = index.names.get(name) if index is not None else None
         if sealed is not None:
             rivals[sealed] = None
         rivals = {id: None for id in rivals if id not in self._board.tombs and id not in self.refused}
-        if len(rivals) < 2:
-            return
-        age = {id: (id != sealed, self.members[id].order if id in self.members else 0) for id in rivals}
-        newest = max(rivals, key=lambda id: age[id])
+        restored, age = self._board.restored, {}
+        for id in rivals:
+            order = self.members[id].order if id in self.members else math.inf
+            age[id] = (id != sealed and order > restored, order)
+        newest = max(rivals, key=lambda id: age[id], default="")
         for id in rivals:
             if id != newest:
                 self.replaced[id] = newest
-                self._judge(id)
+            elif self.replaced.pop(id, None) is None:
+                continue
+            self._judge(id)
 
     def _drained(self, name: str, now: float) -> None:
         self.changed_at = now

@@ -27,7 +27,8 @@ class View:
     of it or of the proposed generation that died, with their machines, until the next is sealed. generation_revision:
     of the value under the generation's key, which is not the generation while `spoiled`. outdated: since when that is
     an older record because etcd was rolled back; None otherwise. forgotten: the greatest revision heard of before that
-    (the sum of them if it happened more than once), 0 if it never did. garbage: revisions of keys that are to be swept.
+    (the sum of them if it happened more than once), 0 if it never did. restored: the revision at which that was heard
+    of, 0 if it never was. garbage: revisions of keys that are to be swept.
     sealed_at: when the generation was heard of. tombs_at, doubts_at: the same for these.
     """
 
@@ -39,7 +40,7 @@ class View:
         self.generation_revision = 0
         self.spoiled = False
         self.outdated: float | None = None
-        self.forgotten = 0
+        self.forgotten = self.restored = 0
         self.garbage: dict[str, int] = {}
         self.sealed_at = 0.0
         self.proposal: Proposal | None = None
@@ -229,6 +230,7 @@ class View:
     def _list(self, event: e.Listed, now: float) -> None:
         if event.rolled_back:
             self.forgotten += max(self._revisions.values(), default=0)
+            self.restored = event.revision
             self._revisions.clear()
             event = self._without_the_past(event, now)
         keep = {key for key, revision in self._revisions.items() if revision > event.revision}

@@ -295,6 +295,39 @@ def test_an_older_generation_of_a_backup_is_overwritten() -> None:
     assert [(action.generation.number, action.previous) for action in mend] == [(1, 2)]
 
 
+def restored_with_a_former_incarnation() -> tuple[Core, e.MemberPut]:
+    """Return a leader that has written its generation into a backup again, and who is registered there as b."""
+    core = member("a")
+    lead = e.LeaderPut(claim=Claim(name="a", incarnation="a1"), revision=1)
+    core.handle([rolled_back(lead)], 1.0)
+    former = e.MemberPut(record=MemberRecord(node=dataclasses.replace(NODES[1], incarnation="b0")), order=2, revision=2)
+    others = [e.MemberPut(record=MemberRecord(node=node), order=3, revision=3) for node in (NODES[0], NODES[2])]
+    listed = e.Listed(tier=e.Tier.ROSTER, items=(former, *others), revision=4, gap=True, rolled_back=True)
+    asked = core.handle([e.Registered(revision=4), listed], 1.1)
+    assert not [action for action in asked if isinstance(action, acts.Bury)]
+    (mend,) = (action for action in asked if isinstance(action, acts.Mend))
+    assert core.view.generation is not None
+    written = e.GenerationPut(generation=core.view.generation, revision=5)
+    assert not core.handle([e.WriteDone(write=mend, ok=True), written], 1.2)
+    return core, former
+
+
+def test_a_former_incarnation_in_a_backup_replaces_nobody() -> None:
+    """It was registered when the backup was made; its successor registers again, and is the newer one."""
+    core, _ = restored_with_a_former_incarnation()
+    again = e.MemberPut(record=MemberRecord(node=NODES[1]), order=6, revision=6)
+    (bury,) = [action for action in core.handle([again], 1.3) if isinstance(action, acts.Bury)]
+    assert (bury.id, bury.tomb.how) == ("b@b0", Out.REPLACED)
+
+
+def test_who_may_be_a_backups_takes_part_once_the_other_is_out() -> None:
+    """It may as well be a successor that registered as etcd came back: then the one in the generation is dead."""
+    core, former = restored_with_a_former_incarnation()
+    asked = core.handle([buried("b", Out.DEAD, "c")], 1.3)
+    (seal,) = (action for action in asked if isinstance(action, acts.Seal))
+    assert former.record.node in (*seal.generation.nodes, *seal.generation.spares)
+
+
 def test_a_member_ahead_of_the_others_after_a_rollback_rejoins() -> None:
     """The others never saw the newest generation: its member is no longer one of theirs, and joins again."""
     core = member("b")
