@@ -188,7 +188,7 @@ class Checker(Observer):
         slack = 2 * policy.lease + policy.grace + policy.damping + 3.0
         now = self.world.loop.now
         if now - self.world.network.lone.get(id, -slack) < slack:
-            return "refused by its only neighbour"
+            return "refused by one that could ask nobody"
         began = ended = -1.0
         for each in self.unwell.get(id, ()):
             until = now if each.until is None else each.until

@@ -232,8 +232,7 @@ class Network:
         """Return whether a refusal is a death, as `membership/driver/links.py` decides it."""
         neighbours = [id for id in self._ends[me] if id != other]
         if not neighbours:
-            self.lone[other] = self.loop.now
-            return True
+            return self._alone(me, other)
         asked = [id for id in neighbours if self._flows(id, me) and self._flows(me, id)]
         verdicts = [
             self._tried(id, other) if other in self._ends[id] else witness.TryResult.UNKNOWN for id in sorted(asked)
@@ -241,7 +240,14 @@ class Network:
         match witness.conclude(verdicts, over=True):
             case witness.Conclusion.DEAD:
                 return True
-            case witness.Conclusion.UNWITNESSED:
-                return not asked and all(self._refused(me, id) for id in neighbours)
+            case witness.Conclusion.UNWITNESSED if not asked and all(self._refused(me, id) for id in neighbours):
+                return self._alone(me, other)
             case _:
                 return False
+
+    def _alone(self, me: str, other: str) -> bool:
+        """Return whether a refusal is a death where there is nobody to ask: not of one that is heard."""
+        if self._ends[me][other].told and self._flows(other, me):
+            return False
+        self.lone[other] = self.loop.now
+        return True

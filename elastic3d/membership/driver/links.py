@@ -412,9 +412,12 @@ class Links:
         id = dial.peer.id
         others = self._neighbours.keys() - {id}
         if not others:
+            # Its end may have arrived beside the refusal.
+            self._listen(now)
+        standing = self._standing()
+        if not others and not (id in standing and self._neighbours[id].alive):
             self._tell(e.PeerRefused(id=id, evidence=dial.refusal))
             return
-        standing = self._standing()
         self._asking.ask(dial, [standing[other] for other in sorted(others & standing.keys())], now)
         self._attend(now)
 

@@ -10,9 +10,9 @@ the same node at once, over the heartbeat connections that stand:
   its cable were pulled, and lease and doubt decide. If one word were enough for want of a second, a node could put out
   others while those it should have asked are only stopped, or slow.
 
-Of two nodes neither has anybody to ask: there one refusal is a death, or each death would cost a lease. The same holds
-for a node that has no connection left and is refused by all its neighbours: as a rule they died together, and there is
-no other evidence.
+Of two nodes neither has anybody to ask: there one refusal is a death, or each death would cost a lease, unless beats
+come over the connection that the other has dialled itself. The same holds for a node that has no connection left and is
+refused by all its neighbours: as a rule they died together, and there is no other evidence.
 
 A node that is asked tries only its own neighbours, at the addresses in their sealed records: nothing in a question says
 where to connect. It makes one try of each at a time, and the result also answers those who ask within `FRESH`.

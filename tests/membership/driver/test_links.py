@@ -165,6 +165,21 @@ def test_a_closed_peer_is_reported_at_once(watcher: Watcher) -> None:
     assert f"127.0.0.1:{other.links.port} refuses" in news.evidence
 
 
+def test_of_two_a_refusal_is_no_death_of_one_that_is_heard(watcher: Watcher) -> None:
+    """Something on the way refuses what this one dials; the other has dialled it, and lives while that stands."""
+    other = Watcher("b")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        watcher.watch(expected=("b@1",))
+        other.watch(watcher.peer("a@1"))
+        assert watcher.next(2) == heard("b@1")
+        watcher.watch(at(closed.getsockname()[1]), expected=("b@1",))
+        assert watcher.next(2) == heard("b@1")
+        watcher.nothing_for(1.5)
+        other.links.close()
+        assert isinstance(watcher.next(0.5), e.PeerRefused)
+
+
 def test_a_peer_that_never_listened_is_reported_as_dead(watcher: Watcher) -> None:
     """It died before anybody watched it."""
     with socket.create_server(("127.0.0.1", 0)) as held:
