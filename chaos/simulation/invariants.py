@@ -73,6 +73,7 @@ class Checker(Observer):
     _died: dict[str, tuple[float, str]] = field(default_factory=dict)
     _errors: int = 0
     _broken: dict[str, None] = field(default_factory=dict)
+    _stepped: dict[str, None] = field(default_factory=dict)
     _forgotten: bool = False
     _links: dict[tuple[int, ...], int] = field(default_factory=dict)
     _stuck: StuckChecks = field(init=False)
@@ -239,10 +240,13 @@ class Checker(Observer):
 
     def expected(self) -> int:
         """Return how many nodes should be active, given those present."""
-        world = self.world
-        kept_out = {key.rpartition("/")[2] for key in world.etcd.store.tiers.get("roll", {}) if "quarantine/" in key}
-        there = [m for m in world.alive() if m.exit is None and m.record.node.place not in kept_out and not m.leaving]
-        return world.active(len(there))
+        return self.world.active(len(self._there()))
+
+    def _there(self) -> list[Member]:
+        roll = self.world.etcd.store.tiers.get("roll", {})
+        kept_out = {key.rpartition("/")[2] for key in roll if "quarantine/" in key}
+        alive = self.world.alive()
+        return [m for m in alive if m.exit is None and m.record.node.place not in kept_out and not m.leaving]
 
     def changed(self, changes: list[Change]) -> None:
         """Etcd's keys changed."""
@@ -336,16 +340,29 @@ class Checker(Observer):
         self.ail(member.id, "its code raises")
 
     def _all_broken(self) -> bool:
-        """Return whether too few nodes have code that works, or several have code that raises."""
-        sound = [member for member in self.world.alive() if member.id not in self._broken]
+        """Return whether too few nodes that can be known of have code that works, or several have code that raises."""
+        registered = self.world.etcd.store.tiers.get("roll", {})
+        known = [member for member in self._there() if ROOT + keys.member(member.id) in registered]
+        sound = [member for member in known if member.id not in self._broken]
         return len(self._broken) > 1 or not self.world.policy.beside or not self.world.active(len(sound))
 
-    def erred(self) -> None:
-        """Note an error of the script, or another failure: enough of them may end the job."""
+    def erred(self, member: Member, *, error: bool) -> None:
+        """Note an error of the script on a node, or another failure: enough of them may end the job.
+
+        A node whose code raises before it has made a step may be evicted, and so may one when no try is left.
+        """
         self._errors += 1
+        tried = self._errors + self._stuck.seals >= self.world.policy.tries
+        if error and (tried or member.id not in self._stepped):
+            self.ail(member.id, "its code raised")
+            self.heal(member.id, "its code raised")
+
+    def stepped(self, generation: Generation, step: int) -> None:
+        """A generation made a step."""
+        self._stepped.update(dict.fromkeys(node.id for node in generation.nodes))
 
     def _tomb(self, event: e.TombPut) -> None:
-        if event.tomb.how is not Out.DEAD:
+        if event.tomb.how is Out.LEFT:
             return
         member = self.world.by_id.get(event.id)
         if member is not None and not self.excused(event.id):

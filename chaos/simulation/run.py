@@ -266,7 +266,7 @@ def _do_to(world: World, checker: Checker, command: Command, host: int) -> None:
             world.notice(host, seconds)
         case Do.FAIL | Do.ERROR:
             if world.trainers.fail(member, error=command.do is Do.ERROR):
-                checker.erred()
+                checker.erred(member, error=command.do is Do.ERROR)
         case Do.LIE:
             world.lie(member, seconds)
         case Do.SPIKE:

@@ -20,7 +20,7 @@ from elastic3d.membership import events as e
 from elastic3d.membership import transactions
 from elastic3d.membership.driver import witness
 from elastic3d.membership.machine import convictions as core_convictions
-from elastic3d.membership.machine import core, leader, suspicions, triggers
+from elastic3d.membership.machine import core, leader, script_errors, suspicions, triggers
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.own_stall import OwnStall
 from elastic3d.membership.machine.partition import Cut, Suspect
@@ -378,6 +378,21 @@ def test_a_conviction_that_is_acted_upon_twice_is_found(monkeypatch: pytest.Monk
     """Steps that were made since count, and no rule may refuse them."""
     twice = parse("job seed=5 members=5 minimum=2 maximum=5\n2.6 lie n2\n12.0 kill n3")
     it_is_found(hear_what_is_known_again, "no conviction says so", monkeypatch, [twice])
+
+
+def put_out_whoever_raises(patch: pytest.MonkeyPatch) -> None:
+    """One error is enough, however many steps the node has made."""
+    patch.setattr(
+        leader,
+        "raising",
+        lambda situation: Raising(out=dict.fromkeys(script_errors.raised_in(situation.view, situation.roster), "")),
+    )
+
+
+def test_a_node_that_is_put_out_for_one_error_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before its first step a node may be put out for it, and after that it may not."""
+    error = parse("job seed=1 members=4 minimum=2 maximum=4\n6.0 error n2")
+    it_is_found(put_out_whoever_raises, "was buried by", monkeypatch, [error])
 
 
 def forget_what_is_left_out(patch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,51 @@ def test_a_conviction_that_is_heard_after_a_death_ends_what_was_formed_for_it() 
     assert parse(str(schedule)) == schedule
 
 
+def test_a_newcomer_may_be_put_out_for_its_first_error() -> None:
+    """It was a spare until then, and news is late: the next generation is sealed before it knows that it is out."""
+    outcome = play(
+        parse("""
+            job seed=301139 members=7 minimum=1 maximum=8 multiple_of=1 beside=1 pp=2
+            2.900 leave leader
+            3.300 lag n1 for 3.4
+            3.400 error n1
+        """),
+        lines=True,
+    )
+    assert not outcome.violations, outcome.report()
+    assert any("Bury(id='n1@" in line and "before its first step" in line for line in outcome.lines)
+
+
+def test_a_job_may_end_for_errors_of_one_node_while_another_is_stopped() -> None:
+    """Without both of them there are too few nodes, and nobody knows when the stopped one goes on."""
+    outcome = play(
+        parse("""
+            job seed=500572 members=3 minimum=3 maximum=4 multiple_of=1 beside=1
+            2.000 broken n4
+            2.000 pause n1 for 6.7
+        """),
+        lines=True,
+    )
+    assert not outcome.violations, outcome.report()
+    assert any("PutEnd(end=End(failed=True" in line for line in outcome.lines)
+
+
+def test_one_of_two_that_are_left_is_not_dead_because_its_port_refuses() -> None:
+    """It has dialled the other, which hears it."""
+    outcome = play(
+        parse("""
+            job seed=10238 members=3 minimum=1 maximum=4 multiple_of=1 beside=1 pp=2
+            2.100 pause leader for 4.3
+            2.900 start n4
+            3.600 reset n1,n4 for 13.5
+            4.288 kill n3
+        """),
+        lines=True,
+    )
+    assert not outcome.violations, outcome.report()
+    assert not any("Bury(id='n4@" in line for line in outcome.lines)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 77])
 def test_a_seed_gives_the_same_history(seed: int) -> None:
     """Every action of every member happens at the same virtual time again."""
