@@ -476,4 +476,15 @@ FOUND: tuple[Bug, ...] = (
             6.319 etcd-restore for 0.6
         """,
     ),
+    _bug(
+        "the trainers of a node leave before it has heard for which membership",
+        "The others had asked first, and its news was late. It reported that its trainers had left once their last "
+        "step was held where it always is, by a node that left as well: the change was planned, and cost all steps.",
+        """
+            job seed=700140 members=5 minimum=1 maximum=5 multiple_of=2 beside=1
+            2.800 lag n3 for 7
+            4.000 etcd-away for 0.4
+            4.000 notice n3,n4,n5 for 8.2
+        """,
+    ),
 )

@@ -162,7 +162,7 @@ class Member:
             case acts.StartTrainers():
                 world.trainers.go(self, action.generation)
             case acts.AskLeave():
-                world.trainers.leave(action.key)
+                world.trainers.leave(self, action.key)
             case acts.Stop():
                 world.trainers.stop(self, action.key)
             case acts.Fence():

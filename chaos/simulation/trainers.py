@@ -68,7 +68,8 @@ class _Group:
     nodes they were last found to wait for, None while nothing was.
 
     moved_at: when it began, or made its newest step. stuck: nodes of which a rank stands still. silent: nodes that
-    said that theirs do, or wait for others. freed_at: by node, when a rank that stood still moved again.
+    said that theirs do, or wait for others. freed_at: by node, when a rank that stood still moved again. asked: nodes
+    that have asked theirs to leave.
     """
 
     def __init__(self, generation: Generation) -> None:
@@ -80,6 +81,7 @@ class _Group:
         self.stuck: dict[str, None] = {}
         self.silent: dict[str, None] = {}
         self.freed_at: dict[str, float] = {}
+        self.asked: dict[str, None] = {}
         self.leaving = self.stepping = self.idle = self.broken = self.told = self.unsafe = False
         self.slow: frozenset[str] | None = None
 
@@ -188,11 +190,12 @@ class Trainers:
         group = self._groups.get(key)
         return group is not None and not group.unsafe and all((node.id, key) in self.left for node in nodes)
 
-    def leave(self, key: str) -> None:
-        """Ask for the next boundary."""
+    def leave(self, member: Member, key: str) -> None:
+        """Let a node ask for the next boundary."""
         group = self._groups.get(key)
         if group is not None:
             group.leaving = True
+            group.asked[member.id] = None
             self._wake(group)
 
     def finish(self) -> None:
@@ -444,12 +447,15 @@ class Trainers:
             self.loop.later(self.durations.step(group.generation) * self._pace(group), self._step, group)
 
     def _copy(self, member: Member, group: _Group, step: int, since: float) -> None:
-        """Copy the last snapshot to safety, then report that the trainers left; or give up when it takes too long."""
+        """Copy the last snapshot to safety, then report that the trainers left; or give up when it takes too long.
+
+        Where it is safe a node knows once it has asked its own trainers to leave, though they may have left before.
+        """
         generation, to_come = group.generation, member.core.view.coming
         at = next(at for at, node in enumerate(generation.nodes) if node.id == member.id)
         stays = to_come is not None and any(node.id == member.id for node in (*to_come.nodes, *to_come.spares))
         holder = member.world.by_id[self.snapshots.holder(generation, at, to_come).id]
-        if self._together([member, holder]):
+        if member.id in group.asked and self._together([member, holder]):
             self.snapshots.copied(generation, at, holder.record.node)
         elif member.alive and self.loop.now < since + (STAYING if stays else GOING):
             self.loop.later(HUNG, self._copy, member, group, step, since)

@@ -184,6 +184,7 @@ class LeaveRequest:
         """Have the trainers of a generation leave at a step boundary."""
         world = self._generations.worlds.get(key)
         if world is not None:
+            world.asked = True
             # With no node to take over, the job stops, or waits for nodes that may never come.
             world.last = self._checkpoints is not None and (self.proposed is None or not self.proposed.nodes)
         for slot, trainer in self._generations.trainers(key):
@@ -196,7 +197,11 @@ class LeaveRequest:
                 world.flushed.add(slot)
 
     def look(self) -> None:
-        """Report that trainers have left, once their state is safe or waiting longer would not help."""
+        """Report that trainers have left, once their state is safe or waiting longer would not help.
+
+        They may have left at another node's request, before this one knows for which membership, and thus whether
+        their state is safe there.
+        """
         now = self._clock.monotonic()
         for key, world in list(self._generations.worlds.items()):
             if world.leaving_since is None or not world.over:
@@ -205,7 +210,8 @@ class LeaveRequest:
                 self._flush(world)
             going = GOING_PATIENCE if self._departure.leaving else HELD_PATIENCE
             patience = LAST_PATIENCE if world.last else going
-            if world.left_safely() or now > self._departure.waits_until(world.leaving_since, patience):
+            until = self._departure.waits_until(world.leaving_since, patience)
+            if (world.asked and world.left_safely()) or now > until:
                 del self._generations.worlds[key]
                 self._tell(m.Left(key=key, step=world.step))
         if self._departure.over(now):

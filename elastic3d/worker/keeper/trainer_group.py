@@ -21,7 +21,8 @@ class TrainerGroup:
     unsaved: where `main` returned, the step that goes to the store before other nodes learn of it, -1 for none. failed:
     a trainer ended otherwise than by returning or leaving. last: no node takes over from memory, so that its last state
     goes to the store; `flushed`: slots that have written theirs. convicted: what an audit, or another check of what a
-    rank made, found for which its trainers ended, None otherwise; said: the membership knows.
+    rank made, found for which its trainers ended, None otherwise; said: the membership knows. asked: the membership
+    has asked them to leave.
     """
 
     generation: Generation
@@ -32,6 +33,7 @@ class TrainerGroup:
     ended: dict[int, int] = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)
     stopping: bool = False
+    asked: bool = False
     leaving_since: float | None = None
     returned_at: float | None = None
     unsaved: int = -1

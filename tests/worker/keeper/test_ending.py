@@ -17,6 +17,7 @@ from elastic3d.rendezvous.settings import Settings
 from elastic3d.worker.checkpoints.node_checkpoints import Checkpoints
 from elastic3d.worker.checkpoints.uploader import TilesUploaded, WriteFailed
 from elastic3d.worker.journal import Journal
+from elastic3d.worker.keeper.departure import HELD_PATIENCE, LeaveRequest
 from elastic3d.worker.keeper.ending import END_PATIENCE, Ending
 from elastic3d.worker.keeper.generations import Generations
 from elastic3d.worker.keeper.trainer_group import TrainerGroup
@@ -184,6 +185,26 @@ def test_a_node_with_a_failed_slot_has_not_finished(scenes: Any) -> None:
     scene.generations.heard(w.TrainerExited(slot=0, trainer=1, kind=w.ExitKind.DONE, step=9, code=0))
     scene.ending.look()
     assert not [event for event in scene.events if isinstance(event, m.MainFinished)]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_trainers_that_left_before_their_node_was_asked_have_not_left(scenes: Any, asked: bool) -> None:
+    """Others asked first: whoever takes the last snapshot over is not known yet. It is not waited for for ever."""
+    scene = scenes()
+    leaving = LeaveRequest(
+        scene.generations, None, scene.events.append, journal=Journal(None, "run", "n"), drain=25.0, clock=scene.clock
+    )
+    world = TrainerGroup(generation=generation(1), first_rank=0, trainers={0: 1}, held={0: 9})
+    scene.generations.worlds["1.0"] = world
+    scene.generations.heard(w.TrainerExited(slot=0, trainer=1, kind=w.ExitKind.LEFT, step=9, code=0))
+    leaving.look()
+    assert scene.events == []
+    if asked:
+        leaving.ask_leave("1.0")
+    else:
+        scene.clock.now += HELD_PATIENCE + 0.1
+    leaving.look()
+    assert scene.events == [m.Left(key="1.0", step=9)]
 
 
 def test_the_end_of_a_generation_that_another_follows_is_not_waited_for(scenes: Any) -> None:
