@@ -31,8 +31,9 @@ class Conviction:
     clean: audits vouch for so many steps, and `number` is the generation in which that was. rollback: it was no device,
     but the loss that jumped up; then there is no place. node: its id, and witnesses: those of the others. told_at: when
     the first may hear it, and known_at: when all have acted upon it. heard: whether a word of anybody, and certain:
-    whether enough words to keep the machine out, have come to be in etcd. meanwhile: numbers of generations that were
-    sealed before that; True for those in which the device took part, or what it did to the state.
+    whether enough words to keep the machine out, have come to be in etcd. kept_out: whether it is by now. meanwhile:
+    numbers of generations that were sealed before that; True for those in which the device took part, or what it did to
+    the state.
     """
 
     place: str
@@ -44,6 +45,7 @@ class Conviction:
     witnesses: tuple[str, ...] = ()
     heard: bool = True
     certain: bool = True
+    kept_out: bool = False
     told_at: float = 0.0
     known_at: float = 0.0
     meanwhile: dict[int, bool] = field(default_factory=dict)
@@ -113,7 +115,12 @@ class LieChecks:
 
     def kept_out(self, event: e.QuarantinePut) -> list[str]:
         """Return what is wrong with a machine's being kept out."""
-        if event.quarantine.reason != WRONG or any(one.place == event.place for one in self.convictions):
+        if event.quarantine.reason != WRONG:
+            return []
+        known = [one for one in self.convictions if one.place == event.place]
+        for one in known:
+            one.kept_out = True
+        if known:
             return []
         return [f"{event.place} is kept out for computing wrongly, and it never did"]
 
@@ -138,9 +145,21 @@ class LieChecks:
                 f"{node.name} was convicted in generation {one.number}, and {formed.key} holds it"
                 for one in self._heeded(formed)
                 for node in formed.nodes
-                if one.certain and node.place == one.place and formed.number not in one.meanwhile
+                if node.place == one.place and formed.number not in one.meanwhile and self._certain(one)
             ]
         )
+
+    def _certain(self, one: Conviction) -> bool:
+        """Return whether the machine has to be kept out: as long as it is not, the words of the dead are lost."""
+        if one.kept_out or not one.certain:
+            return one.certain
+        itself, *others = map(self._says, (one.node, *one.witnesses))
+        return itself or sum(others) >= WITNESSES
+
+    def _says(self, id: str) -> bool:
+        member = self.world.by_id[id]
+        rejoined = member.exit is not None and member.exit.rejoin and self.world.member(member.host) is not None
+        return member.alive or rejoined
 
     def ends(self, generation: Generation) -> bool:
         """Return whether a generation was sealed before a conviction was heard, and may have to end for it."""

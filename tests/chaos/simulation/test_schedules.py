@@ -99,6 +99,21 @@ def test_a_job_may_end_for_errors_of_one_node_while_another_is_stopped() -> None
     assert any("PutEnd(end=End(failed=True" in line for line in outcome.lines)
 
 
+def test_a_conviction_may_be_lost_with_those_who_know_of_it() -> None:
+    """They die before a slow etcd has taken that the machine is kept out, and the word of one other is not enough."""
+    outcome = play(
+        parse("""
+            job seed=702703 members=4 minimum=1 maximum=4 multiple_of=1 beside=1
+            2.400 lie n3 for 1
+            2.800 etcd-slow for 3.3
+            4.500 kill n1,n2,n3
+        """),
+        lines=True,
+    )
+    assert not outcome.violations, outcome.report()
+    assert not any("QuarantinePut" in line for line in outcome.lines)
+
+
 def test_one_of_two_that_are_left_is_not_dead_because_its_port_refuses() -> None:
     """It has dialled the other, which hears it."""
     outcome = play(
