@@ -31,7 +31,7 @@ from elastic3d.data.positions import Order, fold_sums
 from elastic3d.data.sizes import Growing
 from elastic3d.data.sources import Loaded, Numbered, SampleSource, Share, Streamed
 from elastic3d.data.stratified import Stratified
-from elastic3d.data.streams import Cursor, Stream, check_stream
+from elastic3d.data.streams import Cursor, SampleStream, check_stream
 from elastic3d.errors import UsageError
 from elastic3d.port import UNRECORDED, Progress
 
@@ -88,7 +88,7 @@ class Batches:
         numbered = is_numbered(dataset)
         if not numbered:
             check_stream(dataset)
-        self._stream = Stream(dataset)
+        self._stream = SampleStream(dataset)
         budget = micro_batch.of(dataset) if isinstance(micro_batch, TokenBudget) else None
         adaptive = global_batch if isinstance(global_batch, Adaptive) else None
         given_size = global_batch.start if isinstance(global_batch, Adaptive) else global_batch

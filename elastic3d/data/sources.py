@@ -21,7 +21,7 @@ from elastic3d.data.collating import Collating, Pair
 from elastic3d.data.dataset_facts import ahead_of, name_of, prefetch
 from elastic3d.data.making import Draws, Keyed, naming
 from elastic3d.data.positions import Order
-from elastic3d.data.streams import Cursor, Stream, StreamReader
+from elastic3d.data.streams import Cursor, SampleStream, StreamReader
 from elastic3d.owners import Owners, SenderTurn
 from elastic3d.values import rounds
 
@@ -228,7 +228,7 @@ class Streamed:
 
     reads_always = True
 
-    def __init__(self, stream: Stream, order: Order, share: Share, collating: Collating) -> None:
+    def __init__(self, stream: SampleStream, order: Order, share: Share, collating: Collating) -> None:
         self._stream, self._order, self._share, self._collating = stream, order, share, collating
 
     def steps(self, first: int, stop: int, cursor: Cursor | None, draws: Draws) -> Iterator[Loaded]:

@@ -43,7 +43,7 @@ def check_stream(dataset: Any) -> None:
         )
 
 
-class Stream:
+class SampleStream:
     """A stream's data set, which may be begun anew however often it is read. exact: whether it keeps its own state."""
 
     def __init__(self, dataset: Any) -> None:
@@ -64,7 +64,7 @@ class Stream:
 class StreamReader:
     """Reads a stream from a cursor on, across the ends of its epochs. position: of the next sample in the run."""
 
-    def __init__(self, stream: Stream, cursor: Cursor | None, *, position: int, draws: Draws) -> None:
+    def __init__(self, stream: SampleStream, cursor: Cursor | None, *, position: int, draws: Draws) -> None:
         self._dataset, self._exact, self._draws = stream.dataset, stream.exact, draws
         self.position = position
         cursor = cursor or Cursor()
