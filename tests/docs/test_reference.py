@@ -9,6 +9,7 @@ import pytest
 
 import checkpointing
 import elastic3d
+from elastic3d.health import deadlines
 from elastic3d.membership.policy import Policy
 from elastic3d.rendezvous import settings, torch_options
 from elastic3d.rendezvous.settings import Settings
@@ -45,6 +46,14 @@ def test_the_defaults_in_the_table_match_the_code() -> None:
         assert int(table[key]) == getattr(policy, key), key
     assert float(table["drain"]) == Settings.__dataclass_fields__["drain"].default
     assert f"{torch_options.LAST_CALL}, as in torch" in (ROOT / "docs/reference/rdzv-conf.md").read_text()
+
+
+def test_the_guide_has_how_long_a_rank_may_be_idle_in_each_phase() -> None:
+    """The second column of its table, for phases that have more than the others."""
+    idle = " ".join(row[1] for row in rows("docs/guides/stuck-ranks.md") if len(row) == 3)
+    for phase, least in deadlines.LONGER.items():
+        said = f"{least / 60:.0f} min" if least > 60 else f"{least:.0f} s"
+        assert re.search(rf"\b{said}\b", idle), phase
 
 
 def test_every_key_of_torchs_own_backends_has_a_row() -> None:
