@@ -56,6 +56,15 @@ def test_the_guide_has_how_long_a_rank_may_be_idle_in_each_phase() -> None:
         assert re.search(rf"\b{said}\b", idle), phase
 
 
+def test_the_guide_says_from_which_factor_on_a_slow_node_raises_an_alert() -> None:
+    """It is another one than that from which on a node counts as slow."""
+    alert = re.search(r"node_slowness_ratio\) > ([\d.]+)", (ROOT / "deploy/prometheus/alerts.yml").read_text())
+    section = (ROOT / "docs/guides/metrics.md").read_text().partition("### Elastic3dNodeSlow")[2].partition("###")[0]
+    assert alert is not None
+    assert f"more than {alert[1]} times" in section
+    assert f" {elastic3d.Health().slow} " in section
+
+
 def test_every_key_of_torchs_own_backends_has_a_row() -> None:
     """Both the translated and the ignored ones."""
     text = (ROOT / "docs/reference/rdzv-conf.md").read_text()
