@@ -85,6 +85,7 @@ from elastic3d.training.state_facts import AskedState
 from elastic3d.training.state_loading import StateLoader
 from elastic3d.training.step_record import StepTimer, unmeasured
 from elastic3d.training.step_vote import vote
+from elastic3d.training.unclipped import UnclippedGradient
 from elastic3d.values import Layout
 
 
@@ -122,6 +123,7 @@ class Run:
         self._last_loss, self._changed = math.nan, ""
         self._scalars = Scalars()
         self._passed = self._restored = False
+        self._unclipped = UnclippedGradient()
         self._extras = Extras(None)
         self._ending: Outcome | None = None
         self._step_timer = StepTimer(port.assignment, clock)
@@ -542,6 +544,8 @@ class Run:
             made = self._health.run(assembly, batch, objected)
         passed = objected if self._health.looks_at_micro_batches else None
         loss = Loss(made, batch, passed=passed, before=self._last_loss)
+        assert self._optimizer is not None
+        self._unclipped.hold(model, self._optimizer)
         self._progress.in_script()
         return loss
 
@@ -562,8 +566,9 @@ class Run:
         is consumed and accounted for, while neither the optimizer nor the schedule moves, and `loss.skipped` is true.
         The process ends after this step if all ranks have been asked to leave.
 
-        UsageError for another `clip`, for another optimizer or schedule than those of `run.restore`, and for a loss
-        that is not that of this step.
+        UsageError for another `clip`, for another optimizer or schedule than those of `run.restore`, for a loss that is
+        not that of this step, and where the script has zeroed the gradients since `run.backward`. The optimizer itself
+        refuses a step that the script makes between the two.
         """
         if skip_nonfinite:
             self._health.check_skip()
@@ -578,6 +583,7 @@ class Run:
                 "run.step needs the loss that run.backward returned for the batch of this step: by it the step's "
                 "samples are accounted for"
             )
+        self._unclipped.release(assembly.model)
         assert self._outside is not None
         done = batches.step + 1
         due = self._timer.due(done)

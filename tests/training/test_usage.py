@@ -56,6 +56,32 @@ def test_a_step_takes_the_loss_of_its_own_batch() -> None:
             run_alone(lambda run: main(run, number))  # noqa: B023
 
 
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ("step", r"AdamW.step\(\) was called between run.backward and run.step.* Leave it out"),
+        ("zero_grad", r"the gradients that run.backward left were zeroed.* Leave out the zero_grad\(\)"),
+    ],
+)
+def test_what_a_plain_loop_does_with_its_gradient_is_left_to_run_step(call: str, why: str) -> None:
+    """Left in the loop, the one would make a second update, not clipped, and the other none at all."""
+
+    def main(run: Run, early: bool) -> None:
+        model, optimizer, batches = begun(run)
+        for batch in batches.until(step=2):
+            if early:
+                getattr(optimizer, call)()
+            loss = run.backward(model, batch, loss_fn)
+            if not early:
+                getattr(optimizer, call)()
+            run.step(optimizer, loss=loss, clip=1.0)
+            assert not optimizer._optimizer_step_pre_hooks
+
+    with pytest.raises(UsageError, match=why):
+        run_alone(lambda run: main(run, early=False))
+    run_alone(lambda run: main(run, early=True))  # where there is no gradient it does nothing
+
+
 def test_a_loop_begins_after_restore() -> None:
     """The first call of the loop says what was left out."""
 
