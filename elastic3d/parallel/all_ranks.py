@@ -49,7 +49,7 @@ class AllRanks:
         while not self._store.check([f"{here}/all"]):
             if self._store.check([RETURNED]):
                 raise UsageError(
-                    f"{call} was called on rank {self._rank} when main had returned on rank {self._returned()} "
+                    f"{call} was called on rank {self._rank} when main had returned on rank {self._returned()[0]} "
                     f"already. {_WHAT_TO_DO}"
                 )
             if self._clock.monotonic() > until:
@@ -60,26 +60,31 @@ class AllRanks:
             self._clock.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def say_returned(self) -> None:
-        """Let the others know that `main` has returned here: this rank takes part in no further call."""
-        self._store.set(RETURNED, str(self._rank))
+    def say_returned(self, step: int) -> None:
+        """Let the others know that `main` has returned here after so many steps, and makes no further call."""
+        self._store.set(RETURNED, f"{self._rank} {step}")
 
-    def returned(self) -> int | None:
-        """Return a rank whose `main` has returned; None if there is none, or the store can no longer be asked."""
+    def returned(self) -> tuple[int, int] | None:
+        """Return a rank whose `main` has returned, and after how many steps.
+
+        None if there is none, or the store can no longer be asked.
+        """
         try:
             return self._returned() if self._store.check([RETURNED]) else None
         except dist.DistError:
             return None
 
-    def _returned(self) -> int:
-        return int(self._store.get(RETURNED))
+    def _returned(self) -> tuple[int, int]:
+        rank, step = map(int, self._store.get(RETURNED).split())
+        return rank, step
 
 
-def unmatched(rank: int, returned: int) -> UnmatchedCollective:
-    """Return the error of a collective that failed on `rank`, when `main` had returned on another."""
+def unmatched(rank: int, returned: int, step: int) -> UnmatchedCollective:
+    """Return the error of a collective that failed on `rank`, when `main` had returned on another after `step`."""
     return UnmatchedCollective(
-        f"a collective on rank {rank} failed when main had returned on rank {returned} already: what ran here needs "
-        f"that rank too, or another rank was lost in this moment. {_WHAT_TO_DO}"
+        f"a collective on rank {rank} failed when main had returned on rank {returned} after step {step} already: what "
+        "ran here needs that rank too, or another rank was lost in this moment. To end a loop early, as by the clock, "
+        f"call run.stop: all ranks then leave it after the same step. {_WHAT_TO_DO}"
     )
 
 

@@ -26,12 +26,12 @@ COPY_PATIENCE = 5.0
 
 
 class Peers:
-    """See the module. over: returns whether this rank has made all its steps, so that others may have left rightly."""
+    """See the module. steps: returns how many steps this rank has made."""
 
-    def __init__(self, port: Port, clock: Clock, over: Callable[[], bool]) -> None:
+    def __init__(self, port: Port, clock: Clock, steps: Callable[[], int]) -> None:
         self.go: Go | None = None
         self.ranks: AllRanks | None = None
-        self._port, self._clock, self._over = port, clock, over
+        self._port, self._clock, self._steps = port, clock, steps
         self._rank = port.assignment.rank
         self._group_errors: GroupErrors | None = None
 
@@ -82,9 +82,10 @@ class Peers:
 
         patience: as `Port.peer_lost` takes it.
         """
-        returned = self.ranks.returned() if self.ranks is not None and self._over() else None
-        if returned is not None:
-            raise unmatched(self._rank, returned) from error
+        returned = self.ranks.returned() if self.ranks is not None else None
+        # One that returned after a step that this rank had not ended yet made all its collectives of it.
+        if returned is not None and returned[1] <= self._steps():
+            raise unmatched(self._rank, *returned) from error
         self._port.peer_lost(error, patience=patience)
 
     def stop_looking(self) -> None:
@@ -96,7 +97,7 @@ class Peers:
         """Have the other ranks know that `main` returned on this one."""
         if self.ranks is not None:
             with suppress(dist.DistError):  # nothing is missing here; ranks that still wait for this one see it go
-                self.ranks.say_returned()
+                self.ranks.say_returned(self._steps())
 
     def _group_failed(self, error: BaseException) -> None:
         """End the process from a thread beside: the main thread waits for what the device will never have."""

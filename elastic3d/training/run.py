@@ -135,7 +135,7 @@ class Run:
         self._begun_with: KeptWeights | None = None
         self._adapters: dict[str, Any] = {}
         self._outside: Outside | None = None
-        self._peers = Peers(port, clock, lambda: self._batches is None or self.steps >= self._batches.goal)
+        self._peers = Peers(port, clock, lambda: self.steps)
         self._health = RunHealth(port, clock)
         torch.set_num_threads(self._assignment.threads)
         deterministic()

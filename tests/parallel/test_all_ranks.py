@@ -40,9 +40,9 @@ def test_ranks_that_make_the_same_calls_meet() -> None:
 def test_a_rank_whose_main_has_returned_is_not_waited_for() -> None:
     """It is named, and so is the call."""
     store = HashStore()
-    AllRanks(store, rank=1, world=2).say_returned()
+    AllRanks(store, rank=1, world=2).say_returned(7)
     rank = AllRanks(store, rank=0, world=2)
-    assert rank.returned() == 1
+    assert rank.returned() == (1, 7)
     with pytest.raises(UsageError, match=r"model\(x\) was called on rank 0 when main had returned on rank 1 already"):
         rank.meet("model(x)", patience=60.0)
 
@@ -64,6 +64,6 @@ def test_a_recognised_mismatch_is_no_lost_peer() -> None:
     """Whatever collective failed before it."""
     lost = RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
     assert is_lost_peer(lost)
-    error = unmatched(0, 1)
+    error = unmatched(0, 1, 7)
     error.__cause__ = lost
     assert not is_lost_peer(error)

@@ -71,10 +71,11 @@ def test_evaluation_on_one_rank_is_refused(main: Main) -> None:
         (mains.evaluate_at_the_end, "model(...) outside run.backward was called on rank 0 when main had returned on"),
         (mains.digest_at_the_end, "run.digest() was called on rank 0 when main had returned on"),
         (mains.gather_at_the_end, "a collective on rank 0 failed when main had returned on rank 1"),
+        (mains.leave_early, "a collective on rank 0 failed when main had returned on rank 1 after step 2"),
     ],
 )
 def test_a_rank_still_working_is_told_when_the_others_have_ended(main: Main, words: str) -> None:
-    """After the loop the others end well; it is no lost peer, which would be retried."""
+    """After the loop, or in its midst, the others end well; it is no lost peer, which would be retried."""
     first, second = run_world(main, Orders(layout=Layout(pp=1, dp=2, zero=3)))
     assert (first.ended, second.ended) == ("raised", "done"), first.error
     assert words in first.error
