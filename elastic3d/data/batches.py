@@ -28,7 +28,7 @@ from elastic3d.data.making import Drawn, Keyed, Undrawn, moved, pinned
 from elastic3d.data.micro_batches import PASSED_OVER, Batch, MicroBatch
 from elastic3d.data.mixture import Mixture
 from elastic3d.data.positions import Order, fold_sums
-from elastic3d.data.sizes import Growing
+from elastic3d.data.sizes import Growing, check_whole
 from elastic3d.data.sources import Loaded, Numbered, SampleSource, Share, Streamed
 from elastic3d.data.stratified import Stratified
 from elastic3d.data.streams import Cursor, SampleStream, check_stream
@@ -84,7 +84,9 @@ class Batches:
     ) -> None:
         if not isinstance(workers, int) or workers < 0:
             raise UsageError(f"workers must be a number of processes, 0 for a thread; it is {workers!r}")
-        _check_whole(global_batch=global_batch, micro_batch=micro_batch, seed=seed)
+        sizes: dict[str, Any] = {"global_batch": global_batch, "micro_batch": micro_batch}
+        plain = {name: size for name, size in sizes.items() if not isinstance(size, Growing | Adaptive | TokenBudget)}
+        check_whole("run.batches", **plain, seed=seed)
         numbered = is_numbered(dataset)
         if not numbered:
             check_stream(dataset)
@@ -250,8 +252,10 @@ class Batches:
     def until(self, step: int) -> Iterator[Batch]:
         """Yield this rank's part of each step from the present one up to, but not including, `step`.
 
-        UsageError where islands would end within a round, with what they learned since then merged nowhere.
+        UsageError where that is no whole number, and where islands would end within a round, with what they learned
+        since then merged nowhere.
         """
+        check_whole("batches.until", step=step)
         if self.rounds and step % self.rounds:
             raise UsageError(
                 f"batches.until(step={step}) ends within a round: islands merge every {self.rounds} steps, and what "
@@ -441,14 +445,6 @@ class Batches:
             inputs = moved(pair[0], self.device) if self.share.inputs else None
             targets = moved(pair[1], self.device) if self.share.targets else None
         return MicroBatch(index=index, like=like, counts=index == like, input=inputs, target=targets)
-
-
-def _check_whole(**given: Any) -> None:
-    """Refuse what states, which are of whole numbers here, could not be read back with; UsageError."""
-    for name, value in given.items():
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole and not isinstance(value, Growing | Adaptive | TokenBudget):
-            raise UsageError(f"run.batches: {name}={value!r} is no whole number; give it as an int")
 
 
 def _sample_tokens(dataset: Any) -> int:

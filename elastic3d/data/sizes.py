@@ -28,6 +28,12 @@ class Growing:
         return f"Growing({', '.join(map(str, self.parts))})"
 
     def __init__(self, *parts: tuple[int, int]) -> None:
+        for part in parts:
+            if not isinstance(part, tuple | list) or len(part) != 2:
+                raise UsageError(
+                    f"Growing takes pairs (from step, global batch), and {part!r} is none; "
+                    "Growing((0, 256), (1000, 512)) would do"
+                )
         object.__setattr__(self, "parts", tuple((step, batch) for step, batch in parts))
         check_parts(self.parts)
 
@@ -45,6 +51,13 @@ def check_parts(parts: Parts) -> None:
         )
     if any(batch < 1 for _, batch in parts):
         raise UsageError(f"global_batch must be 1 or more from every step on; it is {[batch for _, batch in parts]}")
+
+
+def check_whole(call: str, **given: Any) -> None:
+    """Refuse arguments of a call that are no whole numbers, with which states could not be read back; UsageError."""
+    for name, value in given.items():
+        if not _whole(value):
+            raise UsageError(f"{call}: {name}={value!r} is no whole number; give it as an int")
 
 
 def _whole(item: Any) -> bool:

@@ -31,6 +31,7 @@ from elastic3d.data import Adaptive, Batch, Batches, Growing, Share, TokenBudget
 from elastic3d.data.batches import Dataset
 from elastic3d.data.collating import Collate
 from elastic3d.data.ledger import Ledger, add, resumed, stopped
+from elastic3d.data.sizes import check_whole
 from elastic3d.devices.contract import deterministic
 from elastic3d.errors import UsageError
 from elastic3d.health.phases import Phase
@@ -253,6 +254,7 @@ class Run:
         """
         if self._plan is not None:
             raise UsageError("run.shard was called twice; a run has one model")
+        check_whole("run.shard", seed=seed)
         numerics = Numerics.of(precision=precision, recompute=recompute)
         build = over_masters(build, numerics.precision)
         if weights is not None:

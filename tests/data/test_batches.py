@@ -161,3 +161,10 @@ def test_what_is_no_whole_number_is_refused(name: str, value: Any) -> None:
     given: Any = {"global_batch": 4, "micro_batch": 2, "seed": 1, name: value}
     with pytest.raises(UsageError, match=rf"{name}={re.escape(repr(value))} is no whole number; give it as an int"):
         Batches(numbered(10), **given)
+
+
+def test_a_step_to_iterate_to_is_a_whole_number() -> None:
+    """A float of the same value would end in an error of Python's own, far from the call."""
+    batches = Batches(numbered(10), global_batch=4, micro_batch=2, seed=1)
+    with pytest.raises(UsageError, match=r"batches.until: step=20000.0 is no whole number"):
+        next(batches.until(step=2e4))  # type: ignore[arg-type]

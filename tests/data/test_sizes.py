@@ -86,6 +86,7 @@ def test_sizes_of_past_steps_may_not_change_and_later_ones_may() -> None:
         (lambda: Growing((1, 4)), "begin with 0"),
         (lambda: Growing((0, 4), (5, 8), (5, 16)), "rise"),
         (lambda: Growing((0, 4), (5, 0)), "1 or more"),
+        (lambda: Growing(256), "256 is none"),  # type: ignore[arg-type]
         (lambda: Growing((0, 4.0)), "whole numbers"),  # type: ignore[arg-type]
     ],
 )

@@ -82,6 +82,17 @@ def test_what_a_plain_loop_does_with_its_gradient_is_left_to_run_step(call: str,
     run_alone(lambda run: main(run, early=True))  # where there is no gradient it does nothing
 
 
+@pytest.mark.parametrize("seed", [1.0, None, "17", True])
+def test_the_seed_of_a_model_is_a_whole_number(seed: Any) -> None:
+    """All that is drawn is keyed by it."""
+
+    def main(run: Run) -> None:
+        run.shard(Model, seed=seed)
+
+    with pytest.raises(UsageError, match=rf"run.shard: seed={seed!r} is no whole number"):
+        run_alone(main)
+
+
 def test_a_loop_begins_after_restore() -> None:
     """The first call of the loop says what was left out."""
 
