@@ -349,6 +349,11 @@ class Run:
         """
         if self._plan is None:
             raise UsageError("call run.shard before run.batches")
+        if self._batches is not None:
+            raise UsageError(
+                "run.batches was called twice; a run has one data set that it trains on. Pass the one to validate on "
+                "to run.evaluate as it is, and mix several to train on by elastic3d.Mixture"
+            )
         share = Share(leaf=self._plan.leaf)
         if self._mesh is not None:
             place, layout = self._mesh.place, self._layout

@@ -93,6 +93,17 @@ def test_the_seed_of_a_model_is_a_whole_number(seed: Any) -> None:
         run_alone(main)
 
 
+def test_a_run_has_one_data_set_to_train_on() -> None:
+    """A second one, for validation, would take the place of the first; the message says where it goes."""
+
+    def main(run: Run) -> None:
+        begun(run, restore=False)
+        run.batches(Sentences(), global_batch=4, micro_batch=2)
+
+    with pytest.raises(UsageError, match=r"run.batches was called twice.* to validate on to run.evaluate"):
+        run_alone(main)
+
+
 def test_a_loop_begins_after_restore() -> None:
     """The first call of the loop says what was left out."""
 
