@@ -156,7 +156,7 @@ def _has_tensor(value: Any) -> bool:
     if isinstance(value, dict):
         return any(_has_tensor(item) for item in value.values())
     if isinstance(value, list | tuple):
-        return any(_has_tensor(item) for item in value)
+        return not facts.as_they_are(value) and any(_has_tensor(item) for item in value)
     return isinstance(value, torch.Tensor)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -78,3 +79,20 @@ def test_what_cannot_be_kept_is_refused_with_its_place(state: Any, why: str) -> 
     """A person finds it in the object's own terms."""
     with pytest.raises(StateUnfit, match=why):
         taken_apart("x", state)
+
+
+@pytest.mark.parametrize("state", [{"seen": list(range(10_000))}, {"names": ["a"] * 10_000, "other": torch.ones(1)}])
+def test_a_long_list_is_taken_whole(state: Any) -> None:
+    """A snapshot takes it apart between two steps: a call for each number would take longer than the step."""
+    calls = 0
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        taken_apart("sampler", state)
+    finally:
+        sys.setprofile(None)
+    assert calls < 100
