@@ -100,3 +100,14 @@ def failing(where: str, run: Run) -> str:
     for batch in batches.until(step=1):
         run.step(optimizer, loss=run.backward(model, batch, loss_fn))
     return run.digest()
+
+
+def train_head(run: Run) -> str:
+    """Train the head alone, which is on the last stage; return the digest."""
+    model: Any = run.shard(lambda: Model(depth=8), blocks="blocks", seed=3)
+    optimizer = torch.optim.SGD([{"params": list(model.head.parameters())}], lr=0.1)
+    batches = run.batches(Sentences(), global_batch=16, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches)
+    for batch in batches.until(step=2):
+        run.step(optimizer, loss=run.backward(model, batch, loss_fn), clip=0.5)
+    return run.digest()

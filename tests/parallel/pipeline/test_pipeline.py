@@ -158,3 +158,13 @@ def test_what_a_block_raises_is_told_as_it_is(where: str) -> None:
     raised = [report.error for report in reports if report.ended == "raised"]
     assert {text.strip().splitlines()[-1] for text in raised} == {f"ValueError: of the block's {where}"}, reports
     assert not any("failed to run" in text or "Failed to run" in text for text in raised)
+
+
+def test_an_optimizer_of_one_stage_has_an_empty_group_on_the_others() -> None:
+    """As the guide says to write it: the same group on every stage, with the same bits as on one rank."""
+    digests = {
+        report.result
+        for text in ("pp=1,dp=1", "pp=2,dp=1")
+        for report in finished(run_world(pipeline_mains.train_head, Orders(layout=Layout.parse(text))))
+    }
+    assert len(digests) == 1
