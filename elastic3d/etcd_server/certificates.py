@@ -34,7 +34,7 @@ class Certificates:
 
         The others are good for a tenth of that, and a day at least. ConfigurationError where openssl is missing.
         """
-        if shutil.which("openssl") is None:
+        if not can_be_made():
             raise ConfigurationError("etcd: the openssl program is needed to make certificates, and is not on PATH")
         made = cls(directory=directory)
         names = ",".join(map(_alternative_name, ("127.0.0.1", "localhost", *also)))
@@ -106,6 +106,11 @@ class Certificates:
         except subprocess.CalledProcessError as error:
             said = error.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             raise ConfigurationError(f"etcd: openssl made no certificates in {self.directory}: {said}") from error
+
+
+def can_be_made() -> bool:
+    """Return whether the openssl program is on PATH, without which certificates are neither made nor looked at."""
+    return shutil.which("openssl") is not None
 
 
 def _alternative_name(host: str) -> str:

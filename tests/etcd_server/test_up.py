@@ -150,3 +150,19 @@ def test_a_port_that_is_taken_and_data_that_are_gone_are_named(tmp_path: Path) -
     lost = run("up", "--data", data, *version())
     assert lost.returncode == 2
     assert "the data of m0 are not in" in lost.stderr
+
+
+def test_a_cluster_with_certificates_is_started_again_without_openssl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host to which they were copied may not have the program: it is said, and the member serves."""
+    data = tmp_path / "data"
+    with up(data, "--members", 1, "--tls") as (first, process):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    monkeypatch.setitem(ENVIRONMENT, "PATH", str(tmp_path / "nothing"))
+    with up(data) as (again, process):
+        assert again["endpoint"] == first["endpoint"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 0
+    assert "openssl program is not on PATH" in (tmp_path / "up.err").read_text()

@@ -16,7 +16,7 @@ from elastic3d import output
 from elastic3d.cli.etcd import options
 from elastic3d.errors import ConfigurationError
 from elastic3d.etcd_server.binary import spell_version
-from elastic3d.etcd_server.certificates import COMMON_NAMES, Certificates
+from elastic3d.etcd_server.certificates import COMMON_NAMES, Certificates, can_be_made
 from elastic3d.etcd_server.cluster import (
     LOOPBACK,
     ServerCluster,
@@ -154,6 +154,13 @@ def _ready(cluster: ServerCluster, folder: Path) -> None:
         files.directory.mkdir(mode=0o700, exist_ok=True)
         hosts = [member.host for member in cluster.members if member.host != LOOPBACK]
         Certificates.make(files.directory, also=hosts, days=AUTHORITY_DAYS, authority="elastic3d etcd")
+        return
+    if not can_be_made():
+        # A host to which they were copied needs it for nothing else.
+        output.say(
+            "etcd: the openssl program is not on PATH: whether certificates are over soon is not looked at, and "
+            "none is renewed here"
+        )
         return
     for name in COMMON_NAMES:
         if files.ends_within(name, RENEWED_BEFORE):
