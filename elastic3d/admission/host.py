@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from elastic3d.admission.check import Unfit
 from elastic3d.clock import Clock
-from elastic3d.control_groups import memory_limits
+from elastic3d.control_groups import memory_left
 from elastic3d.snapshots.holdings import HOME_BUFFERS, most_copies
 from elastic3d.values import ModelProfile
 
@@ -70,14 +70,14 @@ def _gib(size: int) -> str:
 
 
 def available_memory(read: Callable[[str], str]) -> int:
-    """Return the bytes this process may still use: what the kernel calls available, within the control group's limit.
+    """Return the bytes this process may still use: what the kernel calls available, and its control groups leave.
 
     read: returns a file's text, raises OSError if there is none.
     """
     available = next(
         int(line.split()[1]) * 1024 for line in read("/proc/meminfo").splitlines() if line.startswith("MemAvailable:")
     )
-    return min([available, *memory_limits(read)])
+    return min([available, *memory_left(read)])
 
 
 def clock_goes(clock: Clock, *, rounds: int = 5, pause: float = 0.02) -> str:

@@ -232,6 +232,30 @@ def test_available_memory_is_the_tightest_limit(more: dict[str, str], expected: 
     assert (host_memory(files(more)) == expected) == (expected < 1_000_000)
 
 
+@pytest.mark.parametrize(
+    "group",
+    [
+        {
+            "/proc/self/cgroup": "0::/a\n",
+            "/sys/fs/cgroup/a/memory.max": "1000\n",
+            "/sys/fs/cgroup/a/memory.current": "700\n",
+            "/sys/fs/cgroup/a/memory.stat": "anon 550\nfile 150\ninactive_file 100\n",
+        },
+        {
+            "/proc/self/cgroup": "4:memory:/a\n",
+            "/sys/fs/cgroup/memory/a/memory.limit_in_bytes": "1000\n",
+            "/sys/fs/cgroup/memory/a/memory.usage_in_bytes": "700\n",
+            "/sys/fs/cgroup/memory/a/memory.stat": "inactive_file 5\ntotal_rss 550\ntotal_inactive_file 100\n",
+        },
+    ],
+    ids=["v2", "v1"],
+)
+def test_what_a_control_group_uses_is_not_available(group: dict[str, str]) -> None:
+    """But for what the kernel gives back at once: pages of files that nobody uses."""
+    assert available_memory(files({"/proc/meminfo": MEMINFO, **group})) == 400
+    assert host_memory(files(group)) == 1000
+
+
 def test_this_machines_memory_can_be_read() -> None:
     """The real files are parsed."""
     assert available_memory(lambda path: Path(path).read_text()) > 0
