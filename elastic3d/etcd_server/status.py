@@ -46,6 +46,8 @@ class ServerStatus:
     """As allocated on its disk."""
     in_use: int = 0
     """What of it holds data."""
+    quota: int = 0
+    """Beyond which it takes no writes, 0 where it does not say."""
     problem: str = ""
     """Why it does not answer, or what it says is wrong."""
 
@@ -90,11 +92,12 @@ def of_member(endpoint: str, said: MemberStatus) -> ServerStatus:
         cluster=f"{said.cluster:x}",
         size=said.size,
         in_use=said.in_use,
+        quota=said.quota,
         problem="; ".join(said.errors),
     )
 
 
-def judge(members: tuple[ServerStatus, ...], quota: int = DEFAULT_QUOTA) -> ServersStatus:
+def judge(members: tuple[ServerStatus, ...]) -> ServersStatus:
     """Return the status of all, with what follows from it."""
     serving = [one for one in members if one.state in (ServerState.LEADS, ServerState.FOLLOWS)]
     quorum = len(members) // 2 + 1
@@ -107,7 +110,10 @@ def judge(members: tuple[ServerStatus, ...], quota: int = DEFAULT_QUOTA) -> Serv
     elif len(serving) == quorum < len(members):
         warnings.append("it serves, and would not if one more member were lost: bring back those that are away")
     if len(members) % 2 == 0:
-        warnings.append(f"{len(members)} members stand no more losses than {len(members) - 1} would: run an odd number")
+        warnings.append(
+            f"{len(members)} members stand no more losses than {len(members) - 1} would: run an odd number; or, if "
+            "there are more, name all of them"
+        )
     if len({one.cluster for one in members if one.cluster}) > 1:
         warnings.append("the endpoints are of different clusters: name the members of one")
     for version in sorted({one.version for one in members if one.version}):
@@ -115,7 +121,7 @@ def judge(members: tuple[ServerStatus, ...], quota: int = DEFAULT_QUOTA) -> Serv
         for defect in defects(tuple(map(int, numbers.groups()))) if numbers is not None else ():
             warnings.append(f"etcd {version} loses data: {defect.what} ({defect.source}); install a later one")
     for one in members:
-        if one.in_use > FULL * quota:
+        if one.in_use > FULL * (one.quota or DEFAULT_QUOTA):
             warnings.append(
                 f"{one.endpoint} has used more than half of its database: compact it, and see what fills it"
             )

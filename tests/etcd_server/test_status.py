@@ -53,7 +53,7 @@ def test_three_members_that_are_well_need_nothing() -> None:
         ((member(1, has_leader=False), AWAY, AWAY), False, "takes no writes"),
         ((member(1), member(2), AWAY), True, "if one more member were lost"),
         ((AWAY,), False, "takes no writes"),
-        ((member(1, leads=True), member(2)), True, "run an odd number"),
+        ((member(1, leads=True), member(2)), True, "run an odd number; or, if there are more, name all of them"),
         ((member(1, leads=True), member(2, cluster=7), member(3)), False, "different clusters"),
         ((member(1, leads=True, version="3.5.2"), member(2), member(3)), True, r"3\.5\.2 loses data"),
         ((member(1, leads=True, in_use=2 << 30), member(2), member(3)), True, "half of its database"),
@@ -68,6 +68,17 @@ def test_what_is_wrong_is_said(members: tuple[ServerStatus, ...], serving: bool,
     seen = judge(members)
     assert seen.serving is serving
     assert [one for one in seen.warnings if re.search(warning, one)], seen.warnings
+
+
+def test_the_space_in_use_is_judged_by_the_quota_that_a_member_has() -> None:
+    """By etcd's own where it does not say."""
+    three = {
+        quota: (member(1, leads=True, in_use=3 << 30, quota=quota), member(2), member(3)) for quota in (0, 8 << 30)
+    }
+    assert "half of its database" in " ".join(judge(three[0]).warnings)
+    assert judge(three[8 << 30]).warnings == ()
+    small = (member(1, leads=True, in_use=60 << 20, quota=100 << 20), member(2), member(3))
+    assert "half of its database" in " ".join(judge(small).warnings)
 
 
 def test_one_endpoint_is_enough_though_another_member_leads() -> None:
