@@ -79,7 +79,7 @@ class AcceleratorCheckpoints:
     def restore(self) -> int:
         """Load the newest committed checkpoint, verified; return its step, 0 where there is none yet."""
         step = self._newest()
-        if step:
+        if step is not None:
             reader = Reader(self._url, str(step))
             state = self._begun(reader.read_metadata().state_dict_metadata)
             load(state, storage_reader=reader, process_group=self._group)
@@ -94,7 +94,7 @@ class AcceleratorCheckpoints:
             others = put_together({n: v[0] if n.startswith(SKELETON) else v for n, v in state.items()})
             for name, one in self._others.items():
                 one.load_state_dict(others[name])
-        return step
+        return step or 0
 
     def save(self, step: int, *, wait: bool = False) -> None:
         """Copy the state and commit it as that of so many steps, in the background unless `wait`.
@@ -119,14 +119,16 @@ class AcceleratorCheckpoints:
         if saving is not None:
             saving.result()
 
-    def _newest(self) -> int:
+    def _newest(self) -> int | None:
         """Return the newest step as rank 0 reads it: `latest` may move between the reads of two ranks."""
-        step = torch.zeros(1, dtype=torch.int64)
+        none = -1
+        step = torch.full((1,), none, dtype=torch.int64)
         if self._group is None or dist.get_rank() == 0:
-            step.fill_(newest_step(self._url) or 0)
+            newest = newest_step(self._url)
+            step.fill_(none if newest is None else newest)
         if self._group is not None:
             dist.broadcast(step, 0, group=self._group)
-        return int(step)
+        return None if int(step) == none else int(step)
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {}

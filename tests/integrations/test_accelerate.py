@@ -114,6 +114,14 @@ def test_an_object_that_a_checkpoint_does_not_have_is_named(tmp_path: Path) -> N
     assert AcceleratorCheckpoints(prepared(), tmp_path).restore() == 3
 
 
+def test_what_was_saved_before_the_first_step_is_loaded(tmp_path: Path) -> None:
+    """Such as weights that rank 0 has drawn, or read from elsewhere."""
+    kept, other = prepared(), prepared()
+    AcceleratorCheckpoints(kept, tmp_path).save(0, wait=True)
+    assert AcceleratorCheckpoints(other, tmp_path).restore() == 0
+    assert torch.equal(other._models[0].weight, kept._models[0].weight)
+
+
 class HalfUsed(torch.nn.Module):
     """A model of which a part has no gradient yet."""
 
