@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,23 @@ def test_a_checkpoint_comes_back_as_it_was(background: bool, tmp_path: Path) -> 
     assert {"state_dict.layer.weight", "state_dict.half", "optimizer_states.0.state.0.exp_avg"} <= keys
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "epoch=0-val_loss_step=0.42-step=20.ckpt",
+        "step=20-loss_step=3.5-v1.ckpt",
+        "warmup_step=5-step20.ckpt",
+        "mystep=20.ckpt",
+        "a_step=3-b_step20.ckpt",
+    ],
+)
+def test_the_step_of_a_name_is_not_that_of_a_metric(name: str, tmp_path: Path) -> None:
+    """Whatever else ModelCheckpoint writes into it, the path that it has written finds the checkpoint again."""
+    io = checkpoint_io(tmp_path / "store", background=False)
+    io.save_checkpoint(checkpoint(20), name)
+    assert io.load_checkpoint(name)["global_step"] == 20
+
+
 def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Weights, optimizer, schedule and loops go on."""
     whole = lightning_ddp.main(str(tmp_path / "whole"), 14, 0.0)
@@ -132,8 +150,9 @@ def test_an_error_of_a_save_in_the_background_is_raised_by_the_next(tmp_path: Pa
 def test_what_could_not_be_found_again_is_refused(tmp_path: Path) -> None:
     """Names without a step, options of the store, and a key that stands for a tensor."""
     io = checkpoint_io(tmp_path / "store")
-    with pytest.raises(UsageError, match=r"'best\.ckpt' names none.*\{epoch\}-\{step\}"):
-        io.save_checkpoint(checkpoint(), "x/best.ckpt")
+    for name in ("best.ckpt", "epoch=1-step=3.ckpt", "loss_step=0.5.ckpt"):
+        with pytest.raises(UsageError, match=rf"'{re.escape(name)}' does not name.*\{{epoch\}}-\{{step\}}"):
+            io.save_checkpoint(checkpoint(), f"x/{name}")
     with pytest.raises(UsageError, match="names no step"):
         io.load_checkpoint("best.ckpt")
     with pytest.raises(UsageError, match="belong to its URL"):

@@ -38,7 +38,7 @@ from elastic3d.integrations.tree import put_together, taken_apart
 LIBRARIES = ("lightning.fabric", "lightning_fabric")
 """Two packages, each with classes of its own: the one that the script has imported is meant."""
 
-STEP = re.compile(r"step=?(\d+)")
+STEP = re.compile(r"(?<![A-Za-z0-9_])step=?(\d+)")
 LAST = re.compile(r"last(-v\d+)?(\.ckpt)?")
 
 
@@ -81,14 +81,14 @@ class StoreCheckpoints:
         """Copy the state, and commit it under its global step; errors of a save in the background come at the next."""
         if storage_options is not None:
             raise UsageError("trainer.save_checkpoint(storage_options=...): options of the store belong to its URL")
-        name = PurePath(path).name
-        if not STEP.search(name) and not LAST.fullmatch(name):
+        name, step = PurePath(path).name, int(checkpoint["global_step"])
+        if not LAST.fullmatch(name) and _step_of(name) != step:
             raise UsageError(
-                f"checkpoints are kept by their step, and {name!r} names none, so that it could not be found again: "
-                "give ModelCheckpoint a filename with the step, such as '{epoch}-{step}', its default"
+                f"checkpoints are kept by their step, and {name!r} does not name that of this one, {step}, so that it "
+                "could not be found again: give ModelCheckpoint a filename with the step, such as '{epoch}-{step}', "
+                "its default, and log no metric as 'step'"
             )
         self._wait()
-        step = int(checkpoint["global_step"])
         # Training goes on while they are written.
         flat = {name: _copied(value) for name, value in taken_apart(checkpoint).items()}
         if not self._background:
@@ -102,7 +102,7 @@ class StoreCheckpoints:
         """Return the checkpoint of the step that a path names; every tile is verified, and tensors are on the CPU."""
         self._wait()
         name = PurePath(path).name
-        step = STEP.search(name)
+        step = _step_of(name)
         if step is None and not LAST.fullmatch(name):
             raise UsageError(
                 f"{name!r} names no step, and checkpoints are kept by theirs: give ckpt_path=io.newest(), "
@@ -111,7 +111,7 @@ class StoreCheckpoints:
         flat: dict[str, Any] = {}
         _load_state_dict(
             flat,
-            storage_reader=Reader(self._url, step[1] if step is not None else "latest"),
+            storage_reader=Reader(self._url, str(step) if step is not None else "latest"),
             planner=_EmptyStateDictLoadPlanner(),  # type: ignore[no-untyped-call]
             no_dist=True,
         )
@@ -135,6 +135,12 @@ class StoreCheckpoints:
         save(flat, storage_writer=self._writer, planner=whole, checkpoint_id=str(step), no_dist=True)
         if self._retention is not None:
             collect(open_store(self._url), self._retention, grace=self._grace, wait=False)
+
+
+def _step_of(name: str) -> int | None:
+    """Return the step that a file's name has, None for none; other metrics', such as `loss_step=0.5`, come after it."""
+    steps = STEP.findall(name) or re.findall(r"step=?(\d+)", name)
+    return int(steps[-1]) if steps else None
 
 
 def _copied(value: Any) -> Any:
