@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ SHARED = frozenset((
     "afs", "wekafs", "pvfs2", "orangefs",
 ))  # fmt: skip
 """Kinds of file systems that several machines see; all of FUSE may be such, too."""
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,7 @@ def measure(path: Path) -> DirectoryFacts:
     return DirectoryFacts(
         there=there,
         inside=str(inside),
-        kind=file_system_of(inside.resolve(), Path("/proc/self/mountinfo").read_text()),
+        kind=file_system_of(inside.resolve(), os.fsdecode(Path("/proc/self/mountinfo").read_bytes())),
         free=room.f_frsize * room.f_bavail,
         denied=tuple(sorted(one.name for one in folders if not os.access(one.path, os.W_OK | os.X_OK))),
     )
@@ -89,12 +92,12 @@ def measure(path: Path) -> DirectoryFacts:
 def file_system_of(path: Path, mounts: str) -> str:
     """Return the kind of file system that `path` is on, from the text of mountinfo (proc(5)); "" if none fits."""
     best, kind = "", ""
-    for line in mounts.splitlines():
+    for line in mounts.split("\n"):
         before, dash, after = line.partition(" - ")
-        fields = before.split()
+        fields = before.split(" ")
         if not dash or len(fields) < 5:
             continue
-        point = fields[4].encode().decode("unicode_escape")
+        point = _ESCAPED.sub(lambda escape: chr(int(escape[1], 8)), fields[4])
         if (path == Path(point) or Path(point) in path.parents) and len(point) >= len(best):
             best, kind = point, after.split()[0]
     return kind

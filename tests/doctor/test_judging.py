@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -362,6 +363,14 @@ def test_the_file_system_of_a_path_is_the_nearest_mount() -> None:
         for path in ("/tmp/x", "/data", "/data/a/b", "/database", "/data/with space/c")
     ]
     assert kinds == ["ext4", "nfs4", "nfs4", "ext4", "lustre"]
+
+
+@pytest.mark.parametrize("name", ["données", "データ\u3000一", "a\x85b", os.fsdecode(b"donn\xe9es"), "back\\slash"])
+def test_mounts_have_names_in_any_language(name: str) -> None:
+    """And in none: bytes that are no text come back as the system's calls give them."""
+    listed = name.replace("\\", "\\134")
+    mounts = f"22 1 254:0 / / rw - ext4 /dev/vda rw\n30 22 0:30 / /mnt/{listed} rw - nfs4 server:/x rw\n"
+    assert directory.file_system_of(Path("/mnt") / name / "store", mounts) == "nfs4"
 
 
 HERE = Versions(elastic3d="0.1.0", torch="2.13.0")
