@@ -21,10 +21,13 @@ COPIED = (
     "vocab.txt",
     "merges.txt",
     "spiece.model",
+    "sentencepiece.bpe.model",
+    "spm.model",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates",
 )
-"""What is taken from a folder beside its configuration: a tokenizer's files."""
+"""What is taken from a folder beside its configuration: a tokenizer's files, and its folder of templates."""
 
 _DTYPES = ("dtype", "torch_dtype")
 
@@ -38,7 +41,7 @@ class Description:
     generation: dict[str, Any] | None = None
     """That of `generation_config.json`, None for none."""
     copied: tuple[Path, ...] = ()
-    """Files that are copied as they are."""
+    """Files and folders that are copied as they are."""
     origin: str = ""
     """Where it comes from, in words."""
 
@@ -69,7 +72,7 @@ def of_folder(folder: Path) -> Description:
     if not (folder / CONFIG).is_file():
         raise UsageError(f"--config {folder}: there is no {CONFIG} in it; `config.save_pretrained(FOLDER)` writes one")
     generation = _read(folder / GENERATION) if (folder / GENERATION).is_file() else None
-    copied = tuple(folder / name for name in COPIED if (folder / name).is_file())
+    copied = tuple(folder / name for name in COPIED if (folder / name).exists())
     return _checked(_read(folder / CONFIG), generation, copied, str(folder / CONFIG))
 
 

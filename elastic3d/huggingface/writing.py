@@ -59,7 +59,10 @@ def export_model(
         if described.generation is not None:
             _write(folder / GENERATION, described.generation)
         for file in described.copied:
-            shutil.copyfile(file, folder / file.name)
+            if file.is_dir():
+                shutil.copytree(file, folder / file.name, copy_function=shutil.copyfile)
+            else:
+                shutil.copyfile(file, folder / file.name)
         write_shards(contents, tensors, folder, progress or _silent, shard_bytes=shard_bytes)
     return Exported(target=target, tensors=len(tensors), bytes=sum(one.nbytes for one in tensors.values()), left_out=0)
 

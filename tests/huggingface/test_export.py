@@ -138,12 +138,14 @@ def test_another_folder_may_describe_the_model(llama: tuple[Path, Tensors], tmp_
     model: Any = FAMILIES["llama"][0]()
     model.config.rope_parameters["rope_theta"] = 5e5
     model.save_pretrained(base)
-    (base / "tokenizer.json").write_text("{}")
-    (base / "notes.txt").write_text("")
+    tokenizer = {"tokenizer.json", "sentencepiece.bpe.model", "additional_chat_templates/rag.jinja"}
+    (base / "additional_chat_templates").mkdir()
+    for name in (*tokenizer, "notes.txt"):
+        (base / name).write_text("{}")
     export(llama[0], tmp_path / "out", "--config", str(base))
     assert same(tmp_path / "out", llama[1]).config.rope_parameters["rope_theta"] == 5e5
-    files = {file.name for file in (tmp_path / "out").iterdir()}
-    assert files == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+    files = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    assert files == {"config.json", "generation_config.json", "model.safetensors", *tokenizer}
 
 
 def test_tensors_of_another_model_are_named(llama: tuple[Path, Tensors], tmp_path: Path) -> None:
