@@ -44,7 +44,8 @@ class Weights:
     """
 
     def __init__(self, named: str | PathLike[str], accept: str | Iterable[str] = (), *, key: str = "") -> None:
-        self._named, self._key = fspath(named), key
+        self._named = fspath(named) if isinstance(named, PathLike) else named
+        self._key = key
         self._accept = (accept,) if isinstance(accept, str) else tuple(accept)
         if not isinstance(self._named, str) or not self._named:
             raise UsageError(f"run.shard: weights={named!r}: give a path, or URL@checkpoint for a store of elastic3d")

@@ -228,6 +228,13 @@ def test_code_in_a_file_of_torch_save_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("named", [123, b"folder", ""])
+def test_what_names_no_weights_is_refused(named: Any) -> None:
+    """With the argument's name."""
+    with pytest.raises(UsageError, match=r"weights=.*: give a path, or URL@checkpoint"):
+        Run(Host()).shard(llama, weights=named)
+
+
 def test_weights_accept_needs_weights() -> None:
     """Else it would do nothing."""
     with pytest.raises(UsageError, match=r"weights_accept= .* give weights="):
