@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 
+# A member that is added again would have to join what is there, and `etcd up` starts members of a new cluster.
+_REPLACE = "take a backup of the others by `elastic3d etcd backup`, and restore it into another folder, on each host"
+
 # Texts of etcd's logs, the same in 3.4 and 3.5, in the order in which they are looked for: what comes first says more.
 _REASONS = (
     ("no space left on device", "the disk with its data is full: make room, and it goes on"),
     (
         "has already been bootstrapped",
-        "its data are gone, and the others know it: remove it by `etcdctl member remove`, and add it again, empty",
+        f"its data are gone, and the others know it: {_REPLACE}",
     ),
     (
         "cluster ID mismatch",
@@ -26,11 +29,11 @@ _REASONS = (
     ("input/output error", "the disk with its data reports errors: move the data, or restore a backup elsewhere"),
     (
         "crc mismatch",
-        "its data are damaged: remove it by `etcdctl member remove`, and add it again, empty; or restore a backup",
+        f"its data are damaged: {_REPLACE}",
     ),
     ("snapshot file doesn't exist", "its data are not whole: restore a backup into another folder"),
     ("walpb: crc", "its data are damaged: restore a backup into another folder"),
-    ("data inconsistency", "its data differ from the others': remove it by `etcdctl member remove`, and add it, empty"),
+    ("data inconsistency", f"its data differ from the others': {_REPLACE}"),
     ("bad certificate", "the members do not take each other's certificates: one authority has to have made all"),
     ("x509:", "a certificate is refused: one authority has to have made all, for the hosts' names, and none is over"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,3 +167,22 @@ def test_a_cluster_with_certificates_is_started_again_without_openssl(
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
     assert "openssl program is not on PATH" in (tmp_path / "up.err").read_text()
+
+
+def test_what_is_said_of_a_member_whose_data_are_gone_can_be_followed(tmp_path: Path) -> None:
+    """A backup of the others, restored, has three members again, and what was written since that one ended."""
+    data, copy, again = tmp_path / "data", tmp_path / "jobs.db", tmp_path / "again"
+    advice = "its data are gone, and the others know it: take a backup of the others by `elastic3d etcd backup`"
+    with up(data, "--members", 3) as (first, _process), EtcdClient(first["endpoint"]) as client:
+        client.put("/elastic3d/x", b"1", idempotent=True, budget=PATIENCE)
+        shutil.rmtree(data / "m1" / "member")
+        os.kill(first["members"][1]["pid"], signal.SIGKILL)
+        assert wait_until(lambda: advice in (tmp_path / "up.err").read_text(), PATIENCE)
+        client.put("/elastic3d/x", b"2", idempotent=True, budget=PATIENCE)
+        said("backup", copy, "--data", data)
+    said("restore", copy, "--data", again, "--members", 3, *version())
+    with up(again) as (second, _process), EtcdClient(second["endpoint"]) as client:
+        item = client.get("/elastic3d/x", budget=PATIENCE)
+        assert item is not None
+        assert item.value == b"2"
+        assert len(second["members"]) == 3
