@@ -123,6 +123,20 @@ def test_old_ones_go_when_so_many_are_kept(tmp_path: Path) -> None:
         io.load_checkpoint("step=2.ckpt")
 
 
+def test_a_save_stands_where_old_ones_cannot_be_removed(tmp_path: Path) -> None:
+    """One of those that are kept cannot be read: it is a warning, and training goes on."""
+    io = checkpoint_io(tmp_path / "store", keep=2, background=False, grace=0.0)
+    for step in (2, 4):
+        io.save_checkpoint(checkpoint(step), f"step={step}.ckpt")
+    record = open_checkpoint(open_store(str(tmp_path / "store"), write=False)).name
+    for file in (tmp_path / "store").rglob(f"*{record}*"):
+        file.chmod(0o644)
+        file.write_bytes(b"{}")
+    with pytest.warns(UserWarning, match="checkpoints beyond keep= stay for now"):
+        io.save_checkpoint(checkpoint(6), "step=6.ckpt")
+    assert io.load_checkpoint("step=6.ckpt")["global_step"] == 6
+
+
 def test_a_damaged_checkpoint_is_not_loaded(tmp_path: Path) -> None:
     """Every tile has a digest."""
     io = checkpoint_io(tmp_path / "store", background=False)

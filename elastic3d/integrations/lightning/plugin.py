@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import PurePath
@@ -26,9 +27,11 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from checkpointing import open_store
+from checkpointing.errors import CheckpointError
 from checkpointing.interchange.dcp import Reader, Writer
 from checkpointing.retention.collection import collect
 from checkpointing.retention.policy import Retention
+from checkpointing.stores.address import redacted
 from elastic3d import threads
 from elastic3d.errors import UsageError
 from elastic3d.integrations.newest import newest_step
@@ -134,7 +137,11 @@ class StoreCheckpoints:
         whole = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         save(flat, storage_writer=self._writer, planner=whole, checkpoint_id=str(step), no_dist=True)
         if self._retention is not None:
-            collect(open_store(self._url), self._retention, grace=self._grace, wait=False)
+            try:
+                collect(open_store(self._url), self._retention, grace=self._grace, wait=False)
+            except (CheckpointError, OSError) as error:
+                # This checkpoint is committed, and the next save collects again.
+                warnings.warn(f"{redacted(self._url)}: checkpoints beyond keep= stay for now: {error}", stacklevel=2)
 
 
 def _step_of(name: str) -> int | None:
