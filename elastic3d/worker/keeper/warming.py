@@ -69,11 +69,15 @@ def measure(slot: SlotPort, assignment: Assignment, inbox: Inbox) -> Measured:
             case w.TrainerExited() as event:
                 raise TrainingFailed(f"the measuring trainer ended without a profile: {event.kind} {event.detail}")
             case w.SlotLost() as event:
-                raise MembershipError(f"slot {event.slot} is lost: {event.detail}")
+                raise _lost(event)
             case Signalled() as event:
                 raise MembershipError(f"ended by {signal.Signals(event.number).name} before it joined")
             case _:
                 pass
+
+
+def _lost(event: w.SlotLost) -> MembershipError:
+    return MembershipError(f"slot {event.slot} is lost: {event.detail}")
 
 
 def planned_with(calibrated: Costs | None, device: DeviceFacts | None, profile: ModelProfile) -> Costs | None:
@@ -97,12 +101,18 @@ def planned_with(calibrated: Costs | None, device: DeviceFacts | None, profile: 
 
 
 def wait_at_gate(gate: str, inbox: Inbox) -> bool:
-    """Wait, ready to join, until the file `gate` is there; return whether the node may join."""
+    """Wait, ready to join, until the file `gate` is there; return whether the node may join.
+
+    MembershipError if a slot is lost meanwhile.
+    """
     while gate and not os.path.exists(gate):
         try:
             event = inbox.get(timeout=0.02)
         except queue.Empty:
             continue
-        if isinstance(event, Signalled):
-            return False
+        match event:
+            case Signalled():
+                return False
+            case w.SlotLost():
+                raise _lost(event)
     return True

@@ -13,14 +13,14 @@ from typing import Any, cast
 
 import pytest
 
-from elastic3d.errors import TrainingFailed
+from elastic3d.errors import MembershipError, TrainingFailed
 from elastic3d.membership import actions as acts
 from elastic3d.rendezvous import guard
 from elastic3d.values import ModelProfile
 from elastic3d.worker.journal import Journal
 from elastic3d.worker.keeper.departure import LeaveRequest
 from elastic3d.worker.keeper.generations import Generations
-from elastic3d.worker.keeper.warming import TRIES, Inbox, Measured, measure
+from elastic3d.worker.keeper.warming import TRIES, Inbox, Measured, Signalled, measure, wait_at_gate
 from elastic3d.worker.processes import events as w
 from elastic3d.worker.processes.slot import SlotPort
 from tests.paths import ROOT
@@ -52,6 +52,16 @@ def test_a_joiner_measures_again_when_its_template_dies() -> None:
     assert slot.asked == TRIES
     with pytest.raises(TrainingFailed, match="ended without a profile"):
         measure(cast(SlotPort, Measuring(inbox, TRIES)), assignment(measuring=True), inbox)
+
+
+def test_a_node_that_waits_at_the_gate_ends_when_a_slot_is_lost(tmp_path: Path) -> None:
+    """It would join with a slot that starts no trainer. A signal ends the wait, and nothing else but the gate does."""
+    inbox: Inbox = queue.SimpleQueue()
+    inbox.put(w.SlotLost(slot=1, detail="its keeper is gone"))
+    inbox.put(Signalled(15))
+    with pytest.raises(MembershipError, match="slot 1 is lost: its keeper is gone"):
+        wait_at_gate(str(tmp_path / "gate"), inbox)
+    assert not wait_at_gate(str(tmp_path / "gate"), inbox)
 
 
 def test_a_leaving_node_that_is_evicted_ends_cleanly() -> None:
