@@ -268,6 +268,21 @@ def test_a_spare_that_comes_later_has_the_snapshots_of_a_node_alone_copied_to_it
     assert one.fail() is None
 
 
+def test_a_node_that_leaves_holds_nothing_for_the_one_that_stays(scene: Callable[..., Scene]) -> None:
+    """It is a member for a moment after the seal, though its record does not have it: what it took would be lost."""
+    one = scene(2)
+    one.generations.members(one.nodes)
+    one.clock.now += LATE
+    leaver, one.nodes = one.nodes[1], one.nodes[:1]
+    one.begin(2)
+    assert one.slot.buddies == ["host:1", None]
+    one.step(1, 1)
+    one.generations.gone(leaver.id)
+    one.clock.now += LATE
+    one.step(2, 2)
+    assert one.slot.buddies == ["host:1", None]
+
+
 def test_spares_hold_nothing_for_nodes_that_have_each_other(scene: Callable[..., Scene]) -> None:
     """Nor does one whose slots are others, or no spare at all."""
     assert scene(2, spares=1).slot.buddies == ["host:1"]

@@ -34,7 +34,8 @@ UNREACHABLE = 60.0
 """Seconds for which a node that took no snapshots is not tried again while there is another."""
 
 LATE = 10.0
-"""Seconds after which a member that no generation has taken in counts as a spare: most newcomers are let in sooner."""
+"""Seconds after which a member that the running generation has not taken in counts as a spare: most newcomers are let
+in sooner, and who leaves is gone."""
 
 HELD_WITHIN = 60.0
 """Seconds in which a buddy has to take a snapshot while the safe step is too old; doubled after each failure."""
@@ -87,7 +88,7 @@ class Generations:
         self.device: DeviceFacts | None = None
         self.proven: ProvenChain | None = None
         self._out_of_reach: dict[str, float] = {}
-        # The members, as far as this node leads and hears of them, and since when.
+        # The members, as far as this node leads and hears of them, and since when in the running generation.
         self._members: dict[str, tuple[Node, float]] = {}
         self._safe_step: SafeStep | None = None
         self._every = self._first_interval()
@@ -173,6 +174,9 @@ class Generations:
         self._fresh()
         for slot in self._slots:
             slot.set_generation(generation.number)
+        # All that may be spares are in its record: a member that is not has just come, or is about to leave.
+        now = self._clock.monotonic()
+        self._members = {id: (node, now) for id, (node, _) in self._members.items()}
         self.own_buddy = self._buddy_of(me)
         self.keep_with(self.own_buddy)
         self._note_failure(generation)
