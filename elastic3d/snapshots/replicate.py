@@ -87,7 +87,10 @@ class Replicator:
         self._changed.set()
 
     def set_buddy(self, address: str | None) -> None:
-        """Send to another tile server from now on; what only the former one has is sent again."""
+        """Send to another tile server from now on; what only the former one has is sent again.
+
+        None: what is at home, and intact, counts as held.
+        """
         if address is not None:
             wire.parse_address(address)
         with self._lock:
@@ -95,8 +98,7 @@ class Replicator:
                 return
             self._buddy = address
             self._drop_connection()
-        if address is not None:
-            self._memory.buddy_changed()
+        self._memory.buddy_changed()
         self._changed.set()
 
     def close(self) -> None:

@@ -187,6 +187,21 @@ def test_replicas_of_a_stale_generation_are_refused(place: Callable[[int], Place
     assert inventories([buddy.address], READER) == []
 
 
+def test_snapshots_that_a_buddy_refused_count_at_home_without_one(place: Callable[[int], Place]) -> None:
+    """Two that never became safe would keep any other from being taken."""
+    home, buddy = place(0), place(1)
+    home.begin(1)
+    buddy.begin(1)
+    buddy.memory.set_generation(2)
+    home.replicator.set_buddy(buddy.address)
+    home.write(Mark(1, 1))
+    home.write(Mark(1, 2))
+    assert eventually(lambda: home.digested == [Mark(1, 1), Mark(1, 2)])
+    assert home.held == []
+    home.replicator.set_buddy(None)
+    assert eventually(lambda: home.held == [Mark(1, 1), Mark(1, 2)])
+
+
 def test_a_byte_changed_at_home_is_detected_by_the_receiver(place: Callable[[int], Place]) -> None:
     """Corruption between hashing and sending is caught by the buddy, between hashing and fetching by the fetcher."""
     home, buddy = place(0), place(1)
