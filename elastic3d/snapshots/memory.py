@@ -293,7 +293,8 @@ class SnapshotMemory:
     ) -> Arriving | None:
         """Return where to receive a snapshot, None if its generation is too old; UnknownTable, NoRoom."""
         with self._changed:
-            if table not in self._tables:
+            known = self._tables.get(table)
+            if known is None:
                 raise tables.UnknownTable(table)
             origin = Origin(generation=mark.generation, rank=rank)
             self._replicas.follow(mark.generation, base)
@@ -301,7 +302,6 @@ class SnapshotMemory:
             if buffer is None:
                 return None
             self._forget()
-            known = self._tables[table]
             while buffer >= len(self._other_arenas):
                 self._other_arenas.append(Arena.create())
             arena = self._other_arenas[buffer]
@@ -310,6 +310,7 @@ class SnapshotMemory:
                     raise NoRoom(f"{REPLICAS} snapshots of rank {rank} are here already")
                 self._check_room(arena, known.nbytes)
                 arena.reserve(known.nbytes)
+                data = arena.view(known.nbytes)
             except BaseException:
                 self._replicas.abort(buffer)
                 raise
@@ -319,7 +320,7 @@ class SnapshotMemory:
                 world=world,
                 facts=facts,
                 table=known,
-                data=arena.view(known.nbytes),
+                data=data,
                 digests=[""] * len(known.tiles),
             )
             return Arriving(buffer=buffer, stored=stored)

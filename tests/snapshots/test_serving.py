@@ -23,6 +23,7 @@ from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.client import PeerSource, inventories
 from elastic3d.snapshots.holdings import Mark
 from elastic3d.snapshots.memory import SnapshotMemory
+from elastic3d.snapshots.permits import REPLICAS
 from elastic3d.snapshots.replicate import Replicator
 from elastic3d.snapshots.server import TileServer
 from elastic3d.trust.channel import Channel, WireError
@@ -491,6 +492,44 @@ def test_replicas_are_bounded_by_their_memory(place: Callable[[int], Place]) -> 
         small = tables.lay_out([(TensorSpec(key="model/b", dtype="uint8", shape=(4,)), Box(start=(0,), stop=(4,)))])
         home.send(request(Mark(1, 2), 0, small))
         assert home.receive() == {"ok": True}
+
+
+def test_a_replica_may_replace_the_last_one_of_an_old_table() -> None:
+    """Its own table is not forgotten with what it replaces, however many came since."""
+    memory = SnapshotMemory()
+    box = Box(start=(0,), stop=(4,))
+    layouts = [tables.lay_out([(TensorSpec(key=f"w{i}", dtype="uint8", shape=(4,)), box)]) for i in range(9)]
+    memory.learn(layouts[0])
+    about = {"rank": 0, "world": 1, "facts": {}, "table": layouts[0].identity, "base": None}
+    first = memory.arriving(Mark(1, 1), keep=[1], **about)  # type: ignore[arg-type]
+    assert first is not None
+    assert memory.arrived(first)
+    for layout in layouts[1:]:
+        memory.learn(layout)
+    second = memory.arriving(Mark(2, 2), keep=[2], **about)  # type: ignore[arg-type]
+    assert second is not None
+    assert memory.arrived(second)
+    memory.close()
+
+
+def test_a_replica_that_cannot_be_mapped_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often that fails, none of them counts as arriving."""
+    memory = SnapshotMemory()
+    table = tables.lay_out([(TensorSpec(key="w", dtype="uint8", shape=(4,)), Box(start=(0,), stop=(4,)))])
+    memory.learn(table)
+    about = {"rank": 0, "world": 1, "facts": {}, "table": table.identity, "keep": [1], "base": None}
+    with monkeypatch.context() as short:
+        short.setattr("mmap.mmap", fail)
+        for _ in range(REPLICAS):
+            with pytest.raises(OSError, match="no memory"):
+                memory.arriving(Mark(1, 1), **about)  # type: ignore[arg-type]
+    assert memory.arriving(Mark(1, 1), **about) is not None  # type: ignore[arg-type]
+    memory.close()
+
+
+def fail(*_: object) -> None:
+    """Stand in for a call that the system refuses."""
+    raise OSError("no memory")
 
 
 def test_a_table_under_another_identity_is_refused(place: Callable[[int], Place]) -> None:
