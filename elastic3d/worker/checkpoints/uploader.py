@@ -186,6 +186,11 @@ class Uploader:
         saved = SavedStep(step=job.step, made_in=made.number, attempt=made.attempt, world=made.world)
         try:
             with self._slot.pieces(job.step) as pinned:
+                if pinned.generation != made.number:
+                    raise StateError(
+                        f"step {job.step} was made again in generation {pinned.generation}, perhaps cut differently: "
+                        f"that of generation {made.number} is no longer in memory; nothing is lost, use a newer step"
+                    )
                 total, new = self._store(pinned, saved, job.last)
         except (CheckpointError, StateError, OSError) as error:
             return self._write_failed(job, str(error))

@@ -30,6 +30,7 @@ class Shelf:
 
     def __init__(self, *steps: int) -> None:
         self.steps, self.unpinned = steps, list[int]()
+        self.made_in = 1
         self.gate: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.ready: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
@@ -47,7 +48,7 @@ class Shelf:
         spec, box = TensorSpec(key="model/w", dtype="float32", shape=(4,)), Box(start=(0,), stop=(4,))
         data = memoryview(torch.full((4,), float(step)).numpy().tobytes())
         piece = Piece(spec=spec, box=box, data=data)
-        yield PinnedSnapshot(generation=1, step=step, rank=0, world=1, facts={}, pieces=[piece])
+        yield PinnedSnapshot(generation=self.made_in, step=step, rank=0, world=1, facts={}, pieces=[piece])
 
 
 Told = queue.SimpleQueue[TilesUploaded | WriteFailed]
@@ -123,11 +124,24 @@ def test_the_last_snapshot_is_written_once(uploader: Uploader, shelf: Shelf, inb
 def test_a_repeated_step_is_another_checkpoint(uploader: Uploader, shelf: Shelf, inbox: Told) -> None:
     """After a loss the same step comes again, in another generation and perhaps cut differently."""
     for number in (1, 2):
+        shelf.made_in = number
         uploader.offer(5, generation(number))
         shelf.gate.put(None)
         (written,) = _take(inbox, 1)
         assert isinstance(written, TilesUploaded)
         assert (written.saved.step, written.saved.made_in) == (5, number)
+
+
+def test_a_step_made_again_is_not_written_as_that_of_the_generation_before(
+    uploader: Uploader, shelf: Shelf, inbox: Told
+) -> None:
+    """A write that had to wait finds the newer snapshot, of which this rank may hold another part."""
+    uploader.flush(5, generation(1))
+    shelf.made_in = 2
+    shelf.gate.put(None)
+    (failed,) = _take(inbox, 1)
+    assert isinstance(failed, WriteFailed)
+    assert "was made again in generation 2" in failed.error
 
 
 def test_a_missing_snapshot_is_a_failed_write(uploader: Uploader, shelf: Shelf, inbox: Told) -> None:
