@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 
 from chaos.history.follow import Step, as_step, distrusted, lineage
+from chaos.judging import endings
 from chaos.judging.promise import Promise
 from chaos.playing.play import Outcome
 from elastic3d.errors import UsageError
@@ -39,7 +40,8 @@ def apart(loss: str, other: str) -> float:
 def near_promise(outcome: Outcome, quiet: Outcome | None, tolerance: float) -> Promise:
     """Return whether each loss is near to that of the undisturbed run, and its steps are as many.
 
-    Of a script that torchrun restarts, steps are compared of which both runs tell a loss.
+    A job that has to end need not make as many. Of a script that torchrun restarts, steps are compared of which both
+    runs tell a loss.
     """
     says, page = NEAR.format(tolerance), "guides/chaos.md"
     if quiet is None:
@@ -49,7 +51,7 @@ def near_promise(outcome: Outcome, quiet: Outcome | None, tolerance: float) -> P
     broken = []
     if resident and quiet.digest is None:
         broken.append(f"the undisturbed run failed: {quiet.failure or 'it left no digest'}")
-    elif resident and len(mine) != len(theirs):
+    elif resident and len(mine) != len(theirs) and endings.of_job(outcome) is None:
         broken.append(f"{len(mine)} steps, undisturbed {len(theirs)}")
     by_number = {step.number: step.loss for step in theirs}
     compared = [

@@ -85,6 +85,18 @@ def test_a_job_that_ends_as_it_has_to_breaks_no_promise(fault: Fault, error: str
     assert judged(other).same_bits is False
 
 
+def test_a_job_that_ends_as_it_has_to_is_asked_for_no_more_losses() -> None:
+    """Within a tolerance, as of its bits: those until then have to be near, and none has to come after them."""
+    ends = job(EVERYWHERE, both(ASKED))
+    assert broken(judge(ends, quiet(), all_known=True, tolerance=1e-3)) == {}
+    last = ends.picture.steps[-1]
+    far = replace(ends.picture, steps=(*ends.picture.steps[:-1], replace(last, loss=(9.0).hex())))
+    assert not judge(replace(ends, picture=far), quiet(), all_known=True, tolerance=1e-3).kept
+    goes_on = replace(ends, made=(), hit=())
+    verdict = judge(goes_on, quiet(), all_known=True, tolerance=1e-3)
+    assert "3 steps, undisturbed 6" in verdict.broken
+
+
 @pytest.mark.parametrize(
     ("said", "codes", "seen"),
     [
