@@ -34,6 +34,8 @@ def job_of(soak: Soak) -> Job:
         seed=plan.seed,
         conf=dict(setting.conf),
         patience=plan.patience,
+        # As it was played: a script that needs the internet has none on hosts of its own.
+        loopback=True,
     )
 
 

@@ -196,6 +196,7 @@ def test_a_soak_is_played_again_as_any_run(tmp_path: Path) -> None:
     check(schedule.faults, nodes=job.nodes, steps=2410)
     assert (promise, job.nodes, job.seed, job.conf) == (BROKEN.says, 3, 7, {"flaps": "0"})
     assert Path(job.script) == TRAIN_SOAK
+    assert job.loopback, "its nodes were no hosts of their own, and its script may need the internet"
     assert {"--steps=2410", "--store={store}", "--events={events}", "--out={out}", "--pace=0.1"} <= {*job.arguments}
     theirs = replace(soak, plan=replace(soak.plan, script=TRAIN_SOAK, given=("--mine",)))
     assert job_of(theirs).arguments == ("--mine",)
