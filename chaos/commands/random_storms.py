@@ -240,19 +240,22 @@ def line(run: DrawnRun) -> Text:
 
 def summary(document: RandomDocument) -> RenderableType:
     """Return the totals of all runs for a terminal."""
-    table = Table(title="Random schedules", title_justify="left", title_style="bold")
-    for name in ("runs", *RunVerdict, "faults", "skipped faults", "generations", "steps repeated", "time"):
-        table.add_column(name, justify="right")
     runs = document.runs
-    table.add_row(
-        str(len(runs)),
-        *(str(document.count(verdict)) for verdict in RunVerdict),
-        str(sum(len(run.faults) for run in runs)),
-        str(sum(len(run.skipped) for run in runs)),
-        str(sum(run.generations for run in runs)),
-        str(sum(run.steps_repeated for run in runs)),
-        f"{document.seconds:.0f} s",
-    )
+    totals = {
+        "runs": len(runs),
+        **{verdict.value: document.count(verdict) for verdict in RunVerdict},
+        "faults": sum(len(run.faults) for run in runs),
+        "skipped faults": sum(len(run.skipped) for run in runs),
+        "generations": sum(run.generations for run in runs),
+        "steps repeated": sum(run.steps_repeated for run in runs),
+        "time": f"{document.seconds:.0f} s",
+    }
+    # One below the other, since side by side they are wider than a terminal.
+    table = Table(title="Random schedules", title_justify="left", title_style="bold", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, total in totals.items():
+        table.add_row(name, str(total))
     early = [Text(f"It was ended early: {document.early}.", style="yellow")] if document.early else []
     return Group(Text(), table, *early)
 

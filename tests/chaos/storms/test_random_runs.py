@@ -426,8 +426,9 @@ def test_what_is_told_of_runs() -> None:
     ]
     assert "skipped: join @9: no gate" in str(line(PARTLY))
     told = io.StringIO()
-    Console(width=200, file=told).print(summary(document(KEPT, BROKEN, PARTLY, NOTHING)))
+    Console(width=80, file=told).print(summary(document(KEPT, BROKEN, PARTLY, NOTHING)))
     assert re.findall(r"\d+", told.getvalue()) == ["4", "1", "1", "1", "1", "0", "8", "3", "9", "3", "10"]
+    assert re.search(r"steps repeated\W+3\b", told.getvalue()), "each is beside its name"
     codes = [exit_code(document(*runs)) for runs in ((KEPT,), (KEPT, PARTLY), (NOTHING,), (PARTLY, BROKEN))]
     assert codes == [0, 4, 4, 1]
 
