@@ -273,6 +273,7 @@ class _Soaked(Player):
                 lately = [one for one in self.injections if one.at > self.clock.wall() - _REMEMBERED]
                 self.account.hear(new, lately)
                 self.picture = self.account.picture
+                self.see_ports_after(new)
             if wrong := self.account.wrong or self._lost():
                 self.broke = wrong
                 return wrong

@@ -299,8 +299,7 @@ class Player:
                 self.picture = picture(self._events, self.injections, started_at)
                 if self.watch is not None:
                     self.watch(self.picture)
-                if any(event.name in _LISTENING for event in new):
-                    self._see_ports()
+                self.see_ports_after(new)
             self.inject()
             if not running and not new:
                 return ""
@@ -312,9 +311,10 @@ class Player:
                 return why
             self.clock.sleep(0.01)
 
-    def _see_ports(self) -> None:
-        """Take note of the sockets on which the nodes' processes listen now."""
-        for node in self.cluster.nodes:
+    def see_ports_after(self, new: Sequence[Event]) -> None:
+        """Take note of the sockets on which the nodes' processes listen now, if new events say that they do."""
+        listening = any(event.name in _LISTENING for event in new)
+        for node in self.cluster.nodes if listening else ():
             if node.alive:
                 self._ports |= {inode: (node.name, port) for inode, port in sockets(node.processes()).items()}
 

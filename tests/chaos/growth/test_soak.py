@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -17,9 +19,11 @@ import pytest
 from chaos.growth.measures import measures
 from chaos.growth.soak import Plan, Soak, SoakSetting, _Soaked, play_soak
 from chaos.growth.verdict import SoakVerdict, verdict
+from chaos.history.follow import Event, Follower
 from chaos.machine.processes import wait_until
 from chaos.playing.play import Setting
 from tests.chaos.growth.test_sampling import samples
+from tests.chaos.made_up_events import sealed, step
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo]
 
@@ -126,6 +130,28 @@ def test_what_ends_it_after_the_job_loses_nothing(
         assert (soak.interrupted, soak.stopped, soak.error) == (signal.SIGINT, "interrupted", "")
     else:
         assert (soak.interrupted, soak.error) == (0, "RuntimeError: no leftovers")
+
+
+def test_a_port_that_somebody_was_left_counts_as_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in any other run. Here the process that has it outlives its node, which is made up."""
+    events = [[sealed(1, 1.0, "start", ["node0"]), *(step(number, 1.0 + number, 1) for number in (1, 2))]]
+    node = SimpleNamespace(name="node0", alive=True, killed=True, dismissed=False, unwanted=False, temp=tmp_path)
+    node.process = SimpleNamespace(returncode=-9, poll=lambda: -9, kill=lambda: None, wait=lambda: None)
+    node.processes = lambda part=None: [] if part else [os.getpid()]
+    node.reader = node.group = None
+
+    def poll(follower: object) -> list[Event]:
+        node.alive = bool(events)
+        return events.pop() if events else []
+
+    monkeypatch.setattr(Follower, "poll", poll)
+    monkeypatch.setattr(_Soaked, "start", lambda player, name: player.cluster._nodes.update({name: node}))
+    monkeypatch.setattr(_Soaked, "_clean", lambda player: None)
+    plan = Plan(seconds=100.0, nodes=1, words=("kill-trainer",), script=LONGER)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        soak = play_soak(plan, workdir=tmp_path / "soak", heard=lambda text: None)
+        left = f"left behind: port {server.getsockname()[1]} of 127.0.0.1, on which node0 listened"
+    assert any(left in one for one in soak.broken), soak.broken
 
 
 @pytest.fixture
