@@ -237,11 +237,12 @@ class EtcdRestored(Fault):
         backup = server.back_up()
 
         def restore() -> None:
+            if not job.happens(self):
+                return
             if server.expired:
                 job.later(_AGAIN, restore)
                 return
             job.note("etcd restored")
-            job.happens(self)
             server.restore(backup)
             if alarms(server):
                 # The backup is one of when it was full.

@@ -87,8 +87,11 @@ class LiveJob(Protocol):
         """Have what stands before its store do something to requests, for a fault."""
         ...
 
-    def happens(self, fault: Fault) -> None:
-        """Note that what was begun before happens only now."""
+    def happens(self, fault: Fault) -> bool:
+        """Note that what was begun before happens only now; return False where the job has ended before.
+
+        Then it does not happen.
+        """
         ...
 
     def start(self, name: str) -> None:

@@ -181,7 +181,9 @@ def _errors(outcome: Outcome) -> Promise:
 def _made(outcome: Outcome) -> Promise:
     """Judge whether no fault was left out: a job that ends early leaves some out, and is what went wrong then."""
     ending = endings.of_job(outcome)
-    done = f"{len(outcome.faults) - len(outcome.undone)} of {len(outcome.faults)}"
+    done = f"{len(outcome.faults) - len(outcome.undone) - len(outcome.late)} of {len(outcome.faults)}"
+    if outcome.late:
+        done = f"{done}; the job had ended before {', '.join(map(str, outcome.late))}"
     if outcome.unmet:
         done = f"{done}; no request met {', '.join(map(str, outcome.unmet))}"
     return Promise(

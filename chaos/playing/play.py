@@ -133,9 +133,10 @@ class Outcome:
 
     asked: the layout that anybody's script asks for, None for none.
     killed, dismissed: nodes ended by SIGKILL and by SIGTERM. unwanted: nodes that were to be turned away. undone:
-    faults whose moment never came. unmet: those that no request of the store has met since. failure: that it was
-    left standing, and was given up, or "". logs: by node, the end of what an agent printed that ended as it should
-    not have. store: the URL of its checkpoints. injections: what was done, and when. made: the faults that were
+    faults whose moment never came. late: those that were begun, and had not happened when it ended. unmet: those
+    that no request of the store has met since. failure: that it was left standing, and was given up, or "". logs: by
+    node, the end of what an agent printed that ended as it should not have. store: the URL of its checkpoints.
+    injections: what was done, and when. made: the faults that were
     made, and when. hit: the node that each of `made` happened to, "" for none. events: of all nodes, by this
     machine's clock. damage: what was found wrong with committed checkpoints when every byte of the store was read
     at the end.
@@ -160,6 +161,7 @@ class Outcome:
     events: tuple[Event, ...] = ()
     damage: tuple[str, ...] = ()
     unmet: tuple[Fault, ...] = ()
+    late: tuple[Fault, ...] = ()
     asked: Layout | None = None
 
 
@@ -211,6 +213,8 @@ class Player:
         self.injections: list[Injection] = []
         self.made: list[tuple[Fault, float]] = []
         self.hit: list[str] = []
+        self.late: list[Fault] = []
+        self._over = False
         self._harms: list[tuple[Fault, Harm, int]] = []
         self._later: list[tuple[float, Callable[[], object]]] = []
         self._shared_memory = shared_memory()
@@ -331,6 +335,7 @@ class Player:
             dismissed=tuple(node.name for node in nodes if node.dismissed),
             unwanted=tuple(node.name for node in nodes if node.unwanted),
             undone=tuple(self.waiting),
+            late=tuple(self.late),
             unmet=tuple(fault for fault, harm, times in self._harms if harm.times == times),
             # A history that was given up is ended by force later: its leftovers prove nothing.
             leftovers=() if failure else self.leftovers(),
@@ -391,6 +396,7 @@ class Player:
         One that is put off, since etcd does not serve yet, is tried once more after the others; one that raises keeps
         none of them from it, and a signal does not either: the first error is raised at the end, a signal before it.
         """
+        self._over = True
         tried: list[Callable[[], object]] = []
         errors: list[BaseException] = []
         while self._later:
@@ -462,9 +468,15 @@ class Player:
         self._harms.append((fault, harm, harm.times))
         self.setting.proxy.harms.append(harm)
 
-    def happens(self, fault: Fault) -> None:
-        now = self.clock.wall()
-        self.made = [(one, now if one is fault else at) for one, at in self.made]
+    def happens(self, fault: Fault) -> bool:
+        if self._over:
+            self.late.append(fault)
+            made = [one for one in zip(self.made, self.hit, strict=True) if one[0][0] is not fault]
+            self.made, self.hit = [one for one, _ in made], [node for _, node in made]
+        else:
+            now = self.clock.wall()
+            self.made = [(one, now if one is fault else at) for one, at in self.made]
+        return not self._over
 
     def start(self, name: str, *, held: bool = False) -> None:
         labels = self._labels.get(name, "")

@@ -235,6 +235,7 @@ def play_storm(
             setting = replace(setting, store=url, proxy=proxy)
         title = f"The job: {', '.join(map(str, makes))}"
         outcome = play_watched(setting, makes, etcd, workdir / "job", title, console, name="chaos")
+    skipped = (*skipped, *((fault, "the job had ended before it happened") for fault in outcome.late))
     if quiet is not None and any(fault.LEAVES_OUT for fault in makes):
         knowing = replace(job, arguments=(*job.arguments, *left_out(outcome.events)))
         _, quiet = undisturbed(knowing, workdir=workdir / "without", kept=kept, console=console)

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from chaos.faults.etcd import EtcdFull
+from chaos.faults.etcd import EtcdFull, EtcdRestored
 from chaos.faults.moment import When
 from chaos.playing.play import Player, Setting
 from chaos.servers.etcd import EtcdServer
@@ -58,6 +58,22 @@ def test_space_is_made_in_an_etcd_that_another_action_wakes(tmp_path: Path) -> N
         job.undo()
         with etcd.client() as client:
             client.put("a", b"1")
+
+
+def test_a_backup_that_was_to_be_put_back_later_is_no_fault_of_a_job_that_has_ended(tmp_path: Path) -> None:
+    """It was not made, nor is it at the end: what is left behind is told by etcd as it is."""
+    fault = EtcdRestored(seconds=60.0, when=When(step=1))
+    with EtcdServer() as etcd:
+        job = player(etcd, tmp_path)
+        assert fault.make(job)
+        job.made, job.hit = [(fault, 1.0)], [""]
+        with etcd.client() as client:
+            client.put("since", b"1")
+        with job.undone():
+            pass
+        with etcd.client() as client:
+            assert client.get("since") is not None
+    assert (job.made, job.hit, job.late) == ([], [], [fault])
 
 
 def test_what_cannot_be_undone_keeps_nothing_else_from_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -14,8 +15,8 @@ from typer.testing import CliRunner
 from chaos.commands import storm as commands
 from chaos.commands.app import app
 from chaos.faults.catalogue import lacking
-from chaos.faults.etcd import EtcdPassword, EtcdPause
-from chaos.faults.fault import Need
+from chaos.faults.etcd import EtcdPassword, EtcdPause, EtcdRestored
+from chaos.faults.fault import Fault, Need
 from chaos.faults.moment import When
 from chaos.faults.orders import Join
 from chaos.faults.process import Kill, KillCompanion
@@ -31,6 +32,7 @@ from elastic3d.errors import UsageError
 from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, sealed, step
 
 KILL, JOIN = Kill(node="node1", when=When(step=3)), Join(when=When(event="peer.lost"))
+EVERY = "every fault of the schedule comes to pass"
 PAUSE = EtcdPause(seconds=2.0, when=When(step=4))
 
 
@@ -59,6 +61,18 @@ def quiet(setting: ScriptSetting) -> Outcome:
         undone=(),
         leftovers=(),
     )
+
+
+def played_with(script: Path, patch: pytest.MonkeyPatch, **became: Any) -> list[tuple[Fault, ...]]:
+    """Have what is played be a quiet job of which that became; return a list of the faults that are given."""
+    given: list[tuple[Fault, ...]] = []
+
+    def play(setting: ScriptSetting, faults: tuple[Fault, ...], *_: object, **__: object) -> Outcome:
+        given.append(faults)
+        return replace(quiet(setting), faults=faults, **became)
+
+    patch.setattr(playing, "play_watched", play)
+    return given
 
 
 def storm(setting: ScriptSetting, digest: str = "abc") -> Storm:
@@ -284,6 +298,22 @@ def test_nodes_are_hosts_of_their_own_unless_they_are_to_be_on_loopback(
         with pytest.raises(UsageError, match=rf"fails undisturbed: it cannot download{said}$"):
             play_storm(schedule, job, workdir=tmp_path / "work", kept=tmp_path, console=Console())
     assert networks == [True, False]
+
+
+@pytest.mark.etcd
+def test_what_had_not_happened_when_the_job_ended_is_skipped(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is neither counted as made nor a broken promise."""
+    restored, pause = EtcdRestored(when=When(step=5)), EtcdPause(when=When(step=2))
+    played = played_with(script, monkeypatch, late=(restored,), made=((pause, 2.0),))
+    job = Job(script=str(script), loopback=True)
+    schedule = Schedule(faults=(pause, restored))
+    made = play_storm(schedule, job, workdir=tmp_path / "w", kept=tmp_path, console=Console(), compare=False)
+    assert played == [(pause, restored)]
+    assert made.skipped == ((restored, "the job had ended before it happened"),)
+    (promise,) = [one for one in made.verdict.promises if one.says == EVERY]
+    assert (promise.held, promise.seen) == (True, f"1 of 2; the job had ended before {restored}")
 
 
 @pytest.mark.parametrize(
