@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from chaos.faults.catalogue import KINDS, feasible, kind_of, lacking
+from chaos.faults.catalogue import KINDS, Skipped, feasible, kind_of, lacking
 from chaos.faults.fault import Need
 from chaos.report.early import in_a_line, of_one_run, say
 from chaos.report.random_documents import DrawnRun, RunVerdict, SkippedFault
@@ -164,7 +164,7 @@ def play_run(schedule: Schedule, job: Job, *, kept: Path, out: Path, clock: Cloc
         folder=None,
     )
     makes, skips = feasible(schedule.faults, slots=job.slots, faulty=job.faulty, loopback=job.loopback)
-    made = replace(made, skipped=tuple(SkippedFault(fault=str(fault), why=why) for fault, why in skips))
+    made = replace(made, skipped=_told(skips))
     if not makes:
         return made
     try:
@@ -194,6 +194,7 @@ def _played(
     return replace(
         made,
         verdict=verdict_of(storm),
+        skipped=_told(storm.skipped),
         seconds=round(clock.monotonic() - began, 2),
         broken=storm.verdict.told,
         generations=len(views),
@@ -201,6 +202,10 @@ def _played(
         folder=None if where is None else str(where),
         unkept=unkept,
     )
+
+
+def _told(skips: Sequence[Skipped]) -> tuple[SkippedFault, ...]:
+    return tuple(SkippedFault(fault=str(fault), why=why) for fault, why in skips)
 
 
 def verdict_of(storm: Storm) -> RunVerdict:

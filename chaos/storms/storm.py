@@ -235,6 +235,8 @@ def play_storm(
             setting = replace(setting, store=url, proxy=proxy)
         title = f"The job: {', '.join(map(str, makes))}"
         outcome = play_watched(setting, makes, etcd, workdir / "job", title, console, name="chaos")
+    outcome, waiting = _without_what_waited(outcome) if skipped else (outcome, ())
+    skipped = (*skipped, *((fault, "its moment never came, to which what is skipped may lead") for fault in waiting))
     skipped = (*skipped, *((fault, "the job had ended before it happened") for fault in outcome.late))
     if quiet is not None and any(fault.LEAVES_OUT for fault in makes):
         knowing = replace(job, arguments=(*job.arguments, *left_out(outcome.events)))
@@ -255,6 +257,13 @@ def play_storm(
         events=outcome.events,
         quiet=None if quiet is None else quiet.picture,
     )
+
+
+def _without_what_waited(outcome: Outcome) -> tuple[Outcome, tuple[Fault, ...]]:
+    """Return the outcome without the faults whose moment never came and is one that other faults lead to, and these."""
+    waiting = tuple(fault for fault in outcome.undone if fault.when.generation > 1 or fault.when.event)
+    faults, undone = (tuple(one for one in some if one not in waiting) for some in (outcome.faults, outcome.undone))
+    return replace(outcome, faults=faults, undone=undone), waiting
 
 
 def left_out(events: Sequence[Event]) -> list[str]:

@@ -417,6 +417,18 @@ def test_a_broken_promise_is_told_where_nothing_can_be_kept(monkeypatch: pytest.
     assert "not kept: out: it cannot be written" in str(line(one))
 
 
+def test_what_is_skipped_while_a_run_is_played_is_told_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As what was known beforehand: such a run is no passed test, and the exit code says so."""
+    script = tmp_path / "train.py"
+    script.write_text("import elastic3d\n")
+    partly = storm(setting(script))
+    monkeypatch.setattr(random_runs, "play_storm", lambda *_, **__: partly)
+    one = play_run(partly.schedule, Job(script=str(script)), kept=tmp_path, out=tmp_path)
+    assert (one.verdict, [skip.why for skip in one.skipped]) == (RunVerdict.PARTLY, ["one slot"])
+    assert [case.became for case in junit.drawn_cases(document(one))] == ["skipped"]
+    assert exit_code(document(one)) == 4
+
+
 def test_what_is_told_of_runs() -> None:
     """A line each, with what to do next for one that failed, and the totals."""
     assert str(line(KEPT)) == "seed 7: 3 nodes: kill node1@5, join @9: kept, 2.5 s"

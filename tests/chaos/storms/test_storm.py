@@ -18,6 +18,7 @@ from chaos.faults.catalogue import lacking
 from chaos.faults.etcd import EtcdPassword, EtcdPause, EtcdRestored
 from chaos.faults.fault import Fault, Need
 from chaos.faults.moment import When
+from chaos.faults.network import Cut
 from chaos.faults.orders import Join
 from chaos.faults.process import Kill, KillCompanion
 from chaos.history.follow import picture
@@ -314,6 +315,27 @@ def test_what_had_not_happened_when_the_job_ended_is_skipped(
     assert made.skipped == ((restored, "the job had ended before it happened"),)
     (promise,) = [one for one in made.verdict.promises if one.says == EVERY]
     assert (promise.held, promise.seen) == (True, f"1 of 2; the job had ended before {restored}")
+
+
+@pytest.mark.etcd
+def test_what_waits_for_what_is_skipped_is_skipped_too(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is lost where no cable can be pulled; what waits for a step alone has to come all the same."""
+    cut, after = Cut(node="node3", when=When(step=2)), Kill(node="node1", when=When(event="peer.lost"))
+    recovering, stays = Kill(node="node2", when=When(generation=2)), EtcdPause(when=When(step=5))
+    job, schedule = Job(script=str(script), loopback=True), Schedule(faults=(cut, after, recovering, stays))
+    why = "its moment never came, to which what is skipped may lead"
+    played_with(script, monkeypatch, undone=(after, recovering, stays))
+    made = play_storm(schedule, job, workdir=tmp_path / "w", kept=tmp_path, console=Console(), compare=False)
+    assert made.skipped[0][0] == cut
+    assert made.skipped[1:] == ((after, why), (recovering, why))
+    (promise,) = [one for one in made.verdict.promises if one.says == EVERY]
+    assert (promise.seen, promise.broken) == ("0 of 1", (f"{stays}: its moment never came",))
+    played_with(script, monkeypatch, undone=(after,))
+    whole = replace(schedule, faults=(after, stays))
+    made = play_storm(whole, job, workdir=tmp_path / "x", kept=tmp_path, console=Console(), compare=False)
+    assert (made.skipped, made.kept) == ((), False)
 
 
 @pytest.mark.parametrize(
