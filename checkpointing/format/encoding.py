@@ -15,6 +15,8 @@ VERSION = 1
 LARGEST = 1 << 30  # a document that would unpack to more is refused
 _SKIPPABLE = bytes.fromhex("502a4d1820000000")
 TRAILER = len(_SKIPPABLE) + 32
+_RATIO = 20_000  # a frame that declares so many times its own bytes is refused
+_PIECE = 64 << 10  # a block takes 4 bytes or more: with no more text than this in each, no frame is refused
 SEALED = b"E3DSEAL2"  # what an encrypted object begins with
 SEALED_CHUNK = 64 << 10  # bytes of it that are encrypted together, and lost together if any of them is damaged
 SEALED_BEFORE = b"E3DSEAL1"  # the same, in stores whose packs have names that follow from their contents
@@ -32,7 +34,17 @@ def hexdigest(data: bytes | memoryview) -> str:
 
 def pack_json(value: Any) -> bytes:
     """Return canonical JSON in one zstd frame with its content size declared."""
-    return zstandard.ZstdCompressor(level=3, write_content_size=True).compress(canonical(value))
+    text = canonical(value)
+    compressor = zstandard.ZstdCompressor(level=3, write_content_size=True)
+    frame = compressor.compress(text)
+    if not _absurd(len(text), frame):
+        return frame
+    # Millions of the same character: in smaller blocks, so that readers do not take it for a bomb.
+    blocks, pieces = compressor.compressobj(size=len(text)), memoryview(text)
+    return b"".join(
+        blocks.compress(pieces[start : start + _PIECE]) + blocks.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        for start in range(0, len(text), _PIECE)
+    ) + blocks.flush(zstandard.COMPRESSOBJ_FLUSH_FINISH)
 
 
 def unpack_json(frame: bytes, name: str) -> Any:
@@ -42,12 +54,16 @@ def unpack_json(frame: bytes, name: str) -> Any:
         if not 0 <= size <= LARGEST:
             raise FormatError(f"{name}: declares {size} bytes of content; at most {LARGEST} are accepted")
         # `decompress` allocates what the header declares, so an absurd ratio is refused before it does.
-        if size > 4096 + 20_000 * len(frame):
+        if _absurd(size, frame):
             raise FormatError(f"{name}: {len(frame)} bytes cannot hold the {size} they declare")
         text = zstandard.ZstdDecompressor().decompress(frame, max_output_size=LARGEST)
         return json.loads(text, parse_constant=_refuse_constant)
     except (zstandard.ZstdError, ValueError, RecursionError) as error:
         raise FormatError(f"{name}: not JSON in a zstd frame: {error}") from error
+
+
+def _absurd(size: int, frame: bytes) -> bool:
+    return size > 4096 + _RATIO * len(frame)
 
 
 def _refuse_constant(text: str) -> Any:

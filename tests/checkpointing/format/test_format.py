@@ -11,6 +11,7 @@ import blake3
 import zstandard
 
 from checkpointing import commit, open_checkpoint, open_store, save_rank
+from checkpointing.format import encoding
 from checkpointing.format.codecs import Codec
 from checkpointing.saving.options import SaveOptions
 from tests.checkpointing.encoded import save_encoded, smooth
@@ -216,3 +217,12 @@ def test_the_same_reader_restores_what_savers_encode(tmp_path: Path) -> None:
         assert read(tmp_path) == ({spec.key: data for spec, data in state.items()}, FACTS)
         codecs |= {tile.codec for tile in open_checkpoint(store).tiles}
     assert {Codec.PLANES, Codec.XOR_PLANES} <= codecs
+
+
+def test_a_document_that_compresses_beyond_what_readers_accept_is_read_again() -> None:
+    """As with facts of millions of zeros: the same frame as ever, in more blocks."""
+    facts = {"mask": "0" * (32 << 20)}
+    data = encoding.document("record", {"facts": facts})
+    assert encoding.parse(data, "record", "x")["facts"] == facts
+    assert document(data, "record")["facts"] == facts
+    assert len(data) < 4096
