@@ -2,7 +2,9 @@
 
 Reading works with every protocol. Create-only writes and compare-and-swap are known for `s3` (the headers
 If-None-Match and If-Match, through s3fs's `mode="create"` and `IfMatch`) and for `memory` (which lives in one process).
-Packs are streamed through a file object; everything else is small and goes in one request.
+Packs are streamed through a file object; everything else is small and goes in one request. Where files are written in
+place and a rename replaces in one step, that is to a scratch name first: a reader never has half of a ref, and a killed
+writer leaves no half of a manifest.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import itertools
+import secrets
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -25,6 +28,7 @@ from checkpointing.errors import (
     StoreUnfit,
     StoreUnreachable,
 )
+from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
 from checkpointing.stores.address import redacted
 from checkpointing.stores.checking import Sent, miswritten
@@ -32,6 +36,7 @@ from checkpointing.stores.protocol import Data, Entry, Versioned, check_name, ch
 
 # Names of errors of botocore, aiohttp and Python itself.
 _UNREACHABLE = ("EndpointConnectionError", "ConnectTimeoutError", "ClientConnectorError", "ConnectionRefusedError")
+_RENAMING = ("sftp", "ssh", "local")  # their `mv` is rename(2), there or here
 _BLOCK = 16 << 20  # of an upload in parts; S3 accepts 5 MiB to 5 GiB, and 10,000 of them
 
 
@@ -63,6 +68,7 @@ class FsspecStore:
         self._root = str(root).rstrip("/")
         if protocol in ("s3", "s3a") and not self._root:
             raise StoreUnfit(f"store {self._url}: name a bucket, as in s3://bucket/prefix")
+        self._renaming = protocol in _RENAMING
         self._conditional: _Conditional | None = None
         if protocol in ("s3", "s3a"):
             self._conditional = _S3(self._fs)
@@ -128,7 +134,7 @@ class FsspecStore:
         with self._errors("write", name):
             self._make_parents(path)
             if rest is None:
-                self._fs.pipe_file(path, first)
+                self._put_small(path, first)
                 return
             file = self._fs.open(path, "wb", block_size=_BLOCK, autocommit=False)
         try:
@@ -144,6 +150,21 @@ class FsspecStore:
                 file.discard()
             with contextlib.suppress(AttributeError):
                 file.closed = True
+            raise
+
+    def _put_small(self, path: str, data: bytes) -> None:
+        if not self._renaming:
+            self._fs.pipe_file(path, data)
+            return
+        # A collection deletes what a killed writer leaves under such a name.
+        scratch = self._path(f"{names.CLAIMS}{secrets.token_hex(32)}")
+        self._make_parents(scratch)
+        try:
+            self._fs.pipe_file(scratch, data)
+            self._fs.mv(scratch, path)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._fs.rm_file(scratch)
             raise
 
     def put_if_absent(self, name: str, data: bytes) -> bool:

@@ -128,6 +128,30 @@ except StoreFull as error:
         store.get("large")
 
 
+@pytest.mark.parametrize("before", [b"", b"old"])
+def test_a_small_object_is_whole_where_files_are_written_in_place(tmp_path: Path, before: bytes) -> None:
+    """Whoever reads has the old one, or none, if its writer ends in the middle; nothing else is left."""
+    code = """
+import os, resource, signal, sys
+from checkpointing import open_store
+from checkpointing.errors import StoreError
+store = open_store(sys.argv[1], write=False, patience=0.0)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+try:
+    store.put("refs/latest", os.urandom(1 << 17))
+except StoreError as error:
+    print(error)
+"""
+    url = f"local://{tmp_path}/x"  # fsspec's own name for local files: it writes them in place, as over SFTP
+    store = open_store(url, write=False)
+    if before:
+        store.put("refs/latest", before)
+    done = limited(code, url)
+    assert "cannot write refs/latest" in done.stdout, done.stderr
+    assert {name: store.get(name) for name in store.list("")} == ({"refs/latest": before} if before else {})
+
+
 class Lying:
     """A store that accepts a request and does something else."""
 
