@@ -264,7 +264,7 @@ class _Claims:
         self._descriptor = descriptor
 
     def take(self, tile_digest: str, *, wait: bool) -> bool:
-        """Lock a digest; False if another holds it and `wait` is not set."""
+        """Lock a digest; False if another holds it and `wait` is not set. Where locks fail nothing is shared."""
         if self._descriptor is None:
             return True
         place = int(tile_digest[:15], 16)
@@ -272,7 +272,5 @@ class _Claims:
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, lock)
         except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            raise
+            return error.errno not in (errno.EAGAIN, errno.EACCES)
         return True

@@ -14,7 +14,7 @@ import pytest
 
 from checkpointing import Checkpoint, Offered, Resolved, open_checkpoint, resolve
 from checkpointing.errors import MissingTile, SourceError, StoreUnfit, TileLost
-from checkpointing.reading.tier import DiskTier
+from checkpointing.reading.tier import DiskTier, _Claims
 from checkpointing.stores.local import LocalStore
 from tests.checkpointing.states import SMALL, make_state, save_and_commit
 
@@ -187,6 +187,16 @@ def test_a_failing_disk_is_bypassed(place: tuple[Counted, dict[str, bytes]], tmp
         DiskTier(tmp_path / "file", 10)
     with pytest.raises(ValueError, match="limit"):
         DiskTier(tmp_path / "disk", 0)
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_a_claim_is_granted_where_locks_fail(tmp_path: Path, waiting: bool) -> None:
+    """As on a network mount whose lock service is down: processes may fetch a tile twice, and the restore goes on."""
+    descriptor = os.open(tmp_path, os.O_RDONLY)  # nothing that was opened to be read can be locked to be written
+    try:
+        assert _Claims(descriptor).take("0" * 64, wait=waiting)
+    finally:
+        os.close(descriptor)
 
 
 def test_only_verified_tiles_are_kept_on_disk(place: tuple[Counted, dict[str, bytes]], tmp_path: Path) -> None:
