@@ -85,17 +85,19 @@ def open_checkpoint(store: Store, ref_or_name: Ref | str = "latest") -> Checkpoi
     there is none, FormatError (Corrupt, NewerFormat) if it cannot be trusted or read.
     """
     with _no_collections():
-        for _ in range(_TRIES):
+        for last in [False] * (_TRIES - 1) + [True]:
             if isinstance(ref_or_name, str):
                 name, expected = find(store, ref_or_name)
             elif ref_or_name.checkpoint is None:
                 raise NoCheckpoint(f"store {store.url}: nothing was ever committed here")
             else:
                 name, expected = ref_or_name.checkpoint, ref_or_name.record_digest
-            checkpoint = _open(store, name, expected)
-            if checkpoint is not None:
-                return checkpoint
-    raise NoCheckpoint(f"store {store.url}: checkpoint {name} was collected while it was opened")
+            try:
+                return _open(store, name, expected)
+            except NoCheckpoint:
+                if last:
+                    raise
+    raise AssertionError("the last try returns or raises")
 
 
 @contextmanager
@@ -113,8 +115,8 @@ def _no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _open(store: Store, name: str, expected: str | None) -> Checkpoint | None:
-    """Return a checkpoint; None if a collection deletes it meanwhile, which takes the record before all else."""
+def _open(store: Store, name: str, expected: str | None) -> Checkpoint:
+    """Return a checkpoint; NoCheckpoint if a collection deletes it meanwhile, which begins with the record."""
     record = read_record(store, name, expected)
     try:
         manifests = read_manifests(store, record.manifests)
@@ -122,7 +124,7 @@ def _open(store: Store, name: str, expected: str | None) -> Checkpoint | None:
         try:
             store.size(names.record(name))
         except StoreNotFound:
-            return None
+            raise NoCheckpoint(f"store {store.url}: checkpoint {name} was collected while it was opened") from None
         raise
     check_record(record, manifests)
     tiles: dict[tuple[str, Box], StoredTile] = {}

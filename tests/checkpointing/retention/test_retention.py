@@ -774,22 +774,25 @@ def test_a_collection_in_a_directory_uses_file_times(tmp_path: Path) -> None:
     assert not list(store.list(names.SWEEPS))
 
 
-def test_a_checkpoint_collected_during_open_is_not_reported_as_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read", ["record", "manifest"])
+def test_a_checkpoint_collected_during_open_is_not_reported_as_damaged(tmp_path: Path, read: str) -> None:
     """If `latest` moved on meanwhile it is followed again; a name that is gone is reported as gone."""
     store = LocalStore(tmp_path)
     states = [make_state({"w": ("float32", (8,))}, seed=seed) for seed in (1, 2)]
     save(store, states[0], step=1)
     first = commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=2).checkpoint
+    manifest = names.manifest(names.Save(step=1, made_in=1, attempt=0), 0)
+    before = manifest if read == "manifest" else names.record(first)
 
     class Late(LocalStore):
-        """Everything else happens between the reads of the record and of the manifests."""
+        """Everything else happens before the record is read, or before the first manifest is."""
 
         def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-            if name == names.manifest(names.Save(step=1, made_in=1, attempt=0), 0) and not self.over:
+            if name == before and not self.over:
                 self.over = True
                 save(store, states[1], step=2)
                 commit(store, step=2, made_in=1, attempt=0, committed_in=1, world=2)
-                for gone in (names.record(first), name):
+                for gone in (names.record(first), manifest):
                     store.delete(gone)
             return super().get(name, start, stop)
 
