@@ -186,7 +186,7 @@ def gc(
         raise UsageError("--keep-every alone drops nothing; give --keep-last too, such as --keep-last 5")
     limit = size(keep_bytes, "--keep-bytes") if keep_bytes is not None else None
     retention = Retention(keep_last=keep_last, keep_every=keep_every, keep_bytes=limit)
-    store = place.open(write=True)
+    store = place.open(write=not dry_run)
     if dry_run:
         plan = collection.plan_collection(store, retention, grace=seconds)
         planned = GcPlanDocument(

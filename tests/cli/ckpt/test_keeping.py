@@ -132,6 +132,14 @@ def test_gc_reports_what_it_would_free_and_frees_it(url: str, history: History) 
     assert answer("du", url)["usage"]["unreferenced"] == 0
 
 
+def test_who_may_only_read_is_told_what_gc_would_free(url: str, history: History) -> None:
+    """A dry run tries out no writing; a collection does, and is refused."""
+    shutil.rmtree(f"{url}/tmp", ignore_errors=True)
+    Path(f"{url}/tmp").write_text("")  # keeps also root from writing objects
+    assert sorted(answer("gc", url, "--keep-last", "1", "--grace", "1ms", "-n")["dropped"]) == history.names[:3]
+    assert "cannot be written" in refused("gc", url, "--keep-last", "1")
+
+
 def test_gc_keeps_a_store_within_a_size(url: str, history: History) -> None:
     """Protected checkpoints stay although they exceed it, and a message says so."""
     plan = answer("gc", url, "--keep-bytes", "50GiB", "--grace", "1ms", "-n")
