@@ -34,6 +34,7 @@ PRIVATE_TO_INTERCHANGE = {
     "torch._subclasses.fake_tensor": ("FakeTensorMode",),
     "torch.distributed.checkpoint.default_planner": ("_EmptyStateDictLoadPlanner",),
     "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.state_dict": ("_get_fqns",),
     "torch.distributed.checkpoint.state_dict_loader": ("_load_state_dict",),
 }
 """The names that `checkpointing.interchange` and `integrations` import besides, for other tools' checkpoints."""

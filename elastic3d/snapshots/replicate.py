@@ -126,17 +126,17 @@ class Replicator:
         """Hash and send one snapshot; return False if that is to be tried again after a rest."""
         with self._lock:
             buddy = self._buddy
-        held = refused = newer = False
+        held = stale = altered = newer = False
         error = ""
         begun = self._clock.monotonic()
         try:
             held = self._replicate(work, buddy)
         except Stale as problem:
-            refused = True
+            stale = True
             mark = work.stored.mark
             process_log().emit("replica.stale", generation=mark.generation, step=mark.step, error=str(problem))
         except Altered as problem:
-            refused = True
+            altered = True
             self._altered(work.stored.mark, problem.tensor, self._memory.altered(work.stored.mark))
         except (WireError, OSError) as problem:
             error = str(problem) or type(problem).__name__
@@ -144,9 +144,10 @@ class Replicator:
         finally:
             # Whatever happened, it is no longer being sent.
             with self._lock:
-                # If the buddy was changed meanwhile, the node that holds it is no longer the buddy.
-                held = held and self._buddy == buddy
-                newer = self._memory.replicated(work.stored.mark, held=held, refused=refused)
+                # If the buddy was changed meanwhile, the node that holds or refuses it is no longer the buddy.
+                same = self._buddy == buddy
+                held = held and same
+                newer = self._memory.replicated(work.stored.mark, held=held, refused=altered or (stale and same))
         sent = work.stored.data.nbytes if held and buddy is not None else 0
         self._ended(work.stored.mark, newer, self._clock.monotonic() - begun, sent)
         self._judge(buddy, error)

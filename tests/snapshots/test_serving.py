@@ -18,7 +18,7 @@ from checkpointing.format.tiles import Box, TensorSpec
 from checkpointing.format.tiles import digest as tile_digest
 from checkpointing.reading.resolver import resolve
 from elastic3d.etcd_server.certificates import Certificates
-from elastic3d.snapshots import client, wire
+from elastic3d.snapshots import client, replicate, wire
 from elastic3d.snapshots import table as tables
 from elastic3d.snapshots.client import PeerSource, inventories
 from elastic3d.snapshots.holdings import Mark
@@ -201,6 +201,26 @@ def test_snapshots_that_a_buddy_refused_count_at_home_without_one(place: Callabl
     assert home.held == []
     home.replicator.set_buddy(None)
     assert eventually(lambda: home.held == [Mark(1, 1), Mark(1, 2)])
+
+
+def test_what_a_former_buddy_refuses_counts_at_home(
+    place: Callable[[int], Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may refuse a snapshot while it is being given up."""
+    home, buddy = place(0), place(1)
+
+    class GivesUp:
+        def emit(self, name: str, **fields: object) -> None:
+            if name == "replica.stale":
+                home.replicator.set_buddy(None)
+
+    monkeypatch.setattr(replicate, "process_log", GivesUp)
+    home.begin(1)
+    buddy.begin(1)
+    buddy.memory.set_generation(2)
+    home.replicator.set_buddy(buddy.address)
+    home.write(Mark(1, 1))
+    assert eventually(lambda: home.held == [Mark(1, 1)])
 
 
 def test_a_byte_changed_at_home_is_detected_by_the_receiver(place: Callable[[int], Place]) -> None:
