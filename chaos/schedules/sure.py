@@ -56,8 +56,7 @@ def sure_ranks(nodes: int, slots: int = 1, asked: Layout = ANY) -> int:
 
 def begins_generation(fault: Fault, nodes: int, slots: int = 1, asked: Layout = ANY) -> bool:
     """Return whether another generation follows for certain: not where what goes may be a spare of so many nodes."""
-    spares = slots > 1 or sure_ranks(nodes, slots, asked) < nodes
-    if spares and not (isinstance(fault, OfNode) and fault.node.startswith("rank")):
+    if slots > 1 or sure_ranks(nodes, slots, asked) < nodes:
         return isinstance(fault, KillTrainer)
     return isinstance(fault, Kill | KillKeeper | KillCompanion | KillTrainer | Flap | Drain | Terminate)
 
