@@ -33,8 +33,13 @@ def hexdigest(data: bytes | memoryview) -> str:
 
 
 def pack_json(value: Any) -> bytes:
-    """Return canonical JSON in one zstd frame with its content size declared."""
+    """Return canonical JSON in one zstd frame with its content size declared; FormatError for more than 1 GiB."""
     text = canonical(value)
+    if len(text) > LARGEST:
+        raise FormatError(
+            f"a document would have {len(text)} bytes, and readers refuse more than {LARGEST}: save what is large as "
+            "tensors, or in more parts; trying again does not help"
+        )
     compressor = zstandard.ZstdCompressor(level=3, write_content_size=True)
     frame = compressor.compress(text)
     if not _absurd(len(text), frame):

@@ -27,6 +27,9 @@ SHADOW = "shadow/latest"
 PROBE = "probe/"
 CLAIMS = "claims/"
 ANNOUNCEMENTS = "announcements/"
+_ALL = (REFS, CHECKPOINTS, PACKS, SAVES, HISTORY, SWEEPS, SHADOW, PROBE, CLAIMS, ANNOUNCEMENTS)
+FOLDERS = frozenset(prefix.partition("/")[0] for prefix in _ALL)
+"""What all names begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class ManifestEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """The contents of a checkpoint in numbers: tensors, distinct tiles, and their bytes."""
+    """The contents of a checkpoint in numbers: tensors, distinct tiles, and their bytes as they are in memory."""
 
     tensors: int
     tiles: int
@@ -64,7 +64,7 @@ def make_record(
     """Return the record of complete manifests in order of rank, each with its object's entry."""
     first = manifests[0]
     assert first.facts is not None, "completeness was checked"
-    boxes = {(tile.spec.key, tile.box): tile.length for manifest in manifests for tile in manifest.tiles}
+    boxes = {(tile.spec.key, tile.box): tile.nbytes for manifest in manifests for tile in manifest.tiles}
     return Record(
         save=first.save,
         committed_in=committed_in,

@@ -90,6 +90,8 @@ class Ref:
     """The sweep that is under way."""
     quarantined: tuple[Quarantined, ...] = ()
     """Tombstones of ended sweeps whose deletions may still be under way."""
+    changes: int = 0
+    """How many swaps it has seen, as far as they were made by versions that count them."""
     write_id: str = ""
     """Random for each write: it shows whose write it was if the answer is lost."""
 
@@ -141,6 +143,19 @@ def is_superseded(ref: Ref | None, save: names.Save) -> bool:
     if ref is None or ref.step is None or ref.made_in is None:
         return False
     return (ref.made_in, ref.step) >= (save.made_in, save.step)
+
+
+def comes_after(ref: Ref, other: Ref) -> bool:
+    """Return whether `ref` was written after `other`, as far as what only grows shows it.
+
+    A repair counts as sweeps. A version that does not know `changes` leaves it out: then those since count for nothing.
+    """
+
+    def grown(one: Ref) -> tuple[int, ...]:
+        newest = (one.made_in or 0, one.step or 0) if one.checkpoint else (-1, -1)
+        return one.sweeps, one.generation, *newest, one.changes
+
+    return grown(ref) > grown(other)
 
 
 def decide_commit(
@@ -322,7 +337,9 @@ def decode_ref(data: bytes, name: str) -> Ref:
     earlier = fields.items("earlier")
     if any(names.parse_checkpoint(item) is None for item in earlier):
         raise fields.fail("earlier names something that is no checkpoint")
-    sweeps = fields.integer("sweeps") if fields.optional("sweeps") is not None else 0
+    sweeps, changes = (
+        fields.integer(count) if fields.optional(count) is not None else 0 for count in ("sweeps", "changes")
+    )
     ref = Ref(
         generation=fields.integer("generation"),
         earlier=tuple(earlier),
@@ -335,6 +352,7 @@ def decode_ref(data: bytes, name: str) -> Ref:
         sweeps=sweeps,
         sweeping=_sweeping(fields.optional("sweeping"), name),
         quarantined=_quarantined(fields, name),
+        changes=changes,
         write_id=fields.text("write_id"),
     )
     if fields.raw("checkpoint") is None:

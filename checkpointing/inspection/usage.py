@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from checkpointing.format import names
-from checkpointing.inspection.documents import CheckpointDocuments, Extent, extents
+from checkpointing.format.record import Record
+from checkpointing.inspection.documents import CheckpointDocuments, extents
 from checkpointing.stores.protocol import Entry
 
 
@@ -45,23 +47,26 @@ class StoreUsage:
     missing: int
 
 
-def usage(checkpoints: Sequence[CheckpointDocuments], listing: Iterable[Entry]) -> StoreUsage:
-    """Return what each checkpoint takes in addition to the others, and the rest of the store by its listing."""
+def usage(checkpoints: Iterable[CheckpointDocuments], listing: Iterable[Entry]) -> StoreUsage:
+    """Return what each checkpoint takes in addition to the others, and the rest of the store by its listing.
+
+    The checkpoints are taken one after another, before the listing. Some 16 bytes are kept of each tile: the manifests
+    of a long run do not fit in memory together.
+    """
+    uses = [_Use.of(one) for one in checkpoints]
     sizes = {entry.name: entry.size for entry in listing}
-    uses = [_uses(one) for one in checkpoints]
-    extent_users = Counter(extent for own in uses for extent in own)
-    pack_users = Counter(pack for one in checkpoints for pack in one.packs)
+    uniques = _uniques([one.extents for one in uses])
+    pack_users = Counter(pack for one in uses for pack in one.packs)
     # A later checkpoint of the same save shares its manifests.
-    manifest_users = Counter(entry.name for one in checkpoints for entry in one.record.manifests)
+    manifest_users = Counter(entry.name for one in uses for entry in one.record.manifests)
     rows = []
-    for one, own in zip(checkpoints, uses, strict=True):
-        stored = sum(extent.length for extent in own)
-        unique = sum(extent.length for extent in own if extent_users[extent] == 1)
+    for one, unique in zip(uses, uniques, strict=True):
+        stored = sum(sum(lengths) for lengths in (numbers[1::2] for numbers in one.extents.values()))
         packs = sum(size for pack, size in one.packs.items() if pack_users[pack] == 1)
         documents = sum(entry.size for entry in one.record.manifests if manifest_users[entry.name] == 1)
         rows.append(
             Usage(
-                checkpoint=one.name,
+                checkpoint=one.record.checkpoint,
                 step=one.record.save.step,
                 size=one.nbytes,
                 stored=stored,
@@ -86,8 +91,39 @@ def usage(checkpoints: Sequence[CheckpointDocuments], listing: Iterable[Entry]) 
     )
 
 
-def _uses(one: CheckpointDocuments) -> set[Extent]:
-    return {extent for tile in one.tiles for extent in extents(tile)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """What is kept of a checkpoint. extents: offset, length, offset, ... of its extents, distinct, by their packs."""
+
+    record: Record
+    nbytes: int
+    packs: Mapping[str, int]
+    extents: Mapping[str, array[int]]
+
+    @classmethod
+    def of(cls, documents: CheckpointDocuments) -> _Use:
+        by_pack: dict[str, array[int]] = defaultdict(lambda: array("Q"))
+        for extent in {extent for tile in documents.tiles for extent in extents(tile)}:
+            by_pack[extent.pack].extend((extent.offset, extent.length))
+        return cls(record=documents.record, nbytes=documents.nbytes, packs=documents.packs, extents=by_pack)
+
+
+def _uniques(uses: Sequence[Mapping[str, array[int]]]) -> list[int]:
+    """Return the bytes of each one's extents that no other has."""
+    unique = [0] * len(uses)
+    users_by_pack: dict[str, list[int]] = defaultdict(list)
+    for number, one in enumerate(uses):
+        for pack in one:
+            users_by_pack[pack].append(number)
+    for pack, users in users_by_pack.items():
+        counts = Counter(extent for number in users for extent in _pairs(uses[number][pack]))
+        for number in users:
+            unique[number] += sum(length for at, length in _pairs(uses[number][pack]) if counts[at, length] == 1)
+    return unique
+
+
+def _pairs(numbers: array[int]) -> Iterator[tuple[int, int]]:
+    return zip(numbers[::2], numbers[1::2], strict=True)
 
 
 def _is_document(name: str) -> bool:

@@ -6,6 +6,7 @@ import collections
 import io
 import pathlib
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,8 @@ _CLASSES: dict[tuple[str, str], type] = {
         )
     },
 }
+
+_FORMATS = {item.value: item for item in metadata._MEM_FORMAT_ENCODING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +88,8 @@ class _Unpickler(pickle.Unpickler):
         self._given["torch", "Size"] = torch.Size
         self._given["collections", "OrderedDict"] = collections.OrderedDict
         self._given["torch.serialization", "_get_layout"] = lambda name: _one_of(name, {"torch.strided": torch.strided})
-        formats = {item.value: item for item in metadata._MEM_FORMAT_ENCODING}
-        self._given[metadata.__name__, "_MEM_FORMAT_ENCODING"] = lambda value: _one_of(value, formats)
+        self._given[metadata.__name__, "_MEM_FORMAT_ENCODING"] = _memory_format
+        self._given["builtins", "getattr"] = _member
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class that is on the list."""
@@ -101,7 +104,18 @@ class _Unpickler(pickle.Unpickler):
         raise _Forbidden("something outside of it")
 
 
-def _one_of(value: Any, known: dict[Any, Any]) -> Any:
+def _memory_format(value: Any) -> Any:
+    return _one_of(value, _FORMATS)
+
+
+def _member(of: Any, name: Any) -> Any:
+    """Return a memory format by its name, as Python 3.11.2 writes members of enumerations; no other attribute."""
+    if of is not _memory_format:
+        raise _Forbidden("builtins.getattr")
+    return _one_of(name, metadata._MEM_FORMAT_ENCODING.__members__)
+
+
+def _one_of(value: Any, known: Mapping[Any, Any]) -> Any:
     if value not in known:
         raise _Forbidden(repr(value))
     return known[value]

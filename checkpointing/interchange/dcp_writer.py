@@ -35,6 +35,7 @@ from checkpointing.interchange.plain import NoPlainForm, name_of_class
 from checkpointing.interchange.tensors import buffer_of, dtype_name, object_piece, shortened, shown
 from checkpointing.reading.naming import committed
 from checkpointing.reading.reader import Checkpoint, open_checkpoint, read_latest
+from checkpointing.reading.registered import check_register
 from checkpointing.saving.commit import Committed, commit, fence
 from checkpointing.saving.options import SaveOptions
 from checkpointing.saving.save import save_rank
@@ -240,6 +241,7 @@ class Writer(StorageWriter, AsyncStager):
             # Training went back: what follows is another history, which comes after the present one.
             self._claimed, self._generation, self._last = False, None, None
         if not self._claimed:
+            check_register(self._store())
             if self._generation is None:
                 ref = read_latest(self._store())
                 self._generation = 1 if ref is None else ref.generation + 1

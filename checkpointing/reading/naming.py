@@ -8,8 +8,8 @@ from checkpointing.errors import Corrupt, FormatError, NewerFormat, NoCheckpoint
 from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest
 from checkpointing.format.history import History, decode_history
-from checkpointing.format.refs import Older, Ref, Target, decode_ref
-from checkpointing.stores.protocol import Store
+from checkpointing.format.refs import Older, Ref, Target, comes_after, decode_ref
+from checkpointing.stores.protocol import Store, Versioned, decides_creations
 
 LATEST = "latest"
 VERIFIED = "verified"
@@ -47,10 +47,10 @@ def read_versioned(store: Store) -> tuple[Ref | None, str | None]:
     collection would delete what it does not know of.
     """
     try:
-        versioned = store.read(names.LATEST)
+        versioned = read_newest(store)
         if versioned is None and _has_shadow(store):
             # It may have been written just now.
-            versioned = store.read(names.LATEST)
+            versioned = read_newest(store)
             if versioned is None:
                 raise Corrupt(f"{names.LATEST}: it is gone, and {names.SHADOW}, a copy of it, is there")
         return (None, None) if versioned is None else (decode_ref(versioned.data, names.LATEST), versioned.token)
@@ -60,6 +60,30 @@ def read_versioned(store: Store) -> tuple[Ref | None, str | None]:
         where = "" if isinstance(error, Tampered) else f"store {store.url}: "
         advice = "no checkpoint is lost; `elastic3d ckpt repair` finds them and writes the ref anew"
         raise type(error)(f"{where}{error}: {advice}") from error
+
+
+def read_newest(store: Store) -> Versioned | None:
+    """Return the object of `latest`, and the token that a swap of it must name; None if there is none.
+
+    Of a store with a register it is the published copy if that is newer: an etcd that was restored from a backup has an
+    older one, and the next swap gives it the newer again.
+    """
+    if decides_creations(store):
+        return store.read(names.LATEST)
+    try:
+        published = store.get(names.LATEST)
+    except (StoreNotFound, Tampered):
+        return store.read(names.LATEST)
+    decided = store.read(names.LATEST)  # after the copy, so that it is the older one only if the register went back
+    if decided is None or decided.data == published:
+        return decided
+    try:
+        went_back = comes_after(decode_ref(published, names.LATEST), decode_ref(decided.data, names.LATEST))
+    except NewerFormat:
+        raise
+    except FormatError:
+        return decided
+    return Versioned(data=published, token=decided.token) if went_back else decided
 
 
 def _has_shadow(store: Store) -> bool:

@@ -21,7 +21,7 @@ from checkpointing.format.record import Record
 from checkpointing.format.refs import Quarantined, Ref, decode_ref, encode_ref
 from checkpointing.format.tombstone import decode_tombstone
 from checkpointing.reading.following import place
-from checkpointing.reading.naming import committed, history
+from checkpointing.reading.naming import committed, history, read_newest
 from checkpointing.reading.pending_deletions import condemned
 from checkpointing.reading.reader import check_record, read_manifests, read_record
 from checkpointing.retention.store_clock import store_time
@@ -46,11 +46,14 @@ def repair_latest(store: Store, *, generation: int = 0) -> Ref:
     """Write `latest` anew if it, its history or a tombstone cannot be read; return the ref that is then there.
 
     generation: that of the run that goes on, if known: the fence is set to it, or to a newer one that the store shows.
-    Nothing is deleted. KeepRefused if there is nothing to repair from; NewerFormat if only a newer version may repair.
+    Nothing is deleted. KeepRefused if there is nothing to repair from; NewerFormat if only a newer version may repair;
+    ValueError for a generation that no ref can have.
     """
+    if not 0 <= generation < 1 << 63:
+        raise ValueError(f"a generation is a whole number from 0, below 2**63, not {generation!r}")
     for _ in range(_TRIES):
         try:
-            versioned = store.read(names.LATEST)
+            versioned = read_newest(store)
         except Tampered as error:
             # What it was read as stands for nothing; it is swapped all the same.
             versioned = Versioned(data=b"", token=str(error.token))

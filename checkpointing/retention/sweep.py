@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
 from collections.abc import Callable, Sequence
@@ -82,17 +83,24 @@ def sweep(hand: Sweep) -> Swept:
                 f"store {store.url}: a collection was ended before it deleted anything more, as what a kept checkpoint "
                 f"needs cannot be told: {error}. Repair that object, or untag or unpin the checkpoint and keep fewer"
             )
-        verdict, _ = move(
-            store,
-            functools.partial(_decide_take, on=on, owner=owner),
-            lambda ref, write_id: taken_ref(_there(ref), owner, write_id),
-        )
-        if verdict not in (Verdict.MOVE, Verdict.DONE):
-            continue
-        if refused is not None:
-            _end(store, on.tombstone, owner, clean=True)
-            raise refused
-        return Swept(objects=_carry_out(hand, on.tombstone, owner, doomed), spared=len(tombstone.objects) - len(doomed))
+        try:
+            verdict, _ = move(
+                store,
+                functools.partial(_decide_take, on=on, owner=owner),
+                lambda ref, write_id: taken_ref(_there(ref), owner, write_id),
+            )
+            if verdict not in (Verdict.MOVE, Verdict.DONE):
+                continue
+            if refused is not None:
+                _end(store, on.tombstone, owner, clean=True)
+                raise refused
+            objects = _carry_out(hand, on.tombstone, owner, doomed)
+        except (KeyboardInterrupt, StoreError):
+            # The next one would wait an hour. Deletions without an answer may still happen: not clean.
+            with contextlib.suppress(StoreError):
+                _end(store, on.tombstone, owner, clean=False)
+            raise
+        return Swept(objects=objects, spared=len(tombstone.objects) - len(doomed))
 
 
 def _decide_take(ref: Ref | None, *, on: Sweeping, owner: str) -> Verdict:
@@ -110,6 +118,7 @@ def _waiting(store: Store, on: Sweeping, tombstone: Tombstone) -> float:
 def _carry_out(hand: Sweep, tombstone: str, owner: str, doomed: Sequence[Doomed]) -> tuple[Doomed, ...]:
     """Delete as long as this owner has the sweep, and end it."""
     done: list[Doomed] = []
+    hand.progress(SweepProgress(done=0, total=len(doomed)))
     for start in range(0, len(doomed), _BATCH):
         if not _owns(hand.store, tombstone, owner):
             return tuple(done)

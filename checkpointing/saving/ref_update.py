@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import secrets
 from collections.abc import Callable
 
@@ -39,7 +40,7 @@ def move(
         verdict = decide(ref)
         if verdict is not Verdict.MOVE:
             return verdict, ref
-        moved = build(ref, write_id)
+        moved = dataclasses.replace(build(ref, write_id), changes=ref.changes + 1 if ref is not None else 1)
         data = encode_ref(moved)
         try:
             if store.compare_and_swap(names.LATEST, token, data):

@@ -133,38 +133,44 @@ class FsspecStore:
         first, rest = _first_block(data)
         with self._errors("write", name):
             self._make_parents(path)
+        if not self._renaming:
+            self._write(name, path, first, rest)
+            return
+        # A collection deletes what a killed writer leaves under such a name. It lies in the store, and not where the
+        # protocol has its temporary files, for a rename from another file system fails.
+        scratch = self._path(f"{names.CLAIMS}{secrets.token_hex(32)}")
+        try:
+            with self._errors("write", name):
+                self._make_parents(scratch)
+            self._write(name, scratch, first, rest)
+            with self._errors("write", name):
+                self._fs.mv(scratch, path)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._fs.rm_file(scratch)
+            raise
+
+    def _write(self, name: str, path: str, first: bytes, rest: Iterator[memoryview] | None) -> None:
+        """Write a file. name: of the object, for errors."""
+        with self._errors("write", name):
             if rest is None:
-                self._put_small(path, first)
+                self._fs.pipe_file(path, first)
                 return
-            file = self._fs.open(path, "wb", block_size=_BLOCK, autocommit=False)
+            file = self._fs.open(path, "wb", block_size=_BLOCK, autocommit=self._renaming)
         try:
             for chunk in itertools.chain((memoryview(first),), rest):
                 with self._errors("write", name):
                     file.write(chunk)
             with self._errors("write", name):
                 file.close()
-                file.commit()
+                if not self._renaming:
+                    file.commit()
         except BaseException:
-            # Leaving a `with` block would store the half that has been written.
             with contextlib.suppress(Exception):
-                file.discard()
+                file.close() if self._renaming else file.discard()
+            # Leaving a `with` block would store the half that has been written.
             with contextlib.suppress(AttributeError):
                 file.closed = True
-            raise
-
-    def _put_small(self, path: str, data: bytes) -> None:
-        if not self._renaming:
-            self._fs.pipe_file(path, data)
-            return
-        # A collection deletes what a killed writer leaves under such a name.
-        scratch = self._path(f"{names.CLAIMS}{secrets.token_hex(32)}")
-        self._make_parents(scratch)
-        try:
-            self._fs.pipe_file(scratch, data)
-            self._fs.mv(scratch, path)
-        except BaseException:
-            with contextlib.suppress(Exception):
-                self._fs.rm_file(scratch)
             raise
 
     def put_if_absent(self, name: str, data: bytes) -> bool:

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from checkpointing.errors import StoreDenied, StoreError, StoreFull, StoreNotFound, StoreUnfit
+from checkpointing.format import names
 from checkpointing.format.encoding import hexdigest, moved
 from checkpointing.stores.checking import Sent
 from checkpointing.stores.numbered import newest, swap
@@ -151,28 +152,29 @@ class LocalStore:
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the names that begin with `prefix`, sorted. What cannot be an object's name is somebody else's."""
-        names: list[str] = []
+        listed: list[str] = []
         # Only the folder that holds them all is listed: a store has many thousands of packs and few refs.
         folder = prefix.rpartition("/")[0]
         if folder and not _is_name(folder):
             return
         with self._errors("list", prefix):
             try:
-                for directory, folders, files in os.walk(self._root / folder, onerror=_raise):
+                failed = self._unless_beside if not folder else _raise
+                for directory, folders, files in os.walk(self._root / folder, onerror=failed, followlinks=True):
                     relative = Path(directory).relative_to(self._root).as_posix()
                     # Such as `lost+found` where a file system is mounted, which only root may enter.
-                    folders[:] = [name for name in folders if _is_name(name)]
+                    folders[:] = [name for name in folders if _is_name(name) and self._is_within(directory, name)]
                     if relative == ".":
                         folders[:] = [name for name in folders if f"{name}/" not in _HIDDEN]
                     for file in files:
                         name = file if relative == "." else f"{relative}/{file}"
                         if name.startswith(prefix) and name != _LOCK and _is_name(file):
-                            names.append(name)
+                            listed.append(name)
             except FileNotFoundError:
                 # The folder was never made, or another one vanished meanwhile, which must not hide the rest.
                 if (self._root / folder).is_dir():
                     raise
-        yield from (name for name in sorted(names) if not name.startswith(_HIDDEN))
+        yield from (name for name in sorted(listed) if not name.startswith(_HIDDEN))
 
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Yield the objects whose names begin with `prefix`, sorted by name; those that vanish are left out."""
@@ -190,6 +192,23 @@ class LocalStore:
             for number in sorted(versions.numbers()):
                 versions.remove(number)
             versions.close()
+
+    def _is_within(self, directory: str, name: str) -> bool:
+        """Return whether a folder is one of the store's: of links only those of its own, as of packs that were moved.
+
+        A link to a folder above it would have no end.
+        """
+        path = Path(directory, name)
+        if not path.is_symlink():
+            return True
+        own = path.relative_to(self._root).parts[0] in names.FOLDERS
+        return own and not Path(directory).resolve().is_relative_to(path.resolve())
+
+    def _unless_beside(self, error: OSError) -> None:
+        """Raise the error, but for a folder beside the store's own that this user may not enter."""
+        path = Path(error.filename)
+        if not isinstance(error, PermissionError) or path.parent != self._root or path.name in names.FOLDERS:
+            raise error
 
     def _path(self, name: str) -> Path:
         return self._root / check_name(name)
@@ -231,7 +250,12 @@ class LocalStore:
                 return os.fstat(descriptor)
         except PermissionError:
             # One file that this user may not read, as of somebody with another umask, must not hide all others.
-            status = os.stat(self._path(name))
+            try:
+                status = os.stat(self._path(name))
+            except PermissionError:
+                if name.partition("/")[0] in names.FOLDERS:
+                    raise
+                raise FileNotFoundError(errno.ENOENT, "is somebody else's", name) from None
             if not stat.S_ISREG(status.st_mode):
                 raise FileNotFoundError(errno.ENOENT, "is no file", name) from None
             return status

@@ -1,7 +1,7 @@
 """Opens a store by its URL, and tries it out.
 
 It is built, from the inside out, of the place itself, a register if the place cannot decide, retries if it is reached
-over a network, and encryption if a key is given. Each layer is a store itself.
+over a network, and encryption if a key is given. Each layer is a store itself; behind a register are retries as well.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _OBSTORE = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 _HERE = ("", "file", "memory")
+IN_PLACE = ("ftp", "smb", "hdfs", "arrow_hdfs", "webhdfs")
+"""Where a file is written under its own name: their renames do not replace, or fsspec does not say whether they do."""
 
 
 def open_store(
@@ -46,11 +48,15 @@ def open_store(
     if not 0.0 <= patience < float("inf"):
         raise ValueError(f"a patience is a number of seconds from 0, not {patience!r}")
     address = parse(url)
+
+    def patient(store: Store) -> Store:
+        return store if address.scheme in _HERE else RetryingStore(store, patience, on_trouble=on_trouble)
+
     store = _backend(url, write=write, options=options or {}, patience=patience)
     if register is not None:
-        store = RegisteredStore(store, register)
-    if address.scheme not in _HERE:
-        store = RetryingStore(store, patience, on_trouble=on_trouble)
+        # Patient with the place by itself, too: once a swap is decided, only the put of its copy is repeated.
+        store = RegisteredStore(patient(store), register)
+    store = patient(store)
     if key is not None:
         store = _encrypted(store, key)
     if write:

@@ -4,8 +4,10 @@ A register is something small that can compare and swap: an etcd, or another sto
 which only one of several writers may create, it holds the digest; the bytes are first put under a name that no other
 writer uses (`claims/...`), then the register decides, then they are put under their own name. A writer that dies in
 between leaves what the next reader or writer needs to finish. Objects under their own names are for readers without the
-register: they are whole too, but refs may be some moments old. All other objects have names that no other writer uses,
-and go only to the store: a register grows with the checkpoints that are kept, not with ranks and saves.
+register: they are whole too, but refs may be some moments old. If a ref there is newer than the register's, that one
+was restored from a backup, and the ref there counts (`checkpointing.reading.naming`). All other objects have names that
+no other writer uses, and go only to the store: a register grows with the checkpoints that are kept, not with ranks and
+saves.
 """
 
 from __future__ import annotations
@@ -139,10 +141,11 @@ class RegisteredStore:
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Create an object; False if one was there. Names that no other writer uses do not go to the register."""
         check_name(name)
+        with contextlib.suppress(StoreNotFound):
+            # Also where the register does not know it any more: what was decided once is never written over.
+            self._store.size(name)
+            return False
         if _is_unique(name):
-            with contextlib.suppress(StoreNotFound):
-                self._store.size(name)
-                return False
             self._store.put(name, data)
             return True
         digest = hexdigest(data)
@@ -171,7 +174,8 @@ class RegisteredStore:
         register = self._register
         done = register.create(name, whole) if expected is None else register.swap(name, expected, whole)
         if done:
-            # It is decided; readers without the register may see it late, which is no failure.
+            # It is decided; readers without the register may see it late, which is no failure. Where the place stays
+            # away for longer than `open_store` is patient, the next swap brings it.
             with contextlib.suppress(StoreError):
                 self._publish(name, data)
         return done
@@ -186,19 +190,24 @@ class RegisteredStore:
 
     def delete(self, name: str) -> None:
         """Remove an object; nothing happens if it is not there."""
-        self._store.delete(check_name(name))
-        if names.parse_pack(name) or names.manifest_write_id(name):
-            return
+        check_name(name)
         # Only older versions have put parts of the history, tombstones and manifests into registers.
-        decided = self._register.read(name)
-        if decided is not None:
-            if decided.data.startswith(_CLAIM):
-                self._store.delete(_aside(name, decided.data[len(_CLAIM) :].decode()))
+        unknown = names.parse_pack(name) or names.manifest_write_id(name)
+        decided = None if unknown else self._register.read(name)
+        claimed = decided is not None and decided.data.startswith(_CLAIM)
+        if claimed:
+            # Before the bytes: whoever dies in between must not leave a claim on bytes that are gone.
+            self._register.delete(name)
+        self._store.delete(name)
+        if decided is not None and claimed:
+            self._store.delete(_aside(name, decided.data[len(_CLAIM) :].decode()))
+        elif decided is not None:
             self._register.delete(name)
 
     def _claimed(self, name: str, digest: str) -> bytes:
         """Return the bytes that were decided on, and put them under their own name, where readers look for them."""
-        for place in (name, _aside(name, digest)):
+        # Its own name twice: a creator puts them there before it removes the claim.
+        for place in (name, _aside(name, digest), name):
             with contextlib.suppress(StoreNotFound):
                 data = self._store.get(place)
                 if hexdigest(data) == digest:

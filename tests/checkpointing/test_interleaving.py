@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
+from chaos.commits.production import alone
 from checkpointing import (
     Retention,
     TensorSpec,
@@ -44,6 +45,8 @@ from checkpointing.reading.naming import committed
 from tests.checkpointing.interleaving import Actor, View, World
 
 GRACE = 60.0
+SETTLING = -1
+"""The seed of the names that a last collection draws, which are no others'."""
 FACTS = {"loss": 1}
 SPEC = TensorSpec(key="w", dtype="uint8", shape=(2,))
 FROZEN = TensorSpec(key="frozen", dtype="uint8", shape=(2,))
@@ -55,14 +58,6 @@ def contents(number: int) -> bytes:
 
 def tile(spec: TensorSpec, pack: str) -> StoredTile:
     return StoredTile(spec=spec, box=spec.box, digest=pack, pack=pack, offset=len(HEAD), length=2)
-
-
-@pytest.fixture(autouse=True)
-def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use pools of one thread: an actor requests one operation at a time, so that a seed is one history."""
-    for module in ("saving.commit", "retention.reach", "reading.reader"):
-        monkeypatch.setattr(f"checkpointing.{module}._READERS", 1)
-    monkeypatch.setattr("checkpointing.retention.sweep._DELETERS", 1)
 
 
 class Oracle:
@@ -252,7 +247,8 @@ def run(seed: int, *, dies: float = 0.004, loses: float = 0.02, late: float = 0.
     world.start("keeper", keeper, **faults)
     if calm:
         world.start("reader", reader(oracle))
-    world.run()
+    with alone(seed):
+        world.run()
     for actor in world.actors:
         if actor.error is not None:
             raise actor.error
@@ -282,7 +278,8 @@ def settle(oracle: Oracle) -> None:
 
     world.actors = []
     last = world.start("settle", work)
-    world.run()
+    with alone(SETTLING):
+        world.run()
     if last.error is not None:
         raise last.error
 
@@ -319,6 +316,12 @@ def test_no_order_of_operations_loses_a_commit_in_many_seeds() -> None:
     """The same for many more seeds."""
     for seed in range(1000, 2500):
         check(seed)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_a_seed_is_one_history(seed: int) -> None:
+    """The same seed gives the same operations, deaths and answers again."""
+    assert run(seed).world.log == run(seed).world.log
 
 
 def test_drawn_orders_cover_every_outcome() -> None:

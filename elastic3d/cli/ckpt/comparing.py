@@ -15,7 +15,7 @@ from elastic3d.cli.ckpt.completing import complete_checkpoints
 from elastic3d.cli.ckpt.documents import ConfigDiffDocument, DiffDocument
 from elastic3d.cli.ckpt.inspecting import Each, Match, fits
 from elastic3d.cli.ckpt.naming import before, choose
-from elastic3d.cli.ckpt.place import StorePlace
+from elastic3d.cli.ckpt.place import NO_KEY, StorePlace
 from elastic3d.cli.ckpt.provenance import made_by
 from elastic3d.cli.ckpt.render import provenance as configs_shown
 from elastic3d.cli.ckpt.render import two as shown
@@ -41,6 +41,15 @@ def diff(
     b: _Other = "latest",
     other: Annotated[
         str, typer.Option("--other", metavar="URL", help="The store that A is in.", show_default=False)
+    ] = "",
+    other_key_file: Annotated[
+        str,
+        typer.Option(
+            "--other-key-file",
+            metavar="FILE",
+            help=f"The key of that store; {NO_KEY} if it is not encrypted. Default: the same.",
+            show_default=False,
+        ),
     ] = "",
     values: Annotated[bool, typer.Option("--values", help="Read tiles that may differ, for exact distances.")] = False,
     config: Annotated[
@@ -73,8 +82,10 @@ def diff(
     """
     if config and (values or match):
         raise UsageError("--config compares configurations alone: leave out --values and --match")
+    if other_key_file and not other:
+        raise UsageError("--other-key-file is the key of the store that --other names: give that, too")
     store = place.open()
-    old_store = dataclasses.replace(place, url=other).open() if other else store
+    old_store = StorePlace(url=other, key_file=other_key_file or place.key_file).open() if other else store
     later = choose(store, b)
     if a or other:
         earlier = choose(old_store, a or "latest")

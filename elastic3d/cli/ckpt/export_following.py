@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +13,7 @@ from checkpointing.errors import CheckpointError, NoCheckpoint, NotExportable, S
 from checkpointing.reading.announcing import reading
 from checkpointing.reading.following import Follower, is_away, place
 from elastic3d.cli.ckpt.documents import ExportDocument
+from elastic3d.cli.ckpt.ending import ended_by_signals
 from elastic3d.cli.ckpt.exported import ExportFolder
 from elastic3d.cli.ckpt.place import complain
 from elastic3d.cli.ckpt.telling import bar, document
@@ -53,7 +51,7 @@ def follow(
     """
     damaged = False
     with (
-        ended_by_signals("stopped; nothing half-written is left"),
+        ended_by_signals(lambda: "stopped; nothing half-written is left"),
         ExportFolder(target, store.url, wish.suffix) as folder,
     ):
         follower = Follower(
@@ -114,20 +112,3 @@ def _line(url: str, one: ExportDocument, *, as_json: bool) -> str:
     from elastic3d.cli.ckpt.exporting import in_words
 
     return f"step {one.step}: {in_words(one)}"
-
-
-@contextmanager
-def ended_by_signals(said: str) -> Iterator[None]:
-    """End with code 130 at Ctrl-C or SIGTERM, when the block has put its things in order; say so."""
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        complain(said)
-        raise typer.Exit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -34,6 +34,7 @@ SUFFIXES = {
     ".safetensors": CheckpointFormat.SAFETENSORS,
 }
 
+_LARGEST = (1 << 63) - 1
 _Kind = Annotated[
     CheckpointFormat | None,
     typer.Option("--as", help="The format.", show_default="by the path's name or contents"),
@@ -44,7 +45,7 @@ def import_(
     place: StorePlace,
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A file, or a folder for DCP and sharded ones.")],
     kind: _Kind = None,
-    step: Annotated[int, typer.Option("--step", min=0, help="The step it was made at.")] = 0,
+    step: Annotated[int, typer.Option("--step", min=0, max=_LARGEST, help="The step it was made at.")] = 0,
     facts: Annotated[
         str, typer.Option("--facts", metavar="JSON", help="An object kept beside the tensors.", show_default=False)
     ] = "",

@@ -10,9 +10,10 @@ import typer
 from rich.text import Text
 
 from checkpointing.errors import CheckpointError
-from checkpointing.reading.naming import committed
+from checkpointing.reading import naming
 from checkpointing.retention import collection, protection, ref_repair
 from checkpointing.retention.policy import Retention
+from checkpointing.retention.sweep import SweepProgress
 from elastic3d.cli.ckpt.completing import complete_checkpoints, complete_tags
 from elastic3d.cli.ckpt.documents import (
     GcDocument,
@@ -25,6 +26,7 @@ from elastic3d.cli.ckpt.documents import (
     UnpinDocument,
     UntagDocument,
 )
+from elastic3d.cli.ckpt.ending import ended_by_signals
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import StorePlace, Which
 from elastic3d.cli.ckpt.render import keeping as shown
@@ -74,6 +76,9 @@ def tag(
         elastic3d ckpt tag s3://bucket/gpt-1b
     """
     if not name:
+        if checkpoint != naming.LATEST or move:
+            what = f"checkpoint {checkpoint!r}" if checkpoint != naming.LATEST else "--move"
+            raise UsageError(f"{what} without a tag to give: name one, as in `elastic3d ckpt tag URL best 1200`")
         store = place.open()
         there = protection.tags(store)
         tell(store, TagsDocument(tags=there), lambda width: shown.pairs("tag", there, store.url), as_json=as_json)
@@ -118,6 +123,8 @@ def pin(
         elastic3d ckpt pin s3://bucket/gpt-1b
     """
     if not checkpoint:
+        if reason:
+            raise UsageError("--reason without a checkpoint to pin: name one, as in `elastic3d ckpt pin URL 1200`")
         store = place.open()
         there = protection.pins(store)
         tell(store, PinsDocument(pins=there), lambda width: shown.pairs("pinned", there, store.url), as_json=as_json)
@@ -169,7 +176,8 @@ def gc(
     `latest`, `verified`, `vetted`, tags, pins and what is being read always stay. Without `--keep-last` or
     `--keep-bytes` no checkpoint is dropped, and only what failed saves left behind is deleted. Safe beside writers,
     readers and other collectors: objects are condemned first, stay for the grace, are checked again, and then deleted.
-    Anything that reads or writes for more than half a minute announces itself in the store, and loses nothing.
+    Anything that reads or writes for more than half a minute announces itself in the store, and loses nothing. After
+    Ctrl-C the same command goes on.
 
     Examples:
 
@@ -199,10 +207,18 @@ def gc(
         )
         tell(store, planned, lambda _: shown.collection_plan(store.url, plan), as_json=as_json)
         return
-    with bar("deleting" if not wait else "collecting", in_bytes=False) as advance:
-        done = collection.collect(
-            store, retention, grace=seconds, wait=wait, progress=lambda progress: advance(progress.done, progress.total)
-        )
+    come = SweepProgress(done=0, total=0)
+
+    def progressed(now: SweepProgress) -> None:
+        nonlocal come
+        come = now
+        advance(now.done, now.total)
+
+    with (
+        ended_by_signals(lambda: shown.stopped(come)),
+        bar("deleting" if not wait else "collecting", in_bytes=False) as advance,
+    ):
+        done = collection.collect(store, retention, grace=seconds, wait=wait, progress=progressed)
     data = GcDocument(
         dropped=done.dropped,
         objects=len(done.objects),
@@ -234,8 +250,9 @@ def repair(
         elastic3d ckpt repair /data/run-7 --generation 12
     """
     store = place.open(write=True)
-    ref = ref_repair.repair_latest(store, generation=generation)
-    listed = committed(store, ref)
+    with _usage_errors():
+        ref = ref_repair.repair_latest(store, generation=generation)
+    listed = naming.committed(store, ref)
     data = RepairDocument(checkpoint=ref.checkpoint, generation=ref.generation, committed=tuple(listed))
     tell(store, data, lambda _: shown.repaired(store.url, ref.generation, listed), as_json=as_json)
 

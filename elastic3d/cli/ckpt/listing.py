@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from checkpointing import read_latest
+from checkpointing import Store, read_latest
 from checkpointing.errors import CheckpointError
-from checkpointing.inspection.documents import find, times
+from checkpointing.inspection.documents import CheckpointDocuments, find, times
 from checkpointing.inspection.history import history
 from checkpointing.inspection.usage import usage
 from checkpointing.reading.reader import read_record
+from checkpointing.stores.protocol import Entry
 from elastic3d.cli.ckpt.documents import DuDocument, LogDocument, LsDocument
 from elastic3d.cli.ckpt.naming import committed, labels
 from elastic3d.cli.ckpt.place import StorePlace, complain
@@ -92,8 +94,9 @@ def log(
     """
     store = place.open()
     names = committed(store)
+    number = min(number, len(names))
     pointed, commits = labels(store), []
-    with bar("reading manifests", total=min(number, len(names)), in_bytes=False) as advance:
+    with bar("reading manifests", total=number, in_bytes=False) as advance:
         for commit in itertools.islice(history(store, names[: number + 1], times(store)), number):
             commits.append(commit)
             advance(len(commits))
@@ -119,19 +122,29 @@ def du(place: StorePlace, *, as_json: bool) -> None:
         elastic3d ckpt du s3://bucket/gpt-1b --json | jq .usage.unreferenced
     """
     store = place.open()
-    names = committed(store)
-    checkpoints, unreadable = [], []
-    with bar("reading manifests", total=len(names), in_bytes=False) as advance:
-        for done, name in enumerate(names, start=1):
-            try:
-                checkpoints.append(find(store, name))
-            except CheckpointError as error:
-                unreadable.append(name)
-                complain(error)
-            advance(done)
-    with Console(stderr=True).status("listing objects"):
-        total = usage(checkpoints, store.entries(""))
+    unreadable: list[str] = []
+    total = usage(_readable(store, unreadable), _listed(store))
     data = DuDocument(usage=total, unreadable=tuple(unreadable))
     tell(store, data, lambda width: shown.usage(store.url, total, labels(store), width), as_json=as_json)
     if unreadable:
         raise typer.Exit(1)
+
+
+def _readable(store: Store, unreadable: list[str]) -> Iterator[CheckpointDocuments]:
+    """Yield the committed checkpoints, one in memory at a time; names of those that cannot be read are appended."""
+    names = committed(store)
+    with bar("reading manifests", total=len(names), in_bytes=False) as advance:
+        for done, name in enumerate(names, start=1):
+            try:
+                documents = find(store, name)
+            except CheckpointError as error:
+                unreadable.append(name)
+                complain(error)
+            else:
+                yield documents
+            advance(done)
+
+
+def _listed(store: Store) -> Iterator[Entry]:
+    with Console(stderr=True).status("listing objects"):
+        yield from store.entries("")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from checkpointing import Store
+from checkpointing.errors import NoCheckpoint
 from checkpointing.format.refs import Ref
 from checkpointing.reading import naming
 from elastic3d.errors import UsageError
@@ -35,8 +36,10 @@ def committed(store: Store) -> tuple[str, ...]:
 
 
 def before(store: Store, name: str) -> str:
-    """Return the checkpoint that was committed before `name`; UsageError if there is none."""
+    """Return the checkpoint that was committed before `name`; UsageError if none was, NoCheckpoint if it is gone."""
     listed = committed(store)
+    if name not in listed:
+        raise NoCheckpoint(f"store {store.url}: {name} is not kept any more: a collection has just dropped it")
     later = listed.index(name)
     if later + 1 == len(listed):
         raise UsageError(f"store {store.url}: nothing was committed before {name}; name two checkpoints to compare")

@@ -15,15 +15,19 @@ import typer
 from checkpointing import Store, open_store
 from checkpointing.errors import CheckpointError
 from checkpointing.stores.address import split_name
+from checkpointing.stores.register import Register
 from checkpointing.stores.retrying import PATIENCE
 from elastic3d import environment
 from elastic3d.cli.ckpt.completing import complete_checkpoints
+from elastic3d.cli.ckpt.deciding import NO_REGISTER, RegisterAt, check_alone, registered
 from elastic3d.errors import Elastic3dError, UsageError
 
 if TYPE_CHECKING:
     from checkpointing.stores.keys import Key
 
 KEY = environment.STORE_KEY.name
+NO_KEY = "none"
+"""What is given for the file of a key where the environment has one, and the store is not encrypted."""
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="A directory, or a URL such as s3://bucket/prefix.", show_default=False)
@@ -58,32 +62,44 @@ class StorePlace:
 
     url: str
     key_file: str = ""
+    register: Register | None = None
+    alone: bool = False
+    """It was said that no register decides."""
 
     def open(self, *, write: bool = False, make: bool = False, patience: float = PATIENCE) -> Store:
         """Return the store, tested first if it is to be written; StoreUnfit says what to change.
+
+        UsageError where it is to be written beside a register that decides what it holds.
 
         make: a directory that is not there is made; else it is refused, for it may be a slip of the pen. patience:
         seconds for which an operation is retried if the store does not answer.
         """
         if write and not make:
-            open_store(self.url, write=False, key=self.key(), patience=patience)
-        return open_store(self.url, write=write, key=self.key(), patience=patience)
+            self._may_write(open_store(self.url, write=False, key=self.key(), patience=patience))
+        store = open_store(self.url, write=write, key=self.key(), register=self.register, patience=patience)
+        if write and make:
+            self._may_write(store)
+        return store
+
+    def _may_write(self, store: Store) -> None:
+        if self.register is None and not self.alone:
+            check_alone(store)
 
     def key(self) -> Key | None:
         """Return the key of an encrypted store, None where none is named; CheckpointError."""
-        if not self.key_file and KEY not in os.environ:
+        if self.key_file == NO_KEY or (not self.key_file and KEY not in os.environ):
             return None
         from checkpointing.stores.keys import Key  # imports cryptography, which only encrypted stores need
 
         return Key.from_file(self.key_file) if self.key_file else Key.from_env(KEY)
 
 
-def about_a_store(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command(place, *, as_json, ...)` as typer takes it: URL first, `--json` and `--key-file` last.
+def about_a_store(command: Callable[..., None], *, refs: bool = True) -> Callable[..., None]:
+    """Return `command(place, *, as_json, ...)` as typer takes it: URL first, `--json`, `--key-file`, `--register` last.
 
-    An error of elastic3d's is printed in one line, with its own exit code; so is one of the operating system's.
+    refs: the store has some, which a register may decide. An error of elastic3d's is printed in one line, with its own
+    exit code; so is one of the operating system's.
     """
-    defaults = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
     own = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
@@ -91,19 +107,23 @@ def about_a_store(command: Callable[..., None]) -> Callable[..., None]:
     ]
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [
+        inspect.Parameter("context", keyword, annotation=typer.Context),
         inspect.Parameter("url", keyword, annotation=Url),
         *own,
         inspect.Parameter("as_json", keyword, default=False, annotation=Json),
         inspect.Parameter("key_file", keyword, default="", annotation=KeyFile),
+        *([inspect.Parameter("register", keyword, default="", annotation=RegisterAt)] if refs else ()),
     ]
 
     @functools.wraps(command)
-    def wrapped(*, url: str, key_file: str, **values: Any) -> None:
+    def wrapped(*, context: typer.Context, url: str, key_file: str, register: str = "", **values: Any) -> None:
         try:
             url, named = split_name(url)
             if named:
-                values |= _named(url, named, values, defaults)
-            command(StorePlace(url=url, key_file=key_file), **values)
+                values |= _named(url, named, values, context)
+            with registered(register, url) as decides:
+                alone = register == NO_REGISTER
+                command(StorePlace(url=url, key_file=key_file, register=decides, alone=alone), **values)
         except (CheckpointError, Elastic3dError) as error:
             complain(error)
             raise typer.Exit(error.exit_code) from None
@@ -118,11 +138,12 @@ def about_a_store(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def _named(url: str, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, str]:
+def _named(url: str, name: str, values: Mapping[str, Any], context: typer.Context) -> dict[str, str]:
     """Return the argument that a checkpoint given with the URL is; UsageError if the command takes none, or has one."""
     for argument in ("checkpoint", "b", "of"):
         if argument in values:
-            if values[argument] != defaults[argument]:
+            source = context.get_parameter_source(argument)
+            if source is not None and source.name != "DEFAULT":
                 raise UsageError(f"{url}@{name} and {values[argument]!r}: name the checkpoint once")
             return {argument: name}
     raise UsageError(f"{url}@{name}: this command is about all of a store; leave @{name} out")

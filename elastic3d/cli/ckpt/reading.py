@@ -67,6 +67,8 @@ def cat(
 
         elastic3d ckpt cat /data/run-7 optimizer/head.weight/step --json | jq .values
     """
+    if as_json and (out is not None or form is not None):
+        raise UsageError(f"--json prints numbers, and {'--out' if out is not None else '--as'} asks for something else")
     store = place.open()
     opened = open_checkpoint(store, choose(store, checkpoint).name)
     spec = _named(opened, tensor)

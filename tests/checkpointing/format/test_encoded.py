@@ -11,6 +11,7 @@ from checkpointing import Store, open_checkpoint, open_store, verify
 from checkpointing.errors import MissingTile
 from checkpointing.format import names
 from checkpointing.format.codecs import Codec
+from checkpointing.format.record import decode_record
 from checkpointing.reading.findings import Fault
 from tests.checkpointing.encoded import save_encoded, smooth
 from tests.checkpointing.states import State, load
@@ -48,6 +49,14 @@ def test_byte_planes_and_differences_are_restored() -> None:
     assert load(newest)[0] == second
     assert load(open_checkpoint(store, next(store.list("checkpoints/"))[12:-7]))[0] == first
     assert list(verify(store)) == []
+
+
+def test_a_record_counts_the_bytes_of_tensors_however_they_are_stored() -> None:
+    """What `ls` calls the size of a checkpoint does not depend on its codec."""
+    store = fresh()
+    first, _ = two_steps(store)
+    (plain, encoded) = (decode_record(store.get(name), name) for name in store.list("checkpoints/"))
+    assert plain.totals.bytes == encoded.totals.bytes == sum(map(len, first.values()))
 
 
 def test_every_flipped_byte_of_an_encoded_pack_is_found_and_never_restored() -> None:

@@ -23,10 +23,11 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
-from checkpointing import open_checkpoint, open_store
+from checkpointing import open_checkpoint, open_store, read_latest
 from checkpointing.errors import NotExportable, Unloadable
 from checkpointing.interchange import Reader, Writer, export_checkpoint, objects
 from checkpointing.saving.options import SaveOptions
+from checkpointing.stores.register import StoreRegister
 from tests.checkpointing.interchange.samples import every_dtype, same
 
 
@@ -242,6 +243,18 @@ def test_a_missing_store_is_a_load_error(tmp_path: Path) -> None:
     """Like any other of DCP's."""
     with pytest.raises(dcp.CheckpointException):
         dcp.load({"w": torch.ones(1)}, storage_reader=Reader(tmp_path / "absent"))
+
+
+def test_nothing_is_saved_beside_a_register(tmp_path: Path) -> None:
+    """It would not see the checkpoint, and write over the ref; a Writer with the register is as good as any."""
+    register = StoreRegister(open_store(str(tmp_path / "register")))
+    store = open_store(str(tmp_path / "run"), register=register)
+    for step in (1, 2):
+        dcp.save({"x": torch.ones(2)}, storage_writer=Writer(store, step=step), no_dist=True)
+    before = read_latest(open_store(str(tmp_path / "run")))
+    with pytest.raises(dcp.CheckpointException, match="a register decides here"):
+        dcp.save({"x": torch.ones(2)}, storage_writer=Writer(tmp_path / "run", step=3), no_dist=True)
+    assert read_latest(open_store(str(tmp_path / "run"))) == before
 
 
 def test_each_save_and_load_has_an_identity(tmp_path: Path) -> None:

@@ -17,7 +17,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorProperties
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+)
 
 from checkpointing import Store, open_checkpoint, open_store, read_latest
 from checkpointing.errors import ForeignFormat, Unloadable
@@ -34,6 +40,16 @@ class Runs:
 
     def __reduce__(self) -> Any:
         return os.mkdir, (str(self.file),)
+
+
+class Attribute:
+    """Is an attribute of something when it is unpickled."""
+
+    def __init__(self, of: Any, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.of, self.name)
 
 
 @pytest.fixture(autouse=True)
@@ -111,9 +127,23 @@ def test_dcp_metadata_is_read_without_touching_its_classes() -> None:
     with pytest.raises(ForeignFormat, match="x: "):
         dcp_metadata.load(harm, "x")
     assert Metadata.__init__ is before
-    for forbidden in (eval, getattr, torch.load, collections.Counter, type(None)):
+    for forbidden in (eval, torch.load, collections.Counter, type(None), Attribute(Metadata, "__init__")):
         with pytest.raises(ForeignFormat, match="which DCP does not write"):
             dcp_metadata.load(pickle.dumps(forbidden), "x")
+
+
+@pytest.mark.parametrize("written", ["by value", "by name"])
+def test_a_memory_format_is_read_however_python_writes_it(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11.2, Debian 12's, writes members of enumerations as attributes of their class, others by value."""
+    formats = _MEM_FORMAT_ENCODING
+    how = {
+        "by value": lambda member, protocol: (formats, (member.value,)),
+        "by name": lambda member, protocol: (getattr, (formats, member.name)),
+    }
+    monkeypatch.setattr(formats, "__reduce_ex__", how[written])
+    data = pickle.dumps(Metadata({"a": TensorProperties(memory_format=torch.channels_last)}, storage_data={}))
+    assert (b"getattr" in data) is (written == "by name")
+    assert dcp_metadata.load(data, "x").entries["a"].memory_format is torch.channels_last
 
 
 @pytest.mark.parametrize(

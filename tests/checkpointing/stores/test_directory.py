@@ -291,6 +291,78 @@ def test_files_with_names_of_no_object_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "packs" / "notes (copy).txt").exists()
 
 
+def test_a_folder_beside_the_store_that_may_not_be_entered_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of another user who keeps notes there. One of the store's own must not look empty."""
+    store = open_store(str(tmp_path))
+    fence(store, 1)
+    save_and_commit(store, 1)
+    (tmp_path / "private").mkdir()
+    sealed = [tmp_path / "private"]
+    honest = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path) in sealed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return honest(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert list(verify(store)) == []
+    assert collect(store, Retention(), grace=0.0).dropped == ()
+    with pytest.raises(StoreDenied, match="check its permissions"):
+        list(store.list("private/"))
+    for own in ("packs", "packs/ab"):
+        (tmp_path / own).mkdir(exist_ok=True)
+        sealed[:] = [tmp_path / own]
+        with pytest.raises(StoreDenied, match="check its permissions"):
+            list(verify(store))
+
+
+def test_a_link_beside_the_store_to_where_nobody_may_look_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is somebody else's; a pack that may not even be looked at is not taken for none."""
+    store = open_store(str(tmp_path))
+    fence(store, 1)
+    save_and_commit(store, 1)
+    (tmp_path / "data").write_bytes(b"theirs")
+    sealed = [tmp_path / "data"]
+    honest = os.stat
+
+    def stat_(path: Any, *given: Any, **named: Any) -> os.stat_result:
+        if isinstance(path, Path) and path in sealed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return honest(path, *given, **named)
+
+    monkeypatch.setattr(os, "stat", stat_)
+    deny(monkeypatch, *sealed)
+    assert list(verify(store)) == []
+    assert collect(store, Retention(), grace=0.0).dropped == ()
+    sealed[:] = [tmp_path / next(store.list("packs/"))]
+    deny(monkeypatch, *sealed)
+    with pytest.raises(StoreDenied, match="check its permissions"):
+        list(store.entries(""))
+
+
+def test_folders_of_a_store_may_be_links(tmp_path: Path) -> None:
+    """As of packs that were moved to a larger disk: what is read through a link must be listed through it."""
+    store = open_store(str(tmp_path / "store"))
+    fence(store, 1)
+    save_and_commit(store, 1)
+    before = list(store.entries(""))
+    shutil.move(tmp_path / "store" / "packs", tmp_path / "moved")
+    (tmp_path / "store" / "packs").symlink_to(tmp_path / "moved")
+    first = next((tmp_path / "moved").iterdir())
+    shutil.move(first, tmp_path / "apart")
+    first.symlink_to(tmp_path / "apart")
+    (tmp_path / "moved" / "above").symlink_to(tmp_path)
+    (tmp_path / "moved" / "again").symlink_to(tmp_path / "moved")
+    (tmp_path / "store" / "data").symlink_to(tmp_path / "store" / "saves")
+    assert list(store.entries("")) == before
+    assert list(verify(store)) == []
+
+
 def deny(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
     """Let nobody read these files, as their modes would for anybody but root."""
     honest = os.open

@@ -7,12 +7,18 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from checkpointing import Retention, Store, collect, commit, fence, open_checkpoint, open_store, read_latest, verify
-from checkpointing.errors import StoreError, StoreUnfit
+from checkpointing.errors import Fenced, StoreError, StoreUnfit
 from checkpointing.format import names
+from checkpointing.retention.protection import pin, pins, tag, tags, untag
+from checkpointing.retention.ref_repair import repair_latest
 from checkpointing.stores import register as stores_register
+from checkpointing.stores.encrypted import EncryptedStore
+from checkpointing.stores.keys import Key
 from checkpointing.stores.register import RegisteredStore, StoreRegister
 from tests.checkpointing.states import SMALL, load, make_state, save, save_and_commit
 from tests.checkpointing.stores.flaky import Flaky
@@ -181,6 +187,134 @@ def test_a_first_ref_decided_while_it_is_read_is_no_other_registers(inner: Store
     assert RegisteredStore(inner, register).compare_and_swap(names.LATEST, ref.token, b"2")
 
 
+def restore(values: Store, backup: dict[str, bytes]) -> None:
+    """Give a register the values that a backup of it has."""
+    for name in list(values.list("")):
+        values.delete(name)
+    for name, data in backup.items():
+        values.put(name, data)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_register_restored_from_a_backup_takes_nothing_back(inner: Store, encrypted: bool) -> None:
+    """The published ref is newer then: it goes on from that one, and the generation in it keeps older leaders out."""
+    values = open_store(f"memory://registered-{next(_numbers)}/register", write=False)
+    decided = RegisteredStore(inner, StoreRegister(values))
+    store: Store = EncryptedStore(decided, Key(bytes(32))) if encrypted else decided
+    fence(store, 1)
+    save_and_commit(store, make_state(SMALL, seed=1), step=1)
+    backup = {name: values.get(name) for name in values.list("")}
+    fence(store, 2)
+    save_and_commit(store, make_state(SMALL, seed=2), step=2, made_in=2)
+    restore(values, backup)
+    latest = read_latest(store)
+    assert latest is not None
+    assert (latest.generation, latest.step) == (2, 2)
+    with pytest.raises(Fenced, match="generation 2 owns"):
+        fence(store, 1)
+    assert repair_latest(store) == latest
+    fence(store, 3)
+    save_and_commit(store, make_state(SMALL, seed=3), step=3, made_in=3)
+    latest = read_latest(store)
+    assert latest is not None
+    assert [name[:12].lstrip("0") for name in latest.committed] == ["3", "2", "1"]
+    assert decided.get(names.LATEST) == values.get(names.LATEST).removeprefix(b"whole ")
+    assert load(open_checkpoint(store, "2"))[0] == make_state(SMALL, seed=2)
+
+
+def test_a_register_restored_from_a_backup_takes_back_no_tag_and_no_pin(inner: Store) -> None:
+    """Where nothing but these has changed since the backup: what they keep would be collected."""
+    values = open_store(f"memory://registered-{next(_numbers)}/register", write=False)
+    store = RegisteredStore(inner, StoreRegister(values))
+    save_and_commit(store, make_state(SMALL, seed=1), step=1)
+    save_and_commit(store, make_state(SMALL, seed=2), step=2)
+    tag(store, "first", "1")
+    backup = {name: values.get(name) for name in values.list("")}
+    tag(store, "best", "1")
+    untag(store, "first")
+    pin(store, "2", "evaluation")
+    latest = read_latest(store)
+    restore(values, backup)
+    assert read_latest(store) == latest
+    assert not collect(store, Retention(keep_last=1), grace=0).dropped
+    assert tags(store).keys() == {"best"}
+    assert list(pins(store).values()) == ["evaluation"]
+
+
+def test_a_commit_asked_for_again_leaves_the_record_that_the_register_forgot(inner: Store) -> None:
+    """The ref has the digest of the first one; another in its place could not be read any more."""
+    values = open_store(f"memory://registered-{next(_numbers)}/register", write=False)
+    store = RegisteredStore(inner, StoreRegister(values))
+    fence(store, 1)
+    backup = {name: values.get(name) for name in values.list("")}
+    save_and_commit(store, make_state(SMALL), step=1)
+    restore(values, backup)
+    assert not commit(store, step=1, made_in=1, attempt=0, committed_in=1, world=2).moved
+    assert load(open_checkpoint(inner))[0] == make_state(SMALL)
+
+
+def test_a_published_copy_that_is_late_or_damaged_does_not_count(inner: Store, register: StoreRegister) -> None:
+    """The register is right where it has gone on, or where the copy says nothing."""
+    store = RegisteredStore(inner, register)
+    fence(store, 1)
+    older = inner.get(names.LATEST)
+    fence(store, 2)
+    for copy in (older, older[:-1], b""):
+        inner.put(names.LATEST, copy)
+        latest = read_latest(store)
+        assert latest is not None
+        assert latest.generation == 2
+    inner.delete(names.LATEST)
+    assert read_latest(store) == latest
+
+
+def test_a_record_is_there_while_its_creator_tidies_up(inner: Store, register: StoreRegister) -> None:
+    """The creator puts the bytes under their name and removes the claim between two looks of a reader."""
+
+    class Between:
+        """Lets the creation be finished before the claim is looked for."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(inner, name)
+
+        def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+            if name.startswith(names.CLAIMS):
+                RegisteredStore(inner, register).put_if_absent("checkpoints/x", b"first")
+            return inner.get(name, start, stop)
+
+    flaky: Any = Flaky(inner, ["ok", "before"], ("put",))
+    with pytest.raises(StoreError):
+        RegisteredStore(flaky, register).put_if_absent("checkpoints/x", b"first")
+    between: Any = Between()
+    there = RegisteredStore(between, register).read("checkpoints/x")
+    assert there is not None
+    assert there.data == b"first"
+
+
+def test_a_deletion_that_is_cut_short_leaves_no_claim_without_bytes(inner: Store, register: StoreRegister) -> None:
+    """The name could neither be read nor created again."""
+    store = RegisteredStore(inner, register)
+    assert store.put_if_absent("checkpoints/x", b"first")
+
+    class Cut:
+        """A register that is away when something is to be deleted."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(register, name)
+
+        def delete(self, name: str) -> None:
+            raise StoreError("away")
+
+    cut: Any = Cut()
+    with pytest.raises(StoreError, match="away"):
+        RegisteredStore(inner, cut).delete("checkpoints/x")
+    there = store.read("checkpoints/x")
+    assert there is not None
+    store.delete("checkpoints/x")
+    assert store.read("checkpoints/x") is None
+    assert store.put_if_absent("checkpoints/x", b"second")
+
+
 def test_claims_of_dead_creators_are_collected_after_a_day(tmp_path: Path, register: StoreRegister) -> None:
     """Decided or not; younger ones may be all that there is of a record, and other names are somebody else's."""
     inner = open_store(str(tmp_path))
@@ -214,6 +348,36 @@ def test_a_swap_counts_once_the_register_has_it(inner: Store, register: StoreReg
     assert (ref.data, inner.get("refs/latest")) == (b"2", b"1")
     assert store.compare_and_swap("refs/latest", ref.token, b"3")
     assert inner.get("refs/latest") == b"3"
+
+
+class Busy(LocalFileSystem):  # type: ignore[misc]
+    """Local files; the newest ref is refused as often as was said."""
+
+    protocol = "busy"
+    refusals = 0
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        return super()._strip_protocol(path.removeprefix("busy://"))
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        if path.endswith(names.LATEST) and Busy.refusals:
+            Busy.refusals -= 1
+            raise ConnectionResetError("busy")
+        super().pipe_file(path, value, mode, **options)
+
+
+def test_a_copy_that_a_busy_place_refuses_is_put_again(
+    tmp_path: Path, register: StoreRegister, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: it may be of the last commit of a job, and whoever has no register would never see that."""
+    fsspec.register_implementation("busy", Busy)
+    store = open_store(f"busy://{tmp_path}", register=register)
+    save_and_commit(store, make_state(SMALL, seed=1), step=1)
+    monkeypatch.setattr(Busy, "refusals", 2)
+    save_and_commit(store, make_state(SMALL, seed=2), step=2)
+    assert Busy.refusals == 0
+    assert read_latest(open_store(f"busy://{tmp_path}", write=False)) == read_latest(store)
 
 
 def test_a_late_publisher_does_not_leave_an_old_ref(inner: Store, register: StoreRegister) -> None:

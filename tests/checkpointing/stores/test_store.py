@@ -7,6 +7,8 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,27 @@ except StoreError as error:
     done = limited(code, url)
     assert "cannot write refs/latest" in done.stdout, done.stderr
     assert {name: store.get(name) for name in store.list("")} == ({"refs/latest": before} if before else {})
+
+
+def test_a_large_object_is_renamed_within_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the protocol has its temporary files may be another file system, from which a rename fails over SFTP."""
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    store = open_store(f"local://{tmp_path}/x", write=False)
+    block = bytes(1 << 20)
+
+    def blocks(number: int) -> Iterator[memoryview]:
+        for _ in range(number):
+            yield memoryview(block)
+        assert list(store.list("packs/")) == []
+        yield memoryview(b"end")
+        if number > 20:
+            raise OSError("the source is gone")
+
+    with pytest.raises(OSError, match="the source is gone"):
+        store.put("packs/large", blocks(21))
+    assert list(store.list("")) == []
+    store.put("packs/large", blocks(20))
+    assert (list(store.list("")), store.size("packs/large")) == (["packs/large"], (20 << 20) + 3)
 
 
 class Lying:

@@ -88,6 +88,15 @@ def test_listing_an_empty_store_is_no_error(tmp_path: Path) -> None:
     assert "nothing was ever committed" in result.stderr
 
 
+def test_numbers_beyond_all_that_there_is_are_taken_or_refused(history: History, tmp_path: Path) -> None:
+    """More commits than there are is all of them; no checkpoint can have a step that its name does not hold."""
+    assert len(answer("log", history.url, "-n", str(1 << 64))["commits"]) == 4
+    (tmp_path / "x.pt").write_bytes(b"")
+    result = run.invoke(app, ["import", str(tmp_path / "new"), str(tmp_path / "x.pt"), "--step", str(1 << 63)])
+    assert (result.exit_code, result.stdout, (tmp_path / "new").exists()) == (2, "", False)
+    assert "--step" in result.stderr
+
+
 def test_whoever_verifies_nothing_is_not_told_that_all_is_well(tmp_path: Path) -> None:
     """The address may be mistyped: a night's job that checks a store must not go on for months in peace."""
     shown = run.invoke(app, ["verify", str(tmp_path)])
@@ -131,6 +140,8 @@ def test_a_checkpoint_is_named_in_several_ways(history: History) -> None:
         (["cat", "{}", "model/head.weight", "--slice", "0:4,0,0"], "2 dims"),
         (["cat", "{}", "model/head.weight", "--slice", "64"], "outside"),
         (["cat", "{}", "model/head.weight", "--slice", "a:b"], "A:B"),
+        (["cat", "{}", "model/head.weight", "--json", "--out", "/nowhere/x"], "--json prints numbers, and --out"),
+        (["cat", "{}", "model/head.weight", "--json", "--as", "raw"], "--json prints numbers, and --as"),
         (["gc", "{}", "--grace", "10d"], "10d"),
         (["gc", "{}", "--keep-every", "10"], "--keep-last"),
         (["import", "{}", "/nowhere/x.pt"], "/nowhere"),
@@ -187,6 +198,28 @@ def test_diff_compares_two_stores(history: History, tmp_path: Path) -> None:
     scenes.save(scenes.open_store(str(other)), 200, scenes.MeshSizes(dp=1))
     result = run.invoke(app, ["diff", history.url, "200", "200", "--other", str(other), "--values", "--quiet"])
     assert result.exit_code == 0
+
+
+def test_diff_compares_stores_with_keys_of_their_own(history: History, tmp_path: Path) -> None:
+    """And one that is encrypted with one that is not; the environment may have a key, too."""
+    pytest.importorskip("cryptography")
+    from checkpointing.stores.keys import Key
+
+    for name in ("one", "other"):
+        key = Key.generate()
+        (tmp_path / f"{name}.key").write_text(key.text())
+        scenes.save(scenes.open_store(str(tmp_path / name), key=key), 200, scenes.MeshSizes(dp=1))
+
+    def same(url: str, key: str, other: str, other_key: str) -> int:
+        keys = ["--key-file", key, "--other-key-file", other_key]
+        return run.invoke(app, ["diff", url, "200", "200", "--other", other, "--values", "--quiet", *keys]).exit_code
+
+    one, other = (str(tmp_path / name) for name in ("one", "other"))
+    assert same(one, f"{one}.key", other, f"{other}.key") == 0
+    assert same(one, f"{one}.key", history.url, "none") == 0
+    assert same(history.url, "none", other, f"{other}.key") == 0
+    lonely = run.invoke(app, ["diff", one, "--key-file", f"{one}.key", "--other-key-file", f"{other}.key"])
+    assert (lonely.exit_code, "--other names" in lonely.stderr) == (2, True)
 
 
 def test_stats_filters_tensors_and_finds_nan(history: History) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from checkpointing import Store, fence, open_store
 from checkpointing.errors import NotExportable
 from checkpointing.interchange import Exported
 from checkpointing.interchange.appearing import appearing
+from checkpointing.reading import following
 from checkpointing.reading.following import Follower
 from checkpointing.reading.naming import committed, read_ref
 from checkpointing.retention import collection, protection
@@ -105,11 +105,25 @@ def test_it_ends_after_one_that_is_late_enough(store: Store, tmp_path: Path) -> 
     assert exported(store, tmp_path / "out", "--once-after", "100")[0] == []
 
 
-def test_it_waits_for_what_the_ref_says(store: Store, tmp_path: Path) -> None:
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Store]:
+    """Return a list with an entry for each look at the ref that was begun."""
+    begun: list[Store] = []
+    monkeypatch.setattr(following, "read_ref", lambda store: (begun.append(store), read_ref(store))[1])
+    return begun
+
+
+def look_in_vain(looks: list[Store]) -> None:
+    """Wait until some looks that begin from now on have ended."""
+    before = len(looks)
+    assert wait_until(lambda: len(looks) > before + 3, 60.0)
+
+
+def test_it_waits_for_what_the_ref_says(store: Store, tmp_path: Path, looks: list[Store]) -> None:
     """Nothing is verified yet: that is said once, and each that is verified is written."""
 
     def verify_all() -> None:
-        time.sleep(0.5)  # it looks some times in vain
+        look_in_vain(looks)
         scenes.save(store, 200, ONE)
         protection.mark_verified(store, "200")
 
@@ -121,13 +135,13 @@ def test_it_waits_for_what_the_ref_says(store: Store, tmp_path: Path) -> None:
     assert said.count("there is a checkpoint now") == 1
 
 
-def test_a_store_that_is_away_is_waited_for(store: Store, tmp_path: Path) -> None:
+def test_a_store_that_is_away_is_waited_for(store: Store, tmp_path: Path, looks: list[Store]) -> None:
     """It is said once that it is, and once that it is back."""
     place, aside, out = tmp_path / "store", tmp_path / "aside", tmp_path / "out"
 
     def be_away() -> None:
         place.rename(aside)
-        time.sleep(2.0)
+        look_in_vain(looks)
         aside.rename(place)
         scenes.save(store, 200, ONE)
 

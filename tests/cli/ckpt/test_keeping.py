@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from checkpointing import Distrust, mark_distrusted, mark_vetted, open_checkpoint, open_store
+from checkpointing import Distrust, mark_distrusted, mark_vetted, open_checkpoint, open_store, read_latest
+from checkpointing.errors import NoCheckpoint
 from checkpointing.retention.protection import mark_verified
 from checkpointing.stores.address import split_name
+from checkpointing.stores.local import LocalStore
 from elastic3d.cli.ckpt import app
+from elastic3d.cli.ckpt.naming import before, choose
 from tests.cli.ckpt.conftest import History
 
 run = CliRunner()
@@ -54,6 +62,15 @@ def test_a_tag_names_a_checkpoint(url: str, history: History) -> None:
     assert "No tags" in run.invoke(app, ["tag", url]).stdout
 
 
+def test_what_is_given_for_a_name_that_is_not_is_refused(url: str) -> None:
+    """A script whose variable is empty, or a person who forgot the name, must not take a list for success."""
+    assert "checkpoint '200' without a tag to give" in refused("tag", f"{url}@200")
+    assert "checkpoint '200' without a tag to give" in refused("tag", url, "", "200")
+    assert "--move without a tag to give" in refused("tag", url, "--move")
+    assert "--reason without a checkpoint" in refused("pin", url, "--reason", "evaluation")
+    assert answer("tag", url)["tags"] == answer("pin", url)["pins"] == {}
+
+
 def test_pins_are_listed_with_their_reasons(url: str, history: History) -> None:
     """Until they are removed."""
     answer("pin", url, "100", "--reason", "evaluation")
@@ -85,6 +102,14 @@ def test_vetted_and_distrusted_checkpoints_are_marked(url: str, history: History
     assert "distrusted" in run.invoke(app, ["log", url]).stdout
     assert "once" in refused("show", f"{url}@vetted", "200")
     assert "all of a store" in refused("ls", f"{url}@vetted")
+
+
+def test_a_checkpoint_that_is_named_twice_is_refused(url: str) -> None:
+    """Also where one of the two is what the command would take by itself: which of them is meant, nobody knows."""
+    assert "@200 and 'latest': name the checkpoint once" in refused("tag", f"{url}@200", "best", "latest")
+    assert "once" in refused("diff", f"{url}@300", "100", "latest")
+    assert "once" in refused("cat", f"{url}@200", "model/head.weight", "--of", "latest")
+    assert answer("tag", url)["tags"] == {}
 
 
 @pytest.mark.parametrize(
@@ -140,6 +165,57 @@ def test_who_may_only_read_is_told_what_gc_would_free(url: str, history: History
     assert "cannot be written" in refused("gc", url, "--keep-last", "1")
 
 
+def test_a_collection_that_ctrl_c_ends_is_gone_on_with_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says how far it came, and nobody waits for it as for a collector that may still be deleting."""
+    command = ["gc", url, "--keep-last", "1", "--grace", "1ms"]
+    delete = LocalStore.delete
+
+    def interrupted(store: LocalStore, name: str) -> None:
+        if name.startswith("packs/"):
+            raise KeyboardInterrupt
+        delete(store, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStore, "delete", interrupted)
+        said = refused(*command, code=130)
+    assert "stopped: at least 0 of " in said
+    assert "the same command goes on" in said
+    assert answer(*command)["objects"] > 0
+    assert answer("du", url)["usage"]["unreferenced"] == 0
+
+
+def test_a_collection_that_a_signal_ends_in_its_grace_says_so(url: str) -> None:
+    """What it has condemned stays condemned, for the next one."""
+    for path in Path(url).rglob("*"):
+        os.utime(path, (0, 0))  # older than the grace
+    call = "from elastic3d.cli.ckpt import app; app()"
+    command = [sys.executable, "-c", call, "gc", url, "--keep-last", "1", "--grace", "1h"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while (ref := read_latest(open_store(url))) is None or ref.sweeping is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        out, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    expected = "elastic3d: stopped before anything was deleted; the same command goes on from there\n"
+    assert (process.returncode, out, said) == (130, "", expected)
+    assert answer("gc", url, "--no-wait")["waiting"] > 0
+
+
+def test_what_a_collection_drops_between_two_looks_is_said_to_be_gone(url: str, history: History) -> None:
+    """A comparison had found it, and then asks what was committed before it."""
+    store = open_store(url)
+    chosen = choose(store, "200")
+    assert before(store, chosen.name) == history.names[0]
+    answer("gc", url, "--keep-last", "1", "--grace", "1ms")
+    with pytest.raises(NoCheckpoint, match="a collection has just dropped it"):
+        before(store, chosen.name)
+
+
 def test_gc_keeps_a_store_within_a_size(url: str, history: History) -> None:
     """Protected checkpoints stay although they exceed it, and a message says so."""
     plan = answer("gc", url, "--keep-bytes", "50GiB", "--grace", "1ms", "-n")
@@ -163,6 +239,9 @@ def test_repair_restores_a_damaged_ref(url: str, history: History) -> None:
     assert answer("repair", url)["checkpoint"] == history.names[3]
     assert [row["step"] for row in answer("ls", url)["checkpoints"]] == [400, 300, 200, 100]
     assert open_checkpoint(open_store(url, write=False)).step == 400
+    newest().write_bytes(newest().read_bytes()[:-1])
+    assert "below 2**63" in refused("repair", url, "--generation", str(1 << 63))
+    assert answer("repair", url, "--generation", str((1 << 63) - 1))["generation"] == (1 << 63) - 1
     ref = newest()
     whole = ref.read_bytes()
     assert answer("repair", url)["committed"] == history.names[::-1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tracemalloc
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -150,6 +152,30 @@ def test_usage_adds_up_to_the_stored_bytes(history: History) -> None:
     assert alone.checkpoints[0].frees > sizes.checkpoints[0].frees
     assert usage(everything, [])  # a listing that lags behind is no error
     assert usage(everything, []).missing == len({pack for one in everything for pack in one.packs})
+
+
+def test_usage_keeps_little_of_each_checkpoint(history: History) -> None:
+    """A long run's manifests do not fit in memory together: of a tile no more is kept than where its bytes lie."""
+    one = saved(history, 3)
+    tile = dataclasses.replace(one.tiles[0], base=None)
+
+    def checkpoints(number: int) -> Iterator[CheckpointDocuments]:
+        for pack in range(number):
+            own = dataclasses.replace(tile, pack=f"{pack:064x}", length=1)
+            yield dataclasses.replace(
+                one, tiles=tuple(dataclasses.replace(own, offset=offset << 20) for offset in range(2000))
+            )
+
+    def peak(number: int) -> int:
+        tracemalloc.start()
+        try:
+            rows = usage(checkpoints(number), []).checkpoints
+            assert [row.unique for row in rows] == [2000] * number
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(12) - peak(2) < 10 * 2000 * 40
 
 
 def test_history_shows_what_each_commit_wrote(history: History) -> None:

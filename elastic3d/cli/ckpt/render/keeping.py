@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from checkpointing.retention.collection import Collected, CollectionPlan
+from checkpointing.retention.sweep import SweepProgress
 from elastic3d.cli.ckpt.render.words import count, size, table
 from elastic3d.cli.durations import spell
 from elastic3d.cli.render import clean
@@ -49,6 +50,14 @@ def collected(url: str, done: Collected) -> RenderableType:
     if done.waiting:
         lines.append(Text(f"more is condemned: call again in {spell(done.waiting)} to delete it", style="yellow"))
     return Group(Text(clean(url), style="bold", overflow="fold"), *lines)
+
+
+def stopped(come: SweepProgress) -> str:
+    """Return how far a collection came that a signal ended; the batch that it was at is not counted."""
+    if not come.total:
+        return "stopped before anything was deleted; the same command goes on from there"
+    deleted = f"at least {come.done} of {count(come.total, 'object')} are deleted"
+    return f"stopped: {deleted}; the same command goes on with the rest"
 
 
 def _over(nbytes: int) -> list[Text]:
