@@ -11,7 +11,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from chaos.playing.play import Setting, play
+from chaos.playing.play import play
+from chaos.playing.setting import Setting
 from chaos.servers.etcd import EtcdServer
 from elastic3d.values import Layout
 

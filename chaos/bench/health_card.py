@@ -13,7 +13,8 @@ from rich.table import Table
 
 from chaos.machine.cluster import started_by
 from chaos.machine.preloaded import PreloadedServer
-from chaos.playing.play import Outcome, play
+from chaos.playing.outcome import Outcome
+from chaos.playing.play import play
 from chaos.score.card import CULPRITS, PRECISION, RECALL, Row, card
 from chaos.score.controls import CONTROLS, Calm, Control, play_control
 from chaos.score.kinds import KINDS

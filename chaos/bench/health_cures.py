@@ -20,7 +20,9 @@ from rich.table import Table
 from chaos.history.follow import Follower
 from chaos.machine.cluster import started_by
 from chaos.machine.preloaded import PreloadedServer
-from chaos.playing.play import Etcd, Outcome, Setting, play
+from chaos.playing.outcome import Outcome
+from chaos.playing.play import play
+from chaos.playing.setting import Etcd, Setting
 from chaos.score.playing import TRAIN_FAULTY
 from chaos.score.reading import happened_at
 from chaos.servers.etcd import EtcdServer

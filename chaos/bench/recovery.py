@@ -39,7 +39,8 @@ from chaos.faults.process import Kill
 from chaos.history.follow import Follower
 from chaos.machine.cluster import Cluster, Launch
 from chaos.machine.processes import MARK, end_all, free_port, leashed, wait_until
-from chaos.playing.play import Setting, play
+from chaos.playing.play import play
+from chaos.playing.setting import Setting
 from chaos.servers.etcd import EtcdServer
 from elastic3d.clock import SYSTEM
 

@@ -2,4 +2,5 @@
 
 app           all commands of `elastic3d chaos` together
 demo, score, listing, storm, random_storms, shrink, report, inject, soak
+numbers       what their numbers have to be
 """

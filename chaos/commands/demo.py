@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +14,16 @@ from rich.console import Console
 
 from chaos.faults.fault import Fault
 from chaos.judging.oracle import document, judge
-from chaos.playing.play import Etcd, Setting
+from chaos.playing.setting import Etcd, Setting
+from chaos.report.early import say
 from chaos.report.plot import loss_plot
 from chaos.report.view import summary
 from chaos.report.watching import clean_end, play_watched
 from chaos.schedules.scenario import parse_drain, parse_join, parse_kill, parse_stop
 from chaos.schedules.schedule import check
 from chaos.servers.etcd import EtcdServer
-from elastic3d.errors import Elastic3dError, UsageError
+from chaos.storms.folders import begin_file, in_words
+from elastic3d.errors import UsageError
 from elastic3d.etcd import EtcdClient
 from elastic3d.values import Layout
 
@@ -104,9 +105,8 @@ def demo(
         ]
         check(faults, nodes=nodes, steps=steps)
         kept = _demonstrate(setting, faults, etcd=etcd, out=out, compare=compare, as_json=as_json, console=console)
-    except Elastic3dError as error:
-        print(f"elastic3d: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code) from None
+    except Exception as error:  # noqa: BLE001 - the process's edge
+        raise typer.Exit(say(error)) from None
     raise typer.Exit(0 if kept else 1)
 
 
@@ -131,6 +131,8 @@ def _demonstrate(
         server: Etcd = RunningEtcd(etcd) if etcd else stack.enter_context(EtcdServer())
         with EtcdClient(server.endpoint) as client:
             client.check()
+        plot = out / "loss.svg"
+        begin_file(plot)
         look = f"elastic3d top --endpoint {server.endpoint}"
         console.print(f"To look at it from another terminal: [bold]{look}[/]", highlight=False, soft_wrap=True)
         title = ", ".join(str(fault) for fault in faults) or "nothing is done to it"
@@ -145,15 +147,15 @@ def _demonstrate(
             )
         # What others do to an etcd of theirs is not known here.
         verdict = judge(outcome, quiet, all_known=etcd is None)
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "loss.svg").write_text(loss_plot(outcome.picture, quiet.picture if quiet else None))
+        with in_words(plot):
+            plot.write_text(loss_plot(outcome.picture, quiet.picture if quiet else None))
         console.print(summary(outcome, verdict))
         for run in filter(None, (outcome, quiet)):
             # All nodes run the same script, so mostly print the same.
             for name, log in list(run.logs.items())[:1]:
                 console.print(f"\n[bold]The end of {name}'s log[/]")
                 console.print(log, markup=False, highlight=False)
-        console.print(f"[bold]Plot[/]     {out / 'loss.svg'}")
+        console.print(f"[bold]Plot[/]     {plot}")
         if setting.store is not None:
             console.print(f"[bold]Store[/]    {outcome.store.removeprefix('file://')}", highlight=False, soft_wrap=True)
     if as_json:

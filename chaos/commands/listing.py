@@ -14,6 +14,7 @@ from rich.text import Text
 
 from chaos.faults.catalogue import KINDS, form, lacking, summary
 from chaos.faults.fault import Fault, Place
+from chaos.report.watching import clean_end
 from chaos.schedules.restart import WORDS as RESTART_WORDS
 from elastic3d.membership.injection import INJECTABLE
 from elastic3d.values import to_json
@@ -69,7 +70,9 @@ def list_faults(
 
         elastic3d chaos list --json
     """
-    shown = [document(kind) for kind in KINDS.values() if not places or kind.ABOUT.place in places]
+    with clean_end():
+        # What this machine can make is tried, and has to be undone.
+        shown = [document(kind) for kind in KINDS.values() if not places or kind.ABOUT.place in places]
     if as_json:
         print(json.dumps({"schema": SCHEMA, "faults": [to_json(one) for one in shown]}))
     else:

@@ -16,6 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from chaos.commands.numbers import finite
 from chaos.commands.storm import (
     INCOMPLETE,
     Arguments,
@@ -26,10 +27,13 @@ from chaos.commands.storm import (
     Mode,
     NoticedBars,
     Out,
+    Patience,
+    Preloaded,
     Recovery,
     Script,
     StepPattern,
     Tolerance,
+    agents,
 )
 from chaos.report import junit
 from chaos.report.early import MOST, in_a_line, say
@@ -37,7 +41,7 @@ from chaos.report.random_documents import SCHEMA, DrawnRun, RandomDocument, RunV
 from chaos.report.watching import clean_end
 from chaos.schedules.restart import TELL
 from chaos.schedules.sure import ANY
-from chaos.storms.folders import writable_file, writable_folder
+from chaos.storms.folders import writable_folder
 from chaos.storms.random_runs import Chances, draw_run, play_run, saved_step, words_of
 from chaos.storms.storm import Job, undisturbed
 from elastic3d.clock import SYSTEM
@@ -65,7 +69,8 @@ def play_random(
         int | None, typer.Option(min=1, help="Runs to play. Default: 10, or as many as --minutes has room for.")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.0, help="Begin no run after so many minutes. Default: all --runs.")
+        float | None,
+        typer.Option(min=0.0, callback=finite, help="Begin no run after so many minutes. Default: all --runs."),
     ] = None,
     each: Annotated[str, typer.Option(help="Faults of a run: a number, or the fewest and the most.")] = "3..5",
     faults: Annotated[
@@ -76,11 +81,12 @@ def play_random(
     least: Annotated[
         int, typer.Option(min=1, help="Nodes that every schedule leaves, where the script needs more than its layout.")
     ] = 1,
-    patience: Annotated[float, typer.Option(min=1.0, help="Seconds without an event until a run is given up.")] = 180,
+    patience: Patience = 180,
     bars: NoticedBars = None,
     recovery: Recovery = None,
     loopback: Loopback = False,
     tolerance: Tolerance = None,
+    preloaded: Preloaded = False,
     out: Out = Path("chaos-out"),
     report: JUnit = None,
     as_json: AsJson = False,
@@ -107,7 +113,10 @@ def play_random(
     played: list[DrawnRun] = []
     left_out: tuple[SkippedFault, ...] = ()
     steps, failure, interrupted, error, doing = 0, 0, False, "", ""
+    suite = "elastic3d chaos random"
     try:
+        if report is not None:
+            junit.begin(report, suite, script.name)
         job = Job(
             script=str(script.absolute()),
             arguments=tuple(arguments or ()),
@@ -124,14 +133,14 @@ def play_random(
         )
         job.setting()
         bounds = numbers(each)
-        words, left_out = words_of(faults, slots, resident=job.resident, loopback=loopback)
+        with clean_end():
+            # What this machine can make is tried, and has to be undone.
+            words, left_out = words_of(faults, slots, resident=job.resident, loopback=loopback)
         if least > nodes:
             raise UsageError(f"--least {least}: it is more than --nodes {nodes}")
         writable_folder(out)
-        if report is not None:
-            writable_file(report)
         doing = "the undisturbed run"
-        with clean_end():
+        with clean_end(), agents(preloaded):
             for why, of_it in by_reason(left_out):
                 console.print(f"left out: {', '.join(of_it)}: {why}", style="dim", markup=False, highlight=False)
             with tempfile.TemporaryDirectory(prefix="elastic3d-chaos-") as folder:
@@ -182,7 +191,7 @@ def play_random(
         console.print(summary(document))
     if report is not None:
         try:
-            junit.write(report, "elastic3d chaos random", script.name, tuple(junit.drawn_cases(document)))
+            junit.write(report, suite, script.name, tuple(junit.drawn_cases(document)))
         except UsageError as raised:
             failure = failure or say(raised)
     raise typer.Exit(exit_code(document, failure))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,13 +11,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from chaos.report.early import say
 from chaos.report.watching import clean_end
 from chaos.score.card import card
 from chaos.score.kinds import KINDS
 from chaos.score.results import Result
 from chaos.score.series import EACH, draw, play_all, steps_of
 from chaos.score.shown import document, line, table
-from elastic3d.errors import Elastic3dError, UsageError
+from chaos.storms.folders import writable_folder
+from elastic3d.errors import UsageError
 
 
 def score(
@@ -63,18 +64,25 @@ def score(
         for kind in kinds or ():
             if kind not in KINDS:
                 raise UsageError(f"--kind {kind!r}: give one of {', '.join(KINDS)}")
+        if out is not None:
+            writable_folder(out)
+            if any(out.iterdir()):
+                raise UsageError(f"--out {out}: there is something in it already; give another folder, or empty it")
         drawn = draw(dict.fromkeys(kinds or KINDS, count), seed, each=each, most=nodes)
         wanted = sum(len(series.trials) for series in drawn)
         with ExitStack() as stack:
             stack.enter_context(clean_end())
-            workdir = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-score-")))
+            workdir = (
+                out.absolute()
+                if out is not None
+                else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-score-")))
+            )
             results[:] = play_all(drawn, workdir=workdir, steps=steps_of(each), lanes=lanes, heard=hear)
     except SystemExit as end:
         # Of Ctrl-C or SIGTERM: everything has ended by now.
         failure, interrupted = int(end.code or 0), True
-    except Elastic3dError as error:
-        print(f"elastic3d: {error}", file=sys.stderr)
-        failure = error.exit_code
+    except Exception as error:  # noqa: BLE001 - the process's edge: the trials that were over are told
+        failure = say(error)
     rows = card(results)
     if as_json and (results or not failure):
         print(json.dumps(document(rows, results, wanted=wanted, interrupted=interrupted)))

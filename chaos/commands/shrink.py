@@ -13,9 +13,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.text import Text
 
-from chaos.commands.storm import INCOMPLETE, AsJson
+from chaos.commands.numbers import finite
+from chaos.commands.storm import INCOMPLETE, AsJson, Preloaded, agents
 from chaos.faults.catalogue import feasible
 from chaos.report.early import MOST, in_a_line, of_one_run, say
 from chaos.report.folder import write_report
@@ -25,17 +27,18 @@ from chaos.schedules.as_test import as_test
 from chaos.schedules.files import to_document
 from chaos.schedules.schedule import Schedule
 from chaos.schedules.smaller import smallest
-from chaos.storms.folders import free_folder, in_words, writable_folder
+from chaos.storms.folders import whole_folder, writable_folder
 from chaos.storms.storm import VERDICT, Job, keep, kept_storm, play_storm
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.errors import Elastic3dError, UsageError
+from elastic3d.errors import UsageError
 from elastic3d.values import to_json
 
 
 def shrink_schedule(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What was kept of a run that failed.")],
     tries: Annotated[int, typer.Option(min=1, help="Most runs to play, beside the first one.")] = 20,
-    minutes: Annotated[float, typer.Option(min=0.0, help="Begin no run after so many minutes.")] = 30,
+    minutes: Annotated[float, typer.Option(min=0.0, callback=finite, help="Begin no run after so many minutes.")] = 30,
+    preloaded: Preloaded = False,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", help="Folder for what is kept. Default: where FOLDER is.", show_default=False),
@@ -65,10 +68,14 @@ def shrink_schedule(
         schedule, job, promise = failed(folder)
         writable_folder(out)
         console.print(f"looking for less that breaks: {promise}", markup=False, highlight=False)
-        with clean_end(), tempfile.TemporaryDirectory(prefix="elastic3d-chaos-") as work:
+        with (
+            clean_end() as settle,
+            agents(preloaded),
+            tempfile.TemporaryDirectory(prefix="elastic3d-chaos-") as work,
+        ):
             tried = _Tries(job, promise, out, Path(work), console, tries)
-            document = tried.play(schedule, number_of(folder, schedule), minutes, SYSTEM)
-    except Elastic3dError as error:
+            document = tried.play(schedule, number_of(folder, schedule), minutes, SYSTEM, settle)
+    except Exception as error:  # noqa: BLE001 - the process's edge
         raise typer.Exit(say(error)) from None
     if as_json:
         print(json.dumps({"schema": SCHEMA, **to_json(document)}))
@@ -78,8 +85,8 @@ def shrink_schedule(
             console.print(f"  no replay repeats exactly: {fault}", markup=False, highlight=False)
     else:
         console.print(f"[bold]Left[/]     {', '.join(document.faults)}", highlight=False, soft_wrap=True)
-        console.print(f"[bold]Kept[/]     {document.folder}", highlight=False, soft_wrap=True)
-        console.print(f"[bold]Test[/]     {document.test}", highlight=False, soft_wrap=True)
+        console.print(f"[bold]Kept[/]     {escape(str(document.folder))}", highlight=False, soft_wrap=True)
+        console.print(f"[bold]Test[/]     {escape(str(document.test))}", highlight=False, soft_wrap=True)
         if document.early:
             text = f"The search was ended early, so there may be less: {document.early}"
             console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
@@ -122,16 +129,19 @@ class _Tries:
         self._left: Schedule | None = None
         self.code = 0
 
-    def play(self, schedule: Schedule, number: str, minutes: float, clock: Clock) -> ShrunkDocument:
+    def play(
+        self, schedule: Schedule, number: str, minutes: float, clock: Clock, settled: Callable[[], object]
+    ) -> ShrunkDocument:
         """Look for less, and keep it under a number, as `number_of` has it. `code` is the exit code then.
 
-        What ends the search before anything has failed again is raised, and UsageError where nothing can be kept.
+        settled: called once the search is over, and no signal may interrupt what comes any more. What ends the search
+        before anything has failed again is raised, and UsageError where nothing can be kept.
         """
         until, early = clock.monotonic() + 60 * minutes, ""
         try:
             self._search(schedule, lambda: clock.monotonic() < until)
         except SystemExit as end:
-            # Of Ctrl-C or SIGTERM; no second one comes through until all is kept.
+            # Of Ctrl-C or SIGTERM.
             if self._left is None:
                 raise
             self.code, early = int(end.code or 0), "it was interrupted"
@@ -140,15 +150,15 @@ class _Tries:
                 raise
             say(error)
             self.code, early = INCOMPLETE, in_a_line(error)
+        settled()
         left, folder, test = self._left or schedule, None, None
         if self._left is not None:
-            folder = free_folder(self._out, f"shrunk-{number.replace('_', '.')}")
-            test = folder / f"test_found_{number}.py"
-            with in_words(folder):
-                shutil.copytree(self._best, folder)
+            with whole_folder(self._out, f"shrunk-{number.replace('_', '.')}") as folder:
+                test = folder / f"test_found_{number}.py"
+                shutil.copytree(self._best, folder, dirs_exist_ok=True)
                 test.write_text(as_test(left, self._job, name=number, promise=self._promise))
-            # The page names the folder from which the run is replayed.
-            write_report(folder)
+                # The page names the folder from which the run is replayed.
+                write_report(folder)
         return ShrunkDocument(
             promise=self._promise,
             faults=tuple(map(str, left.faults)),

@@ -11,19 +11,20 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from chaos.commands.storm import INCOMPLETE, JUnit
+from chaos.commands.numbers import finite
+from chaos.commands.storm import INCOMPLETE, JUnit, Patience
 from chaos.growth.draws import DEFAULT, WORDS, check_words
 from chaos.growth.measures import Measure, measures
-from chaos.growth.report import append, begin, cases, document, keep, replay_command, shown
+from chaos.growth.report import again, append, begin, cases, document, keep, shown
 from chaos.growth.soak import TRAIN_SOAK, Plan, Soak, play_soak
 from chaos.growth.verdict import SoakVerdict, verdict
 from chaos.report import junit
 from chaos.report.early import say
 from chaos.report.folder import REPORT
 from chaos.report.watching import clean_end
-from chaos.storms.folders import writable_file
-from elastic3d.errors import Elastic3dError, UsageError
+from elastic3d.errors import UsageError
 from elastic3d.quantities import some_seconds
 
 
@@ -32,8 +33,10 @@ def soak(
         list[str] | None,
         typer.Argument(metavar="[-- ARGUMENT...]", help="The script's own arguments.", show_default=False),
     ] = None,
-    hours: Annotated[float, typer.Option(min=0.0, help="How long faults are made; added to --minutes.")] = 0.0,
-    minutes: Annotated[float, typer.Option(min=0.0, help="The same in minutes.")] = 0.0,
+    hours: Annotated[
+        float, typer.Option(min=0.0, callback=finite, help="How long faults are made; added to --minutes.")
+    ] = 0.0,
+    minutes: Annotated[float, typer.Option(min=0.0, callback=finite, help="The same in minutes.")] = 0.0,
     every: Annotated[str, typer.Option(help="Time between two faults, at the pace of the latest steps.")] = "20s",
     script: Annotated[
         Path | None,
@@ -44,7 +47,7 @@ def soak(
     faults: Annotated[str, typer.Option(metavar="FAULT,...", help=f"What to make, of {', '.join(WORDS)}.")] = ",".join(
         DEFAULT
     ),
-    patience: Annotated[float, typer.Option(min=1.0, help="Seconds without an event until it is given up.")] = 180,
+    patience: Patience = 180,
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for what is kept: a folder per soak.")] = Path(
         "chaos-out"
     ),
@@ -74,11 +77,11 @@ def soak(
     """
     # Without --json people read standard output; with it they read standard error, and programs the other.
     console = Console(stderr=as_json, highlight=False)
-    failure, kept = 0, False
+    failure, kept, suite, name = 0, False, "elastic3d chaos soak", (script or TRAIN_SOAK).name
     try:
-        plan = _plan(hours, minutes, every, script, nodes, seed, faults, patience, tuple(arguments or ()))
         if junit_file is not None:
-            writable_file(junit_file)
+            junit.begin(junit_file, suite, name)
+        plan = _plan(hours, minutes, every, script, nodes, seed, faults, patience, tuple(arguments or ()))
         folder = begin(plan, out)
         with ExitStack() as stack:
             settle = stack.enter_context(clean_end())
@@ -95,7 +98,7 @@ def soak(
                 kept = True
             except Exception as error:  # noqa: BLE001 - what was measured is told all the same
                 failure = say(error)
-    except Elastic3dError as error:
+    except Exception as error:  # noqa: BLE001 - the process's edge
         raise typer.Exit(say(error)) from None
     series = measures(result.samples)
     if as_json:
@@ -104,17 +107,14 @@ def soak(
         for name, log in list(result.logs.items())[:1] if result.broken else ():
             console.print(f"The end of {name}'s log", log, sep="\n", markup=False)
         console.print(shown(result, series))
-        console.print(f"[bold]Kept[/]     {folder}", soft_wrap=True)
+        console.print(f"[bold]Kept[/]     {escape(str(folder))}", soft_wrap=True)
         if kept:
-            console.print(f"[bold]Report[/]   {folder / REPORT}", soft_wrap=True)
+            console.print(f"[bold]Report[/]   {escape(str(folder / REPORT))}", soft_wrap=True)
         if result.broken and result.made and kept:
-            console.print(f"[bold]Replay[/]   {replay_command(folder)}", soft_wrap=True)
+            console.print(f"[bold]Replay[/]   {escape(again(folder))}", soft_wrap=True)
     if junit_file is not None:
-        name = (plan.script or TRAIN_SOAK).name
         try:
-            junit.write(
-                junit_file, "elastic3d chaos soak", name, tuple(cases(result, series, folder if kept else None))
-            )
+            junit.write(junit_file, suite, name, tuple(cases(result, series, folder if kept else None)))
         except UsageError as error:
             failure = say(error)
     raise typer.Exit(exit_code(result, series, failure))

@@ -5,27 +5,31 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from chaos.playing.play import RESIDENT, RESTART
+from chaos.commands.numbers import finite
+from chaos.machine.cluster import started_by
+from chaos.machine.preloaded import PreloadedServer
+from chaos.playing.setting import RESIDENT, RESTART
 from chaos.report import junit
 from chaos.report.early import say
 from chaos.report.folder import REPORT
+from chaos.report.random_documents import replay_command
 from chaos.report.view import summary
 from chaos.report.watching import clean_end
 from chaos.schedules.files import SEED, load
 from chaos.schedules.schedule import Schedule
-from chaos.storms.folders import writable_file
 from chaos.storms.storm import Job, Storm, keep, kept_storm, play_storm
-from elastic3d.errors import Elastic3dError, UsageError
+from elastic3d.errors import UsageError
 
 INCOMPLETE = 4
 """Exit code where every promise held, but not all faults could be made."""
@@ -70,6 +74,9 @@ Arguments = Annotated[
         show_default=False,
     ),
 ]
+Patience = Annotated[
+    float, typer.Option(min=1.0, callback=finite, help="Seconds without an event until a run is given up.")
+]
 NoticedBars = Annotated[
     float | None,
     typer.Option(
@@ -107,7 +114,24 @@ Loopback = Annotated[
         "host of its own where root can make that.",
     ),
 ]
+Preloaded = Annotated[
+    bool,
+    typer.Option(
+        "--preloaded",
+        help="Fork agents and trainers from one process that has imported torch: quicker, where nothing that your "
+        "script sets has to be there before torch is imported.",
+    ),
+]
 Compare = Annotated[bool, typer.Option(help="Compare with an undisturbed run, which is played once and kept.")]
+
+
+@contextmanager
+def agents(preloaded: bool) -> Iterator[None]:
+    """Start agents as `--preloaded` says while the block runs: fresh ones unless an outer block says otherwise."""
+    with ExitStack() as stack:
+        if preloaded:
+            stack.enter_context(started_by(stack.enter_context(PreloadedServer())))
+        yield
 
 
 def run_schedule(
@@ -122,7 +146,7 @@ def run_schedule(
         int | None,
         typer.Option(help=f"Draws what the schedule leaves open. Default: its own, or {SEED}.", show_default=False),
     ] = None,
-    patience: Annotated[float, typer.Option(min=1.0, help="Seconds without an event until it is given up.")] = 180,
+    patience: Patience = 180,
     bars: NoticedBars = None,
     recovery: Recovery = None,
     loopback: Loopback = False,
@@ -177,7 +201,7 @@ def run_schedule(
             raise UsageError("--tolerance: it is of the losses of an undisturbed run; leave out --no-compare")
         return drawn, job
 
-    _run(given, "run", out=out, compare=compare, cases=cases, as_json=as_json)
+    _run(given, "run", script.name, out=out, compare=compare, cases=cases, as_json=as_json)
 
 
 def replay(
@@ -200,12 +224,13 @@ def replay(
         elastic3d chaos replay chaos-out/failed-7
     """
     out = out or folder.absolute().parent
-    _run(lambda: kept_storm(folder), "replay", out=out, compare=compare, cases=cases, as_json=as_json)
+    _run(lambda: kept_storm(folder), "replay", folder.name, out=out, compare=compare, cases=cases, as_json=as_json)
 
 
 def _run(
     given: Callable[[], tuple[Schedule, Job]],
     command: str,
+    name: str,
     *,
     out: Path,
     compare: bool,
@@ -214,34 +239,35 @@ def _run(
 ) -> None:
     # Without --json people read standard output; with it they read standard error, and programs the other.
     console = Console(stderr=as_json)
-    folder, failure = None, 0
+    folder, failure, suite = None, 0, f"elastic3d chaos {command}"
     try:
-        schedule, job = given()
         if cases is not None:
-            writable_file(cases)
+            junit.begin(cases, suite, name)
+        schedule, job = given()
         with ExitStack() as stack:
-            stack.enter_context(clean_end())
+            settle = stack.enter_context(clean_end())
             workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-chaos-")))
             storm = play_storm(schedule, job, workdir=workdir, kept=out, console=console, compare=compare)
+            settle()
             try:
                 folder = keep(storm, job, out, workdir)
             except UsageError as error:
                 # What was judged is told all the same.
                 failure = say(error)
-    except Elastic3dError as error:
+    except Exception as error:  # noqa: BLE001 - the process's edge
         raise typer.Exit(say(error)) from None
     if as_json:
         print(json.dumps(storm.document() | {"folder": None if folder is None else str(folder)}))
     else:
         console.print(report(storm))
     if folder is not None and not as_json:
-        console.print(f"[bold]Kept[/]     {folder}", highlight=False, soft_wrap=True)
-        console.print(f"[bold]Report[/]   {folder / REPORT}", highlight=False, soft_wrap=True)
+        console.print(f"[bold]Kept[/]     {escape(str(folder))}", highlight=False, soft_wrap=True)
+        console.print(f"[bold]Report[/]   {escape(str(folder / REPORT))}", highlight=False, soft_wrap=True)
         if not storm.kept:
-            console.print(f"[bold]Replay[/]   elastic3d chaos replay {folder}", highlight=False, soft_wrap=True)
+            console.print(f"[bold]Replay[/]   {escape(replay_command(folder))}", highlight=False, soft_wrap=True)
     if cases is not None:
         try:
-            junit.write(cases, f"elastic3d chaos {command}", Path(job.script).name, tuple(storm_cases(storm, folder)))
+            junit.write(cases, suite, Path(job.script).name, tuple(storm_cases(storm, folder)))
         except UsageError as error:
             failure = say(error)
     raise typer.Exit(1 if not storm.kept else failure or (INCOMPLETE if storm.skipped else 0))
@@ -249,7 +275,7 @@ def _run(
 
 def storm_cases(storm: Storm, folder: Path | None) -> Iterator[junit.Case]:
     """Yield a case per promise, and one per fault that was skipped. folder: what is kept of it."""
-    replay = () if folder is None else (f"replay: elastic3d chaos replay {folder}",)
+    replay = () if folder is None else (f"replay: {replay_command(folder)}",)
     yield from junit.promise_cases(storm.verdict.promises, replay)
     for fault, why in storm.skipped:
         yield junit.Case(name=str(fault), skipped=why)

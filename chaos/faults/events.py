@@ -1,8 +1,10 @@
-"""Faults of what takes events and output: their disk is full, and whoever reads what a node prints dies or stops."""
+"""Faults of what takes events and output: their disk is spoilt, and whoever reads what a node prints dies or stops."""
 
 from __future__ import annotations
 
 import signal
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,23 +17,30 @@ _ROW = "the reader of the output stops or dies, or the events' disk is full or h
 _GOES_ON = "training does not wait; what cannot be written is lost"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventsFull(OfDisk):
-    """The disk of a node's events has no room for `seconds`; it is a node that neither leads nor has rank 0."""
-
-    WORD = "events-full"
-    ABOUT = About(
+def _of_disk(enters: str, need: Need) -> About:
+    return About(
         place=Place.DISK,
-        enters="a file system of its own, mounted anew without room",
+        enters=enters,
         promised=_GOES_ON,
         row=_ROW,
-        needs=frozenset({Need.MOUNTS}),
+        needs=frozenset({need}),
         replay=Replay.TIMED,
         ends=Ends.NOTHING,
     )
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfEvents(OfDisk):
+    """Something that lasts for `seconds` on the disk of the events of a node that neither leads nor has rank 0."""
+
+    LEAST_NODES = 3
+
+    @abstractmethod
+    def spoil(self, job: LiveJob, name: str) -> Callable[[], None]:
+        """Do it to that node's, and return what undoes it."""
+
     def make(self, job: LiveJob) -> bool:
-        """Fill it; not while there is no such node.
+        """Do it for so long; not while there is no such node.
 
         Only the leader says which generations there are, and only rank 0 which steps: without their lines nothing
         would be left to judge by.
@@ -40,11 +49,51 @@ class EventsFull(OfDisk):
         others = () if view is None else [name for name in view.nodes[1:] if name != view.leader]
         if not others:
             return False
-        disk = job.events_disk(others[-1])
-        job.note("events full", others[-1])
-        disk.fill()
-        job.later(self.seconds, disk.restore)
+        job.note(self.WORD.replace("-", " "), others[-1])
+        job.later(self.seconds, self.spoil(job, others[-1]))
         return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsFull(OfEvents):
+    """The disk of a node's events has no room for `seconds`; it is a node that neither leads nor has rank 0."""
+
+    WORD = "events-full"
+    ABOUT = _of_disk("a file system of its own, mounted anew without room", Need.MOUNTS)
+
+    def spoil(self, job: LiveJob, name: str) -> Callable[[], None]:
+        """Fill it."""
+        disk = job.events_disk(name)
+        disk.fill()
+        return disk.restore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsHang(OfEvents):
+    """The disk of such a node's events answers no write for `seconds`, so that who writes cannot be killed."""
+
+    WORD = "events-hang"
+    ABOUT = _of_disk("a FUSE file system, which keeps back its answers", Need.FUSE)
+
+    def spoil(self, job: LiveJob, name: str) -> Callable[[], None]:
+        """Hold its writes."""
+        file = job.events_file(name)
+        file.hang()
+        return file.restore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsGone(OfEvents):
+    """Each write to the disk of such a node's events fails for `seconds`, as to a device that was taken away."""
+
+    WORD = "events-gone"
+    ABOUT = _of_disk("a FUSE file system, which answers with EIO", Need.FUSE)
+
+    def spoil(self, job: LiveJob, name: str) -> Callable[[], None]:
+        """Refuse its writes."""
+        file = job.events_file(name)
+        file.refuse()
+        return file.restore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,4 +133,4 @@ class StopReader(OfReader):
     ABOUT = _of_reader("SIGSTOP to the reader of the agent's output")
 
 
-KINDS = (KillReader, StopReader, EventsFull)
+KINDS = (KillReader, StopReader, EventsFull, EventsHang, EventsGone)

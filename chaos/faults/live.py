@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from chaos.machine.hung_files import HungFiles
     from chaos.machine.network import Network
     from chaos.machine.small_disk import SmallDisk
+    from chaos.machine.spoilt_file import SpoiltFile
     from chaos.servers.etcd import EtcdCluster, EtcdServer
     from chaos.servers.s3_proxy import Harm
 
@@ -69,6 +70,10 @@ class LiveJob(Protocol):
 
     def events_disk(self, name: str) -> SmallDisk:
         """Return the file system that a node's events are written to, where each node has one of its own."""
+        ...
+
+    def events_file(self, name: str) -> SpoiltFile:
+        """Return the file that a node's events are written to, where its writes can be spoilt."""
         ...
 
     def marked(self, step: int) -> str | None:

@@ -53,8 +53,9 @@ class When:
         if picture.step < self.step:
             return False
         if self.phase is not None:
-            return picture.seen.get((_SAID_BY[self.phase], self.generation), 0) > 0
-        if self.generation and all(view.number < self.generation for view in picture.generations):
+            if not picture.seen.get((_SAID_BY[self.phase], self.generation), 0):
+                return False
+        elif self.generation and all(view.number < self.generation for view in picture.generations):
             return False
         return not self.event or picture.said(self.event) >= self.count
 

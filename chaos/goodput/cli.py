@@ -18,7 +18,8 @@ from chaos.goodput.costs import read_costs, written
 from chaos.goodput.lives import crowd
 from chaos.goodput.plot import goodput_plot
 from chaos.goodput.report import Asked, document, shown
-from chaos.simulation.trace import end_of, read_trace, scaled
+from chaos.simulation.trace import read_trace, scaled
+from chaos.storms.folders import begin_file, in_words
 from elastic3d.calibration.record import load
 from elastic3d.cli.plan.question import check_size, choose, described, number_for, requested
 from elastic3d.errors import Elastic3dError, UsageError
@@ -96,15 +97,18 @@ def goodput(
         elastic3d simulate goodput --trace spot.csv --costs costs.toml --cost node_start=60
     """
     try:
+        if plot is not None and not show_costs:
+            begin_file(plot)
         recovery = read_costs(costs, cost or ())
         if show_costs:
             print(written(recovery), end="")
             return
         if trace is None:
             raise UsageError("--trace: give a file of seconds,nodes rows, as in --trace spot.csv")
-        _check(nodes, slots, hours, announced, price, leaf, plot)
+        _check(nodes, slots, hours, announced, price, leaf)
         contenders = [choose(Contender, "--policy", name) for name in policy or Contender]
-        changes, end = read_trace(trace), end_of(trace)
+        read = read_trace(trace)
+        changes, end = read.changes, read.end
         if nodes is not None:
             changes = scaled(changes, nodes)
         if hours is not None:
@@ -155,7 +159,9 @@ def goodput(
             price=price,
         )
         if plot is not None:
-            _write(plot, goodput_plot(f"{model} on {trace.name}: goodput against the oracle", people, comparison))
+            with in_words(plot):
+                title = f"{model} on {trace.name}: goodput against the oracle"
+                plot.write_text(goodput_plot(title, people, comparison))
     except Elastic3dError as error:
         print(f"elastic3d: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
@@ -172,7 +178,6 @@ def _check(
     announced: float,
     price: float | None,
     leaf: int,
-    plot: Path | None,
 ) -> None:
     check_size(1 if nodes is None else nodes, slots)
     if hours is not None and not 0 < hours < float("inf"):
@@ -183,15 +188,6 @@ def _check(
         raise UsageError(f"--price {price:g}: give what a node costs an hour, 0 or more")
     if leaf < 1:
         raise UsageError(f"--leaf {leaf}: give 1 or more")
-    if plot is not None and not plot.absolute().parent.is_dir():
-        raise UsageError(f"--plot {plot}: there is no folder {plot.absolute().parent}; make it, or name another file")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise UsageError(f"--plot {path}: it cannot be written ({error.strerror}); name another file") from None
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def read_costs(path: Path | None, given: Iterable[str] = ()) -> RecoveryCosts:
     costs = RecoveryCosts()
     if path is not None:
         try:
-            data = tomllib.loads(path.read_text())
+            data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
             raise UsageError(f"--costs {path}: it cannot be read ({reason}); --show-costs prints such a file") from None

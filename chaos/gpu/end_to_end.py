@@ -22,7 +22,9 @@ from chaos.gpu.train_marked import MARKS
 from chaos.history.follow import Event, Follower
 from chaos.machine.cluster import Cluster, Launch
 from chaos.machine.processes import Part, wait_until
-from chaos.playing.play import Outcome, Setting, play
+from chaos.playing.outcome import Outcome
+from chaos.playing.play import play
+from chaos.playing.setting import Setting
 from chaos.schedules.scenario import parse_drain, parse_join, parse_kill
 from chaos.servers.etcd import EtcdServer
 from elastic3d.clock import SYSTEM

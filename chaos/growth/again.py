@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from chaos.faults.fault import Fault
 from chaos.growth.soak import Plan, Soak, SoakSetting
 from chaos.schedules.schedule import Schedule
 from chaos.storms.storm import Job
@@ -14,8 +15,16 @@ _AFTER = 20
 
 
 def schedule_of(soak: Soak) -> Schedule:
-    """Return what was done to the job: each fault at the step at which it was made."""
-    return Schedule(faults=tuple(fault for fault, _ in soak.made))
+    """Return what was done to the job: each fault at the step at which it was made.
+
+    Where the job had gone back by then, at the one after that of the fault before: that orders them, whatever is made
+    again, and leaves no two of them alike.
+    """
+    faults, step = list[Fault](), 0
+    for fault, _ in soak.made:
+        step = max(step + 1, fault.when.step)
+        faults.append(dataclasses.replace(fault, when=dataclasses.replace(fault.when, step=step)))
+    return Schedule(faults=tuple(faults))
 
 
 def job_of(soak: Soak) -> Job:
@@ -23,7 +32,7 @@ def job_of(soak: Soak) -> Job:
     plan = soak.plan
     setting = plan.setting(Path())
     if isinstance(setting, SoakSetting):
-        steps = max([soak.steps, *(fault.when.step + _AFTER for fault, _ in soak.made)])
+        steps = max([soak.steps, *(fault.when.step + _AFTER for fault in schedule_of(soak).faults)])
         given = _arguments(plan, setting, steps)
     else:
         given = plan.given

@@ -16,6 +16,7 @@ from chaos.growth.measures import Measure
 from chaos.growth.plot import panels
 from chaos.growth.verdict import SoakVerdict
 from chaos.report.parts import SPACE, count, duration, mark, pairs, promise_table, table, verdict_box, whole
+from chaos.report.random_documents import replay_command
 from elastic3d.pages.markup import Html, block, join, tag
 
 FAULTS = 100
@@ -79,7 +80,7 @@ def _about(facts: SoakFacts, folder: str) -> Iterator[tuple[str, Html | str]]:
     if facts.stopped:
         yield "ended", facts.stopped
     if facts.faults:
-        yield "play again", tag("code", f"elastic3d chaos replay {shlex.quote(folder)} --no-compare")
+        yield "play again", tag("code", replay_command(folder, "--no-compare"))
 
 
 def _slopes(series: Sequence[Measure]) -> Html:

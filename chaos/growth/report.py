@@ -26,7 +26,8 @@ from chaos.growth.soak import Plan, Soak
 from chaos.growth.verdict import SoakVerdict, lacking, verdict, wrong
 from chaos.report.folder import PICTURE, REPORT
 from chaos.report.junit import Case, promise_cases
-from chaos.storms.folders import free_folder, in_words, writable_folder
+from chaos.report.random_documents import replay_command
+from chaos.storms.folders import in_words, new_folder, writable_folder
 from chaos.storms.storm import VERDICT, copy_logs, write_job
 from elastic3d.errors import UsageError
 from elastic3d.values import from_json, to_json
@@ -75,7 +76,7 @@ def shown(soak: Soak, series: Sequence[Measure]) -> RenderableType:
 
 def cases(soak: Soak, series: Sequence[Measure], folder: Path | None) -> Iterator[Case]:
     """Yield a case per promise and per series with a bar, and one of the whole. folder: what is kept of it."""
-    replay = (f"replay: {replay_command(folder)}",) if folder is not None and soak.made else ()
+    replay = (f"replay: {again(folder)}",) if folder is not None and soak.made else ()
     yield from promise_cases(soak.promises, replay)
     for measure in series:
         if measure.bar is not None:
@@ -88,9 +89,9 @@ def cases(soak: Soak, series: Sequence[Measure], folder: Path | None) -> Iterato
     yield Case(name="it is long enough to tell", seconds=soak.seconds, error=early, skipped=lacks)
 
 
-def replay_command(folder: Path) -> str:
+def again(folder: Path) -> str:
     """Return the command that plays a soak again; not beside one that nothing happens to, which takes as long."""
-    return f"elastic3d chaos replay {folder} --no-compare"
+    return replay_command(folder, "--no-compare")
 
 
 def document(soak: Soak, series: Sequence[Measure]) -> dict[str, Any]:
@@ -129,10 +130,7 @@ def document(soak: Soak, series: Sequence[Measure]) -> dict[str, Any]:
 def begin(plan: Plan, out: Path) -> Path:
     """Make the folder of a soak below `out`, for its samples, and return it; UsageError where that fails."""
     writable_folder(out)
-    folder = free_folder(out, f"soak-{plan.seed}")
-    with in_words(folder):
-        folder.mkdir()
-    return folder
+    return new_folder(out, f"soak-{plan.seed}")
 
 
 def append(folder: Path, sample: Sample) -> None:

@@ -27,8 +27,10 @@ from chaos.judging.oracle import WHOLE, all_is_known, judge, of_one_that_was_end
 from chaos.judging.promise import Promise
 from chaos.machine.cluster import started_by
 from chaos.machine.preloaded import PreloadedServer
+from chaos.playing.outcome import Outcome
 from chaos.playing.own_script import ScriptSetting, known_steps
-from chaos.playing.play import Outcome, Player, Setting
+from chaos.playing.play import Player
+from chaos.playing.setting import Setting
 from chaos.playing.standing import Standing
 from chaos.report.early import in_a_line
 from chaos.servers.etcd import EtcdServer

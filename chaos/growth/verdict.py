@@ -34,8 +34,14 @@ def lacking(soak: Soak, series: Sequence[Measure]) -> tuple[str, ...]:
         lacks.append(f"faults were made for {soak.trained:.0f} s of {soak.plan.seconds:.0f} s")
     if not soak.made:
         lacks.append("no fault was made")
-    if not any(measure.bar is not None and measure.line is not None for measure in series):
+    judged = [measure for measure in series if measure.bar is not None]
+    short = [f"{measure.group.name}: {measure.name}" for measure in judged if measure.line is None]
+    if len(short) == len(judged):
         lacks.append("no series with a bar has points enough for a line")
+    elif short:
+        lacks.append(f"too few points for a line: {', '.join(short)}")
+    if soak.samples and not any(sample.etcd for sample in soak.samples):
+        lacks.append("etcd was in no sample")
     return tuple(lacks)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from chaos.judging import endings
 from chaos.judging.notices import Notice
 from chaos.judging.promise import Promise
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
 from elastic3d.errors import UsageError
 
 

@@ -14,7 +14,7 @@ from chaos.faults.fault import Ends, Replay
 from chaos.history.follow import Event
 from chaos.judging.explained import BEFORE, Made, made
 from chaos.judging.promise import Promise
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
 
 ENDED = "job.ended"
 """The event in which a node says how it ends."""

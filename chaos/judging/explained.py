@@ -15,7 +15,7 @@ from chaos.faults.fault import Ends, Fault, Place, Replay
 from chaos.history.claims import Loss
 from chaos.history.follow import GenerationView
 from chaos.judging.promise import Promise
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
 
 BEFORE = 5.0
 """Seconds by which what the script does to itself may be noted after somebody has noticed it."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from chaos.history.follow import Step, as_step, distrusted, lineage
 from chaos.judging import endings
 from chaos.judging.promise import Promise
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
 from elastic3d.errors import UsageError
 
 NEAR = "whatever happens, each loss is that of a run that nothing happens to, within {:g} of it"

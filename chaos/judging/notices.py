@@ -10,7 +10,7 @@ from chaos.faults.fault import Ends, Fault, Place, Replay
 from chaos.history.follow import ORDERLY_EXITS, Event
 from chaos.judging.explained import UNKNOWN, Made, by_then, made
 from chaos.judging.promise import Promise
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
 
 _NOTED_LATE = 1.0
 """Seconds by which a fault within the script may be noted after it has happened, and after somebody has noticed it."""

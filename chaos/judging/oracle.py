@@ -15,8 +15,8 @@ from chaos.judging import endings, explained, notices
 from chaos.judging.explained import BEFORE, UNKNOWN
 from chaos.judging.losses import again_promise, near_promise
 from chaos.judging.promise import Promise
+from chaos.playing.outcome import Outcome
 from chaos.playing.own_script import ScriptSetting
-from chaos.playing.play import Outcome
 
 GOES_ON, WHOLE, SAVED = "the job never stands still for good", "the job makes all its steps", "the last step is saved"
 """Promises of how a job ends."""
@@ -81,7 +81,7 @@ def judge(
     """
     # A job that has to end consumes what it has made steps of.
     steps = outcome.setting.steps if endings.of_job(outcome) is None else outcome.picture.step
-    samples = ledger(outcome.picture.steps, steps * outcome.setting.global_batch)
+    samples = ledger(outcome.picture.steps, outcome.setting.consumed(steps))
     promises = tuple(_promises(outcome, samples, quiet, all_known, tolerance))
     return Verdict(
         same_bits=None if quiet is None or tolerance is not None else not compare(outcome, quiet),
@@ -181,7 +181,8 @@ def _errors(outcome: Outcome) -> Promise:
 def _made(outcome: Outcome) -> Promise:
     """Judge whether no fault was left out: a job that ends early leaves some out, and is what went wrong then."""
     ending = endings.of_job(outcome)
-    done = f"{len(outcome.faults) - len(outcome.undone) - len(outcome.late)} of {len(outcome.faults)}"
+    missed = (*outcome.undone, *outcome.late, *outcome.unmet)
+    done = f"{len(outcome.faults) - len(missed)} of {len(outcome.faults)}"
     if outcome.late:
         done = f"{done}; the job had ended before {', '.join(map(str, outcome.late))}"
     if outcome.unmet:
@@ -265,6 +266,7 @@ def _alarms(outcome: Outcome, quiet: Outcome | None, all_known: bool) -> Promise
         why = f"of {', '.join(vague)} nothing says whose fault it is"
     wrong: dict[tuple[str, tuple[str, ...]], str] = {}
     accused = [one for one in outcome.picture.accused if one.event not in usual]
+    excused = ", ".join(sorted(usual & {one.event for one in outcome.picture.accused}))
     for one in accused if not why else ():
         harmful = [done for done in outcome.injections if done.node and done.kind not in HARMLESS]
         hit = {done.node for done in harmful if done.at <= one.at + BEFORE}
@@ -275,7 +277,9 @@ def _alarms(outcome: Outcome, quiet: Outcome | None, all_known: bool) -> Promise
     return Promise(
         says="nobody is named as being at fault to whom nothing was done",
         page="reference/failures.md",
-        seen=why or "; ".join(named) or "nobody was named",
+        seen=why
+        or ("; ".join(named) or "nobody was named")
+        + (f"; not judged, as somebody was named by it undisturbed too: {excused}" if excused else ""),
         broken=tuple(wrong.values()),
         judged=not why,
     )

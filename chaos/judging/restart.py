@@ -15,7 +15,7 @@ from chaos.judging.explained import BEFORE
 from chaos.judging.losses import near_promise
 from chaos.judging.oracle import GOES_ON, HARMLESS, Verdict, judge
 from chaos.judging.promise import Promise
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
 
 AS_OF_EVERY_JOB = (
     GOES_ON,

@@ -134,7 +134,7 @@ class AgentNode:
         if not self.resident and part is Part.TRAINERS:
             return [child for child in children(self.pid) if _is_worker(child)]
         keepers = self.keepers()
-        # A keeper's other children are probes, which live for milliseconds.
+        # A keeper's other children are what writes its events, and probes, which live for milliseconds.
         templates = [child for keeper in keepers for child in children(keeper) if _leads_session(child)]
         forked = [child for template in templates for child in children(template)]
         match part:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import random
 import subprocess
@@ -33,6 +34,8 @@ _LINKS = Path("/sys/class/net")
 _SPACES = Path("/run/netns")
 _OF_NETWORK = 0x40000000
 """CLONE_NEWNET of <linux/sched.h>."""
+_NUMBERS = itertools.count(random.randrange(0x100))
+"""Of the networks of this process, of which no two have the same names."""
 
 
 def within(space: str) -> tuple[str, ...]:
@@ -62,7 +65,7 @@ class Network:
     """
 
     def __init__(self) -> None:
-        self._mark = f"e{os.getpid() % 0xFFFF:04x}{random.randrange(0x100):02x}"
+        self._mark = f"e{os.getpid() % 0xFFFF:04x}{next(_NUMBERS) % 0x100:02x}"
         self._bridge = f"{self._mark}{_BRIDGE}"
         self._hosts: dict[str, str] = {}
         self._impaired: dict[str, ImpairedCable] = {}
@@ -205,9 +208,14 @@ class Network:
 
     def close(self) -> None:
         """Remove everything. Processes that run on a host keep its namespace, unnamed, until they end."""
-        while self._impaired:
-            self._impaired.popitem()[1].close()
-        if left := _remove(self._mark):
+        try:
+            while self._impaired:
+                self._impaired.popitem()[1].close()
+            left = _remove(self._mark)
+        except BaseException:  # also where a person ends it here
+            _remove(self._mark)
+            raise
+        if left:
             raise OSError(f"of the network of this job these could not be removed: {', '.join(left)}")
 
     def _cable(self, host: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.etcd_server.process import free_ports
 
 MARK = "ELASTIC3D_CHAOS_RUN"
 _LEASH = (
@@ -76,7 +76,7 @@ def marked(mark: str, variable: str = MARK, *, besides: Collection[int] = ()) ->
     for pid in all_pids() - {os.getpid(), *besides}:
         folder = f"/proc/{pid}"
         try:
-            if wanted not in Path(folder, "environ").read_bytes().split(b"\0"):
+            if wanted not in _environment(folder).split(b"\0"):
                 continue
             if Path(folder, "stat").read_text().rpartition(")")[2].split()[0] in "ZX":
                 continue
@@ -85,6 +85,23 @@ def marked(mark: str, variable: str = MARK, *, besides: Collection[int] = ()) ->
             continue
         processes.append(Found(pid=pid, command=command[:160]))
     return processes
+
+
+def _environment(folder: str) -> bytes:
+    """Return the environment of a process, b"" if it has none.
+
+    Within exec there is none for a moment, and neither is the auxiliary vector, which is written just before it. A file
+    that was opened before shows what was then: so "none" has to be read a few times.
+    """
+    none = 0
+    while none < 5:
+        if environment := Path(folder, "environ").read_bytes():
+            return environment
+        auxiliary = Path(folder, "auxv").read_bytes()
+        if not auxiliary:
+            return b""  # a thread of the kernel, or a zombie
+        none += any(auxiliary)
+    return b""
 
 
 def children(pid: int) -> list[int]:
@@ -137,7 +154,5 @@ def end_all(mark: str, seconds: float = 10.0) -> list[Found]:
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port of the loopback address that is free now, and that the system gives to nobody who asks."""
+    return free_ports(1)[0]

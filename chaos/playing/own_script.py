@@ -13,7 +13,8 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from blake3 import blake3
 
 from chaos.history.claims import Accusation
 from chaos.history.follow import Picture, Step
-from chaos.playing.play import RESTART, Outcome, Setting
+from chaos.playing.outcome import Outcome
+from chaos.playing.setting import RESTART, Setting
+from chaos.storms.folders import in_words
 from elastic3d.errors import UsageError
 from elastic3d.values import Layout, from_json, to_json
 
@@ -35,13 +38,14 @@ PLACES = ("seed", "out", "events", "store")
 class ScriptSetting(Setting):
     """A job of a script. target: its file. given: its arguments, in which {seed}, {out} and such are filled in.
 
-    steps and global_batch are 0 until the undisturbed run has shown them.
+    ends: steps, each with the position after its last sample. steps is 0, and ends empty, until the undisturbed run has
+    shown them.
     """
 
     target: Path
     given: tuple[str, ...] = ()
     steps: int = 0
-    global_batch: int = 0
+    ends: tuple[tuple[int, int], ...] = ()
     script: Path = ANY_SCRIPT
 
     def arguments(self, *, store: str, events: Path, out: Path) -> tuple[str, ...]:
@@ -49,6 +53,10 @@ class ScriptSetting(Setting):
         places = {"seed": str(self.seed), "out": str(out), "events": str(events), "store": store}
         given = tuple(filled(one, places) for one in self.given)
         return (store, str(events), str(out), str(self.target), *given) if self.resident else given
+
+    def consumed(self, step: int) -> int:
+        """Return the samples of the steps up to one: a script may have its batch grow."""
+        return max((end for number, end in self.ends if number <= step), default=0)
 
 
 def filled(argument: str, places: Mapping[str, str]) -> str:
@@ -71,8 +79,8 @@ def known_steps(setting: ScriptSetting, quiet: Outcome) -> ScriptSetting:
             f"{setting.target.name}: it made no step, so nothing can happen to it"
             + (f"; {quiet.failure}" if quiet.failure else "; does it call elastic3d.run and run.step?")
         )
-    reach = max(step.samples[1] for step in steps)
-    return replace(setting, steps=quiet.picture.step, global_batch=reach // quiet.picture.step)
+    ends = tuple((step.number, step.samples[1]) for step in steps)
+    return replace(setting, steps=quiet.picture.step, ends=ends)
 
 
 def quiet_key(setting: ScriptSetting) -> str:
@@ -85,6 +93,7 @@ def quiet_key(setting: ScriptSetting) -> str:
     facts = {
         "script": blake3(setting.target.read_bytes()).hexdigest(),
         "beside": _beside(setting.target),
+        "named": _named(setting.given),
         "given": setting.given,
         "seed": setting.seed,
         **({} if setting.resident else {"mode": RESTART}),
@@ -99,7 +108,10 @@ def quiet_key(setting: ScriptSetting) -> str:
 
 
 def _beside(script: Path) -> str:
-    """Return the digest of the Python files that a script finds beside it, and in packages there."""
+    """Return the digest of the Python files that a script finds beside it, and in packages there.
+
+    A folder of Python files is a package without an `__init__.py` too.
+    """
     files, folders = blake3(), [script.parent]
     for folder in folders:
         for path in sorted(folder.iterdir()):
@@ -107,18 +119,26 @@ def _beside(script: Path) -> str:
                 files.update(f"{path.relative_to(script.parent)}\0".encode())
                 with contextlib.suppress(PermissionError):
                     files.update(path.read_bytes())
-            elif (path / "__init__.py").is_file() and not path.is_symlink():
+            elif path.name.isidentifier() and not path.is_symlink() and any(path.glob("*.py")):
                 folders.append(path)
     return files.hexdigest()
+
+
+def _named(arguments: Iterable[str]) -> list[tuple[int, int]]:
+    """Return the size and the time of each file that arguments name, as `settings.yaml` or `--config=settings.yaml`."""
+    values = (one.partition("=")[2] if one.startswith("-") else one for one in arguments)
+    stats = [os.stat(value) for value in values if os.path.isfile(value)]
+    return [(stat.st_size, stat.st_mtime_ns) for stat in stats]
 
 
 @functools.cache
 def _sources() -> str:
     """Return the digest of all code of ours that takes part in a run."""
+    import checkpointing
     import elastic3d
 
     sources = blake3()
-    for folder in (Path(elastic3d.__file__).parent, ANY_SCRIPT.parent):
+    for folder in (Path(elastic3d.__file__).parent, Path(checkpointing.__file__).parent, ANY_SCRIPT.parent):
         for path in sorted(folder.rglob("*.py")):
             sources.update(path.read_bytes())
     return sources.hexdigest()
@@ -127,7 +147,7 @@ def _sources() -> str:
 def quiet_run(setting: ScriptSetting, folder: Path, play: Callable[[], Outcome]) -> Outcome:
     """Return the undisturbed run of `setting` that is kept in `folder`; where there is none, `play` it and keep it.
 
-    One that failed is not kept.
+    One that failed is not kept. UsageError where the folder cannot be written.
     """
     kept = folder / f"quiet-{quiet_key(setting)}.json"
     try:
@@ -136,18 +156,23 @@ def quiet_run(setting: ScriptSetting, folder: Path, play: Callable[[], Outcome])
         pass
     outcome = play()
     if sound(outcome):
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished = kept.with_suffix(".part")
-        unfinished.write_text(json.dumps(_written(outcome)))
-        os.replace(unfinished, kept)
+        # Another run of the same job may keep it at the same time.
+        unfinished = kept.with_suffix(f".{uuid.uuid4().hex}.part")
+        with in_words(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                unfinished.write_text(json.dumps(_written(outcome)))
+                os.replace(unfinished, kept)
+            finally:
+                unfinished.unlink(missing_ok=True)
     return outcome
 
 
 def sound(outcome: Outcome) -> bool:
-    """Return whether an undisturbed run has come to its end; `elastic3d.run` leaves a digest then."""
-    if outcome.failure or outcome.setting.resident:
-        return outcome.digest is not None and not outcome.failure
-    return not any(outcome.exit_codes.values())
+    """Return whether an undisturbed run has come to its end on all nodes; `elastic3d.run` leaves a digest then."""
+    if outcome.failure or any(outcome.exit_codes.values()):
+        return False
+    return outcome.digest is not None or not outcome.setting.resident
 
 
 def _written(outcome: Outcome) -> dict[str, Any]:

@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from chaos.faults.events import EventsFull, OfReader
+from chaos.faults.events import OfReader
 from chaos.faults.fault import Fault, node_name
 from chaos.faults.orders import Announce, Coming, Join
 from chaos.faults.process import Continue
@@ -25,144 +23,35 @@ from chaos.machine.cluster import Cluster, Launch
 from chaos.machine.hung_files import HungFiles
 from chaos.machine.leftovers import keys_left, leases_left, ports_left, shared_memory, shared_memory_left
 from chaos.machine.network import DEVICE, Network
+from chaos.machine.priority import before_others
 from chaos.machine.small_disk import SmallDisk
+from chaos.machine.spoilt_file import SpoiltFile
 from chaos.machine.strangers import Port, sockets
+from chaos.playing.events_disks import EventsDisks
 from chaos.playing.observer import Observer
+from chaos.playing.outcome import Outcome
+from chaos.playing.setting import RESIDENT, Etcd, Setting
 from chaos.playing.standing import Standing
 from chaos.schedules.schedule import bounds
 from chaos.scripts import ASKED, mark_of
 from chaos.servers.etcd import EtcdCluster, EtcdServer
-from chaos.servers.metadata import cloud_of
+from chaos.servers.metadata import Cloud, Provider, cloud_of
 from chaos.servers.s3 import LOOPBACK
-from chaos.servers.s3_proxy import Harm, S3Proxy
-from checkpointing import open_store, verify
+from chaos.servers.s3_proxy import Harm
+from checkpointing import Ref, open_store, read_latest, verify
 from checkpointing.errors import CheckpointError
 from elastic3d import etcd_keys as keys
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import EtcdError, UsageError
-from elastic3d.etcd import EtcdClient
 from elastic3d.membership.orders import order_drain
 from elastic3d.values import Layout
 
-RESIDENT, RESTART = "resident", "restart"
-"""The modes in which a job is played, as `--rdzv-conf=mode=` has them."""
 TRIES = 3
 """Times that torchrun may start a script's workers anew for each fault: those whose peer died end by themselves."""
 _LISTENING = ("generation.sealed", "state.restored")
 """Events by which nodes, and then their trainers, listen on all the ports that they need."""
 _TRIED = 2
 """Times that what is undone at the end is tried."""
-TRAIN_GPT = Path(__file__).parents[1] / "scripts" / "train_gpt.py"
-
-
-class Etcd(Protocol):
-    """An etcd server the job uses."""
-
-    @property
-    def endpoint(self) -> str:
-        """HOST:PORT, several separated by commas."""
-        ...
-
-    def client(self) -> EtcdClient:
-        """Return a client that may see everything."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """A job: how many nodes, for how long, and on what model. store: None for a folder of the history's own.
-
-    labels: where the first nodes stand, in order, "" for nowhere in particular. proxy: what stands before the store.
-    network: where each node is a host of its own; etcd has to serve at its address, too. clocks: where each node has a
-    wall clock of its own. disk: what `store` is on, where it is a file system of its own. hung: the one of which the
-    script is told the folder, where it is told of one that does not answer. step_pattern: of lines that tell a step
-    where the script is restarted, as `chaos.playing.step_lines` takes it.
-    """
-
-    nodes: int = 4
-    slots: int = 1
-    steps: int = 60
-    seed: int = 17
-    layout: Layout | None = None
-    store: str | None = None
-    global_batch: int = 8
-    micro_batch: int = 2
-    blocks: int = 8
-    width: int = 208
-    context: int = 64
-    options: tuple[str, ...] = ()
-    conf: Mapping[str, str] = field(default_factory=dict)
-    labels: tuple[str, ...] = ()
-    script: Path = TRAIN_GPT
-    step_pattern: str = ""
-    # How long the job may be silent before the history is given up: see `standing`.
-    patience: float = 180.0
-    proxy: S3Proxy | None = field(default=None, compare=False, repr=False)
-    network: Network | None = field(default=None, compare=False, repr=False)
-    clocks: Clocks | None = field(default=None, compare=False, repr=False)
-    disk: SmallDisk | None = field(default=None, compare=False, repr=False)
-    hung: HungFiles | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def resident(self) -> bool:
-        """Whether its script calls `elastic3d.run`; otherwise torchrun restarts it at each change of nodes."""
-        return self.conf.get("mode", RESIDENT) == RESIDENT
-
-    def arguments(self, *, store: str, events: Path, out: Path) -> tuple[str, ...]:
-        """Return the training script's arguments."""
-        layout = () if self.layout is None else (f"--layout={self.layout.request()}",)
-        return (
-            f"--steps={self.steps}",
-            f"--seed={self.seed}",
-            f"--global-batch={self.global_batch}",
-            f"--micro-batch={self.micro_batch}",
-            f"--blocks={self.blocks}",
-            f"--width={self.width}",
-            f"--context={self.context}",
-            f"--store={store}",
-            f"--events={events}",
-            f"--out={out}",
-            *layout,
-            *self.options,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The outcome of a history.
-
-    asked: the layout that anybody's script asks for, None for none.
-    killed, dismissed: nodes ended by SIGKILL and by SIGTERM. unwanted: nodes that were to be turned away. undone:
-    faults whose moment never came. late: those that were begun, and had not happened when it ended. unmet: those
-    that no request of the store has met since. failure: that it was left standing, and was given up, or "". logs: by
-    node, the end of what an agent printed that ended as it should not have. store: the URL of its checkpoints.
-    injections: what was done, and when. made: the faults that were
-    made, and when. hit: the node that each of `made` happened to, "" for none. events: of all nodes, by this
-    machine's clock. damage: what was found wrong with committed checkpoints when every byte of the store was read
-    at the end.
-    """
-
-    setting: Setting
-    faults: tuple[Fault, ...]
-    picture: Picture
-    digest: str | None
-    exit_codes: Mapping[str, int | None]
-    killed: tuple[str, ...]
-    undone: tuple[Fault, ...]
-    leftovers: tuple[str, ...]
-    dismissed: tuple[str, ...] = ()
-    unwanted: tuple[str, ...] = ()
-    failure: str = ""
-    logs: Mapping[str, str] = field(default_factory=dict)
-    store: str = ""
-    injections: tuple[Injection, ...] = ()
-    made: tuple[tuple[Fault, float], ...] = ()
-    hit: tuple[str, ...] = ()
-    events: tuple[Event, ...] = ()
-    damage: tuple[str, ...] = ()
-    unmet: tuple[Fault, ...] = ()
-    late: tuple[Fault, ...] = ()
-    asked: Layout | None = None
 
 
 Watcher = Callable[[Picture], None]
@@ -206,14 +95,17 @@ class Player:
         self.out, events = workdir / "out", workdir / "events"
         self.out.mkdir(parents=True)
         events.mkdir()
-        self._disks = ExitStack()
-        self._events_disks: dict[str, SmallDisk] = {}
+        self._beside = ExitStack()
+        self._observer: Observer | None = None
+        self._clouds: dict[str, tuple[Provider, Cloud]] = {}
+        self._events_disks = EventsDisks(events)
         self.follower = Follower(events, None if setting.clocks is None else setting.clocks.righted)
         self._events: list[Event] = []
         self.injections: list[Injection] = []
         self.made: list[tuple[Fault, float]] = []
         self.hit: list[str] = []
         self.late: list[Fault] = []
+        self._in_time: set[Fault] = set()
         self._over = False
         self._harms: list[tuple[Fault, Harm, int]] = []
         self._later: list[tuple[float, Callable[[], object]]] = []
@@ -224,10 +116,6 @@ class Player:
         )
         self._coming = {node_name(setting.nodes + number): fault for number, fault in enumerate(comers)}
         self._labels = {node_name(number): labels for number, labels in enumerate(setting.labels)}
-        host = LOOPBACK if setting.network is None else setting.network.address
-        self._clouds = {
-            fault.node: (fault.cloud, cloud_of(fault.cloud, host)) for fault in faults if isinstance(fault, Announce)
-        }
         run_id = f"{name}-{uuid.uuid4().hex[:8]}"
         self.store = f"{setting.store.rstrip('/')}/{run_id}" if setting.store else (workdir / "store").as_uri()
         low, high = among or bounds(faults, setting.nodes)
@@ -259,22 +147,23 @@ class Player:
             setting.clocks,
             readers=any(isinstance(fault, OfReader) for fault in faults),
         )
-        self._observer = (
-            None
-            if setting.resident
-            else Observer(self.cluster, etcd.client, self.root, events, clock, setting.step_pattern)
-        )
-        if any(isinstance(fault, EventsFull) for fault in faults):
-            for number in range(setting.nodes):
-                self._lay_events(events, node_name(number), workdir / "disks")
 
-    def _lay_events(self, events: Path, name: str, below: Path) -> None:
-        """Have a node's events written to a disk of its own, by a link where their file would be."""
-        disk = self._disks.enter_context(SmallDisk(below / name))
-        file = disk.folder / f"{name}-0.jsonl"
-        file.touch()
-        (events / file.name).symlink_to(file)
-        self._events_disks[name] = disk
+    def _begin(self) -> None:
+        """Start what stands beside the job until `close`."""
+        setting, events = self.setting, self.follower.folder
+        host = LOOPBACK if setting.network is None else setting.network.address
+        for fault in self.waiting:
+            if isinstance(fault, Announce):
+                cloud = cloud_of(fault.cloud, host)
+                self._beside.callback(cloud.stop)
+                self._clouds[fault.node] = fault.cloud, cloud
+        if not setting.resident:
+            self._observer = Observer(
+                self.cluster, self.etcd.client, self.root, events, self.clock, setting.step_pattern
+            )
+            self._beside.callback(self._observer.close)
+        nodes = (*map(node_name, range(setting.nodes)), *self._coming)
+        self._events_disks.lay(self.waiting, nodes, self._beside)
 
     def _endpoint(self) -> str:
         """Return where nodes reach etcd."""
@@ -325,6 +214,8 @@ class Player:
     def outcome(self, faults: Sequence[Fault], failure: str) -> Outcome:
         """Return what became of the job, before the cluster is closed."""
         nodes = self.cluster.nodes
+        # Their moments were seen only when the job was over.
+        late = [fault for fault in self.waiting if fault not in self._in_time and fault.when.come(self.picture)]
         return Outcome(
             setting=self.setting,
             faults=tuple(faults),
@@ -334,8 +225,8 @@ class Player:
             killed=tuple(node.name for node in nodes if node.killed),
             dismissed=tuple(node.name for node in nodes if node.dismissed),
             unwanted=tuple(node.name for node in nodes if node.unwanted),
-            undone=tuple(self.waiting),
-            late=tuple(self.late),
+            undone=tuple(fault for fault in self.waiting if fault not in late),
+            late=(*self.late, *late),
             unmet=tuple(fault for fault, harm, times in self._harms if harm.times == times),
             # A history that was given up is ended by force later: its leftovers prove nothing.
             leftovers=() if failure else self.leftovers(),
@@ -360,32 +251,44 @@ class Player:
         return bool(self.picture.checkpoints)
 
     def damage(self) -> tuple[str, ...]:
-        """Return what is wrong with the checkpoints that the job committed, from every byte of its store."""
+        """Return what is wrong with the checkpoints that the job committed, from every byte of its store.
+
+        Also where `latest` names none, or not that of the last step.
+        """
         if not self.has_saved:
             return ()
         if self.setting.proxy is not None:
             self.setting.proxy.harms.clear()
         try:
-            findings = [one for one in verify(open_store(self.store, write=False)) if one.checkpoints]
-            return tuple(f"{finding.object}: {finding.fault}, {finding.detail}" for finding in findings)
+            store = open_store(self.store, write=False)
+            findings = [one for one in verify(store) if one.checkpoints]
+            damaged = [f"{finding.object}: {finding.fault}, {finding.detail}" for finding in findings]
+            return (*damaged, *_misnamed(read_latest(store), self.picture))
         except CheckpointError as error:
             return (f"{self.store} cannot be read: {error}",)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Undo what was done to the job and close, at the end of the block, whatever ends it.
+        """Start what stands beside the job; at the end of the block, whatever ends it, undo what was done and close.
 
+        The block runs before the job itself, where the machine has more to do than it can.
         What cannot be undone is an error where nothing else ended the block, and otherwise a note on what did.
         """
         try:
-            yield
+            self._begin()
+            with before_others():
+                yield
         except BaseException as ended:
             try:
-                self.undo()
+                self._finish()
             except Exception as error:  # noqa: BLE001 - what ended the block comes first
                 ended.add_note(f"what was done to the job could not be undone: {error}")
             raise
         else:
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
             self.undo()
         finally:
             self.close()
@@ -412,17 +315,8 @@ class Player:
             raise min(errors, key=lambda error: isinstance(error, Exception))
 
     def close(self) -> None:
-        """End the metadata servers, look at the job no more, and keep the events of disks that are taken away."""
-        if self._observer is not None:
-            self._observer.close()
-        for _, cloud in self._clouds.values():
-            cloud.stop()
-        for path in self.follower.folder.glob("*.jsonl"):
-            if path.is_symlink():
-                whole = path.read_bytes()
-                path.unlink()
-                path.write_bytes(whole)
-        self._disks.close()
+        """End all that stands beside the job, whatever becomes of one; keep the events of disks that are taken away."""
+        self._beside.close()
 
     def digest(self) -> str | None:
         try:
@@ -588,7 +482,10 @@ class Player:
         return self.setting.disk
 
     def events_disk(self, name: str) -> SmallDisk:
-        return self._events_disks[name]
+        return self._events_disks.disks[name]
+
+    def events_file(self, name: str) -> SpoiltFile:
+        return self._events_disks.files[name]
 
     @property
     def root(self) -> str:
@@ -600,9 +497,19 @@ class Player:
         for item in due:
             self._later.remove(item)
             item[1]()
+        over = 0 < self.setting.steps <= self.picture.step
         for fault in list(self.waiting):
             now, before = self.clock.wall(), len(self.injections)
-            if fault.when.come(self.picture) and fault.make(self):
+            if not fault.when.come(self.picture):
+                continue
+            if not over:
+                self._in_time.add(fault)
+            elif fault not in self._in_time and fault.when.step < self.setting.steps and not fault.when.event:
+                # Events come in lumps on a busy machine: nothing may be there any more that it can happen to.
+                self.waiting.remove(fault)
+                self.late.append(fault)
+                continue
+            if fault.make(self):
                 self.waiting.remove(fault)
                 self.made.append((fault, now))
                 self.hit.append(next((one.node for one in self.injections[before:]), ""))
@@ -618,3 +525,11 @@ class Player:
             for name in asleep:
                 self.cluster.kill_node(name)
                 self.cluster.wake_node(name)
+
+
+def _misnamed(latest: Ref | None, picture: Picture) -> Iterator[str]:
+    """Yield what `latest` does not name though nodes have said that it was committed."""
+    if latest is None or latest.checkpoint is None:
+        yield "latest names no checkpoint"
+    elif picture.step in picture.checkpoints and latest.step != picture.step:
+        yield f"latest names the checkpoint of step {latest.step}, and not that of step {picture.step}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from elastic3d.errors import UsageError
 
 STEP = re.compile(r"\bstep\b\D{0,3}(\d+)", re.IGNORECASE)
-LOSS = re.compile(r"\bloss\b[^-\d]{0,3}(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)", re.IGNORECASE)
+LOSS = re.compile(r"\bloss\b[^-\d]{0,3}(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?|-?(?:nan|inf)\b)", re.IGNORECASE)
 _EXAMPLE = r"'iter: *(\d+)'"
 _DIGITS = re.compile(r"(?:(?:\\d|\[0-9\]|\[\\d\]|[0-9])(?:[+*?][+?]?|\{[0-9]*,?[0-9]*\}[+?]?)?)+")
 """What is in a group that matches digits alone."""
@@ -33,12 +34,18 @@ def step_pattern(text: str) -> re.Pattern[str]:
 
 
 def step_of(line: str, pattern: re.Pattern[str] = STEP) -> tuple[int, float] | None:
-    """Return the step and the loss that a line of a script tells, None where it tells no step; the loss may be NaN."""
+    """Return the step and the loss that a line of a script tells, None where it tells no step.
+
+    The loss is NaN where it tells none. One that it tells as NaN is infinite: far from whatever it should be.
+    """
     step, loss = pattern.search(line), LOSS.search(line)
     # A group may have been left out, or be empty.
     if step is None or not step[1]:
         return None
-    return int(step[1]), float(loss[1]) if loss else float("nan")
+    if loss is None:
+        return int(step[1]), math.nan
+    value = float(loss[1])
+    return int(step[1]), math.inf if math.isnan(value) else value
 
 
 def _group(text: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import sys
+import tempfile
 import traceback
+from typing import TypeGuard
 
 from elastic3d.errors import Elastic3dError, UsageError
 
@@ -17,7 +19,12 @@ def say(error: Exception) -> int:
     if isinstance(error, Elastic3dError):
         print(f"elastic3d: {error}", file=sys.stderr)
         return error.exit_code
-    traceback.print_exception(error)
+    if _full(error):
+        where, folder = f"{error.filename}: " if error.filename else "", tempfile.gettempdir()
+        todo = f"make room there, or for temporary files in {folder}; TMPDIR names another folder for these"
+        print(f"elastic3d: {where}{error.strerror}; {todo}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
     return 1
 
 
@@ -28,5 +35,8 @@ def in_a_line(error: Exception) -> str:
 
 def of_one_run(error: Exception) -> bool:
     """Return whether another run may do without an error: neither bad input, nor a disk that is full."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return not (full or isinstance(error, UsageError))
+    return not (_full(error) or isinstance(error, UsageError))
+
+
+def _full(error: Exception) -> TypeGuard[OSError]:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -12,7 +12,7 @@ from chaos.history.follow import Event, GenerationView
 from chaos.judging.notices import Notice
 from chaos.judging.oracle import Verdict
 from chaos.judging.promise import Promise
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
 from chaos.report.moments import Moment, moments
 from chaos.report.view import layout
 

@@ -55,6 +55,14 @@ def junit(what: str, script: str, cases: Sequence[Case]) -> ElementTree.Element:
     return suites
 
 
+def begin(path: Path, what: str, script: str) -> None:
+    """Write a test suite that says of itself that it has not come to its end; UsageError where that fails.
+
+    It stays if nothing takes its place: what an earlier run wrote is not taken for what this one has shown.
+    """
+    write(path, what, script, [Case(name="it comes to its end", error="it did not: what it printed says why")])
+
+
 def write(path: Path, what: str, script: str, cases: Sequence[Case]) -> None:
     """Write the test suite to a file; UsageError where that fails."""
     with in_words(path):

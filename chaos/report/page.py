@@ -9,6 +9,7 @@ from pathlib import PurePath
 from chaos.report.facts import Fate, FaultFact, GenerationFact, Points, RunFacts
 from chaos.report.parts import SPACE, count, duration, mark, pairs, promise_table, source, table, verdict_box, whole
 from chaos.report.plot import loss_curves
+from chaos.report.random_documents import replay_command
 from chaos.report.timeline import timeline
 from elastic3d.pages.markup import Html, block, join, tag
 
@@ -84,7 +85,7 @@ def _about(facts: RunFacts, folder: str) -> Html:
         ("steps", f"{last} of {facts.steps}"),
         ("judged", "bits" if facts.tolerance is None else f"losses, within {facts.tolerance:g} of each"),
         ("duration", duration(facts.ended - facts.began)),
-        ("play again", tag("code", f"elastic3d chaos replay {shlex.quote(folder)}")),
+        ("play again", tag("code", replay_command(folder))),
     ]
     timed = [fault.text for fault in facts.faults if fault.replay == "timed"]
     if timed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from math import isnan
+from math import isfinite
 
 from chaos.history.follow import Picture
 
@@ -24,9 +24,9 @@ def loss_plot(picture: Picture, quiet: Picture | None = None) -> str:
 
 def loss_curves(curve: Curve, marks: Sequence[tuple[int, int, str]], quiet: Curve | None = None) -> str:
     """Return the same of curves. marks: first step, number and cause of each generation."""
-    # Of a script that tells its steps and not their losses.
-    curve = [(step, loss) for step, loss in curve if not isnan(loss)]
-    quiet = None if quiet is None else [(step, loss) for step, loss in quiet if not isnan(loss)]
+    # A script may tell its steps and not their losses, or diverge.
+    curve = [(step, loss) for step, loss in curve if isfinite(loss)]
+    quiet = None if quiet is None else [(step, loss) for step, loss in quiet if isfinite(loss)]
     curves = [curve] + ([quiet] if quiet is not None else [])
     steps = [*(step for one in curves for step, _ in one), *(step for step, _, _ in marks), 0]
     losses = [loss for one in curves for _, loss in one] or [0.0]

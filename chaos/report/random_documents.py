@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
+
+
+def replay_command(folder: Path | str, *options: str) -> str:
+    """Return the command that plays again what is kept in a folder, as a person would type it."""
+    return shlex.join(["elastic3d", "chaos", "replay", str(folder), *options])
 
 
 class RunVerdict(StrEnum):
@@ -65,12 +72,12 @@ class DrawnRun:
     @property
     def replay(self) -> str:
         """The command that plays it again, "" where nothing is kept of it."""
-        return f"elastic3d chaos replay {self.folder}" if self.folder else ""
+        return replay_command(self.folder) if self.folder else ""
 
     @property
     def shrink(self) -> str:
         """The command that looks for a smaller schedule, "" where nothing is kept of it."""
-        return f"elastic3d chaos shrink {self.folder}" if self.folder else ""
+        return f"elastic3d chaos shrink {shlex.quote(self.folder)}" if self.folder else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from chaos.history.follow import GenerationView, Picture
 from chaos.judging.oracle import Verdict
-from chaos.playing.play import Outcome, Setting
+from chaos.playing.outcome import Outcome
+from chaos.playing.setting import Setting
 
 _NEWS = 8
 

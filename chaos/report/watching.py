@@ -14,7 +14,9 @@ from rich.live import Live
 
 from chaos.faults.fault import Fault
 from chaos.history.follow import Picture
-from chaos.playing.play import Etcd, Outcome, Setting, play
+from chaos.playing.outcome import Outcome
+from chaos.playing.play import play
+from chaos.playing.setting import Etcd, Setting
 from chaos.report.view import loss_text, progress
 
 

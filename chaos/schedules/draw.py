@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from chaos.faults.catalogue import KINDS, kind_of
-from chaos.faults.events import EventsFull
+from chaos.faults.events import EventsFull, EventsGone, EventsHang
 from chaos.faults.fault import Fault, Need, OfNode, node_name
 from chaos.faults.frozen import FreezeAgent, FreezeCompanion, FreezeKeeper, FreezeTemplate
 from chaos.faults.memory import AllSnapshotFlips, Squeeze
@@ -67,6 +67,8 @@ NAMED: Mapping[type[Fault], str] = MappingProxyType(
         FreezeTemplate: "what it leaves to the node is judged where it is alone",
         FreezeAgent: "its node cannot end by itself",
         EventsFull: "a node has to be there that neither leads nor has rank 0",
+        EventsHang: "a node has to be there that neither leads nor has rank 0",
+        EventsGone: "a node has to be there that neither leads nor has rank 0",
         StoreDiskFull: "a store has one place, a folder or a server",
         StoreReadOnly: "a store has one place, a folder or a server",
         StoreStale: "a small job lists nothing",

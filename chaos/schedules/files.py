@@ -46,6 +46,8 @@ ANY = "any"
 """A node that is to be drawn."""
 SEED = 17
 """From which a schedule is drawn where neither it nor a person says."""
+_SEEDS = 1 << 63
+"""Of 64 bits, as torch takes them; a folder is named by one."""
 
 
 def load(path: Path, *, nodes: int, seed: int | None = None) -> Schedule:
@@ -54,14 +56,15 @@ def load(path: Path, *, nodes: int, seed: int | None = None) -> Schedule:
     seed: from which what it leaves open is drawn, for a job of so many nodes; None for its own, or SEED.
     """
     try:
-        text = path.read_text()
+        # Editors may begin a file with a mark of its encoding.
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"{path}: it cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path}: it is no text") from None
     try:
-        document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
+        document = json.loads(text, object_pairs_hook=_once) if path.suffix == ".json" else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         kind = "JSON" if path.suffix == ".json" else "TOML"
         raise UsageError(f"{path}: it is no {kind}: {error}") from None
     return parse(document, str(path), nodes=nodes, seed=seed)
@@ -81,12 +84,24 @@ def parse(document: Any, what: str, *, nodes: int, seed: int | None = None) -> S
     if not listed:
         raise UsageError(f"{what}: there is no [[fault]] in it")
     seed = next(one for one in (seed, given, SEED) if one is not None)
+    if not -_SEEDS <= seed < _SEEDS:
+        raise UsageError(f"{what}: seed must be a whole number of 64 bits")
     faults, opened = [], False
     for number, one in enumerate(listed, 1):
         closed = _drawn(one, f"{what}, fault {number}", nodes, seed, number)
         opened = opened or closed != one
         faults.append(_fault(closed, f"{what}, fault {number}"))
     return Schedule(faults=tuple(faults), seed=seed if opened else given)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON; ValueError where it has a name twice, which JSON alone would let pass."""
+    made: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in made:
+            raise ValueError(f"`{name}` is there twice")
+        made[name] = value
+    return made
 
 
 def to_document(schedule: Schedule) -> dict[str, Any]:
@@ -166,7 +181,7 @@ def _drawn(given: Mapping[str, Any], what: str, nodes: int, seed: int, number: i
     if given.get("node") == ANY:
         closed["node"] = node_name(chance.randrange(nodes))
     if isinstance(steps, list):
-        if len(steps) != 2 or any(type(step) is not int for step in steps) or steps[0] > steps[1]:
+        if len(steps) != 2 or any(type(step) is not int for step in steps) or not 1 <= steps[0] <= steps[1]:
             raise UsageError(f"{what}: at.step is {steps!r}; give a step, or the first and the last one of a range")
         assert isinstance(at, Mapping)
         closed["at"] = {**at, "step": chance.randint(*steps)}

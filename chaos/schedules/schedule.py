@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from chaos.faults.clock import ClockJump
 from chaos.faults.code import RaisedByNewcomer
 from chaos.faults.etcd import OUTAGES, EtcdEmpty, EtcdRestored
-from chaos.faults.fault import NEWEST, Fault, Need, OfNode, Replay, node_name
+from chaos.faults.fault import NEWEST, Ends, Fault, Need, OfNode, Replay, node_name
+from chaos.faults.moment import When
 from chaos.faults.orders import Join
 from chaos.faults.process import Continue, KillBelow, OfSlot, Stop
 from chaos.faults.script import InScript, OfScript
 from chaos.faults.store import StoreGone
 from chaos.faults.store_disk import OfStoreDisk
+from chaos.history.follow import Picture
 from elastic3d.errors import UsageError
 
 AT_MOST = 3
@@ -23,6 +25,9 @@ AT_MOST = 3
 
 BROUGHT_ABOUT = ("peer.lost", "node.draining", "notice.heard", "etcd.lost", "etcd.impaired", "etcd.rolled_back")
 """Events that no job writes of which nodes and etcd are left alone, whatever its script does."""
+
+_OF_GENERATIONS = ("peer.lost", "generation.sealed", "trainer.started", "state.restored", "step.committed")
+"""Events of which there are more only where there is another generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,7 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
         fault.when.check(str(fault), steps)
         fault.check()
         if every < fault.LEAST_NODES:
-            raise UsageError(f"{fault}: it is between nodes, and the job has {every}; give {fault.LEAST_NODES} or more")
+            raise UsageError(f"{fault}: it takes {fault.LEAST_NODES} nodes or more, and the job has {every}")
         if isinstance(fault, OfNode):
             comes = any(1 in other.CHANGES for other in faults if other is not fault)
             _check_place(fault, every, slots, comes=comes)
@@ -92,6 +97,23 @@ def check(faults: Sequence[Fault], *, nodes: int, steps: int | None = None, slot
         raise UsageError(f"{len(leaving)} losses leave none of {every} nodes; leave at least one")
 
 
+def may_be_why(missing: Sequence[Fault], fault: Fault, picture: Picture) -> bool:
+    """Return whether a fault's moment may not have come in `picture` since others were not made.
+
+    All that it lacked has to be what one of those may lead to: a generation, where any can follow, or an event.
+    """
+    when = fault.when
+    again = [one for one in missing if one.CHANGES or one.ABOUT.ends is not Ends.NOTHING]
+    lacks: list[bool] = []
+    if when.step > picture.step:
+        lacks.append(False)
+    if when.generation and not When(generation=when.generation, phase=when.phase).come(picture):
+        lacks.append(any(one.when.generation < when.generation for one in again))
+    if when.event and not When(event=when.event, count=when.count).come(picture):
+        lacks.append(bool(again if when.event in _OF_GENERATIONS else missing))
+    return bool(lacks) and all(lacks)
+
+
 def bounds(faults: Sequence[Fault], nodes: int) -> tuple[int, int]:
     """Return the smallest and the largest number of nodes for --nnodes, so that every fault finds its place.
 
@@ -108,7 +130,7 @@ def _counts(faults: Sequence[Fault], nodes: int, *, late: Callable[[Fault], bool
     """Yield how many nodes there are, one fault after the other. late: of which the moment is no step, come last."""
 
     def moment(fault: Fault) -> tuple[float, bool]:
-        when = float(fault.when.step) or (math.inf if late(fault) else 0.0)
+        when = fault.when.step or (math.inf if late(fault) else 0)
         # At one step losses come before joins: a new node takes the place of a dead one.
         return when, -1 not in fault.CHANGES
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from chaos.faults.etcd import EtcdDeleted, EtcdEmpty, EtcdPause, EtcdRestart, EtcdRestored, Revoke
+from chaos.faults.events import OfEvents
 from chaos.faults.fault import Fault, OfNode, Place
 from chaos.faults.memory import AllSnapshotFlips, SnapshotFlip
 from chaos.faults.network import Cut, CutFromEtcd, OfCable, Reset
@@ -105,6 +106,8 @@ def check_sure(
         rank = fault.node if isinstance(fault, OfNode) and of_trainers(fault) else ""
         if rank.startswith("rank") and int(rank.removeprefix("rank")) // slots >= sure_ranks(left, slots, asked):
             raise UsageError(f"{fault}: with {left} nodes left there may be no such rank")
+        if isinstance(fault, OfEvents) and sure_ranks(left, slots, asked) < fault.LEAST_NODES:
+            raise UsageError(f"{fault}: of the {left} nodes left there may be none that neither leads nor is first")
         if isinstance(fault, Reset) and left < 2:
             raise UsageError(f"{fault}: one node that is left has nobody to be connected with")
     _check_memory(faults, saved)

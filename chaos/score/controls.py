@@ -21,7 +21,9 @@ from chaos.judging.oracle import judge
 from chaos.machine.cluster import started_by
 from chaos.machine.hogs import hogs
 from chaos.machine.preloaded import PreloadedServer
-from chaos.playing.play import Outcome, Setting, play
+from chaos.playing.outcome import Outcome
+from chaos.playing.play import play
+from chaos.playing.setting import Setting
 from chaos.scripts import mark_of
 from chaos.servers.etcd import EtcdServer
 from chaos.servers.proxied_store import proxied_store

@@ -17,7 +17,9 @@ from chaos.faults.process import Slow
 from chaos.machine.hogs import hogs
 from chaos.machine.hung_files import HungFiles
 from chaos.machine.network import Network
-from chaos.playing.play import Etcd, Outcome, Setting, play
+from chaos.playing.outcome import Outcome
+from chaos.playing.play import play
+from chaos.playing.setting import Etcd, Setting
 from chaos.score.kinds import KINDS, LINKED, LONG, Kind
 from chaos.score.reading import read
 from chaos.score.results import Result

@@ -11,7 +11,7 @@ from pathlib import Path
 from chaos.faults.network import Delay
 from chaos.history.follow import Event, Follower
 from chaos.judging.oracle import compare, judge
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
 from chaos.score.kinds import (
     ALTERED,
     DISPUTED,

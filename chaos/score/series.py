@@ -23,7 +23,9 @@ from pathlib import Path
 from chaos.judging.oracle import compare
 from chaos.machine.cluster import started_by
 from chaos.machine.preloaded import PreloadedServer
-from chaos.playing.play import Etcd, Outcome, Setting, play
+from chaos.playing.outcome import Outcome
+from chaos.playing.play import play
+from chaos.playing.setting import Etcd, Setting
 from chaos.score.kinds import KINDS
 from chaos.score.playing import Unable, play_trial, setting
 from chaos.score.reading import happened_at, read

@@ -23,6 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
+from chaos.machine.processes import free_port
 from chaos.servers.s3 import LOOPBACK
 from elastic3d.clock import SYSTEM, Clock
 
@@ -100,7 +101,7 @@ class Cloud(ABC):
         self.requests: list[Request] = []
         self.refused: list[int] = []
         self.faults: list[Reply] = []
-        self._port = 0
+        self._port = free_port()
         self._server: _Server | None = None
         self.start()
 
@@ -113,7 +114,6 @@ class Cloud(ABC):
         """Listen, on the same port each time."""
         self._server = _Server((self._host, self._port), _Handler)
         self._server.cloud = self
-        self._port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def stop(self) -> None:

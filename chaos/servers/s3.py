@@ -44,10 +44,10 @@ def s3_server(seconds: float = 60.0, *, host: str = LOOPBACK) -> Iterator[S3Serv
     """Run a server until the block ends. TimeoutError when it takes no requests within `seconds`."""
     port = free_port()
     server = subprocess.Popen(
-        leashed([sys.executable, "-m", "moto.server", "-H", host, "-p", str(port)]),
+        leashed([sys.executable, "-m", "chaos.servers.atomic_s3", host, str(port)]),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "MOTO_PORT": str(port), "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
         if not wait_until(lambda: _make_bucket(host, port), seconds):

@@ -91,7 +91,7 @@ def _large(
         raise UsageError(f"--nodes {nodes}: give 1 or more")
     if minutes is not None and (trace is None or not minutes > 0):
         raise UsageError(f"--minutes {minutes:g}: it needs a --trace, and more than 0")
-    changes = read_trace(trace) if trace is not None else ()
+    changes = read_trace(trace).changes if trace is not None else ()
     if changes and nodes is not None:
         changes = scaled(changes, nodes)
     most = max((change.nodes for change in changes), default=nodes or 100)

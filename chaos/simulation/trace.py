@@ -21,10 +21,19 @@ class Held:
     nodes: int
 
 
-def read_trace(path: Path) -> tuple[Held, ...]:
-    """Return the changes of a trace in order of time; UsageError, naming the line, where it is none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Changes in order of time, and the seconds of the last row."""
+
+    changes: tuple[Held, ...]
+    end: float
+
+
+def read_trace(path: Path) -> Trace:
+    """Return the trace of a file, which is read once; UsageError, naming the line, where it is none."""
     try:
-        text = path.read_text()
+        # Spreadsheets begin a file with a mark of its encoding.
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"--trace {path}: it cannot be read ({reason}); give a file of seconds,nodes") from None
@@ -46,7 +55,7 @@ def read_trace(path: Path) -> tuple[Held, ...]:
         raise UsageError(f"--trace {path}: it has no rows; expected lines such as 21529,4")
     if not max(change.nodes for change in changes):
         raise UsageError(f"--trace {path}: it never holds a node")
-    return tuple(changes)
+    return Trace(changes=tuple(changes), end=newest)
 
 
 def _row(row: list[str], where: str) -> tuple[float, int]:
@@ -61,11 +70,6 @@ def _row(row: list[str], where: str) -> tuple[float, int]:
     if nodes < 0:
         raise UsageError(f"{where}: it holds {nodes} nodes; expected 0 and more")
     return at, nodes
-
-
-def end_of(path: Path) -> float:
-    """Return the seconds of the last row of a trace that `read_trace` has taken."""
-    return max(float(row[0]) for row in csv.reader(path.read_text().splitlines()) if row)
 
 
 def scaled(changes: tuple[Held, ...], peak: int) -> tuple[Held, ...]:

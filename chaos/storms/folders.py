@@ -1,7 +1,10 @@
-"""Folders and files for what is kept of runs: tried before anything is played, since runs may take hours."""
+"""Places for what is kept of runs: tried before anything is played, since runs may take hours."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +13,34 @@ from pathlib import Path
 from elastic3d.errors import UsageError
 
 
-def free_folder(out: Path, name: str) -> Path:
-    """Return the folder of that name below `out`, or name.2, name.3... where it is taken."""
-    folder, times = out / name, 1
-    while folder.exists():
-        times += 1
-        folder = out / f"{name}.{times}"
-    return folder
+def new_folder(out: Path, name: str) -> Path:
+    """Make the folder of that name below `out`, or name.2, name.3... where it is taken; UsageError where that fails.
+
+    Whoever makes one at the same time gets another.
+    """
+    with in_words(out):
+        out.mkdir(parents=True, exist_ok=True)
+    for times in itertools.count(1):
+        folder = out / (name if times == 1 else f"{name}.{times}")
+        with in_words(folder), contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("the numbers have no end")
+
+
+@contextmanager
+def whole_folder(out: Path, name: str) -> Iterator[Path]:
+    """Make such a folder for what the block writes: with all of that it stays, and with less it is gone.
+
+    UsageError where it cannot be written.
+    """
+    folder = new_folder(out, name)
+    try:
+        with in_words(folder):
+            yield folder
+    except BaseException:  # also where a person ends it here
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def writable_folder(folder: Path) -> None:
@@ -27,15 +51,14 @@ def writable_folder(folder: Path) -> None:
             file.write(b"tried")
 
 
-def writable_file(file: Path) -> None:
-    """Make the folder of a file and try to write the file, whose content stays; UsageError where that fails."""
+def begin_file(file: Path) -> None:
+    """Make a file, and its folder, or empty it; UsageError where that fails.
+
+    It stays empty if nothing is written to it: what an earlier run drew is not taken for what this one has shown.
+    """
     with in_words(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        before = file.exists()
-        with file.open("ab"):
-            pass
-        if not before:
-            file.unlink()
+        file.write_bytes(b"")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,11 +17,11 @@ from typing import Any
 
 from rich.console import Console
 
-from chaos.faults.catalogue import feasible, lacking
+from chaos.faults.catalogue import Skipped, feasible, lacking
 from chaos.faults.fault import Fault, Need
 from chaos.faults.process import KillBelow
 from chaos.history.follow import Event, Picture
-from chaos.judging import bars
+from chaos.judging import bars, endings
 from chaos.judging.bars import Bars
 from chaos.judging.losses import check_tolerance, tells_losses
 from chaos.judging.notices import Notice, notices
@@ -32,8 +32,9 @@ from chaos.machine.clocks import Clocks
 from chaos.machine.hung_files import HungFiles
 from chaos.machine.network import Network
 from chaos.machine.small_disk import SmallDisk
+from chaos.playing.outcome import Outcome
 from chaos.playing.own_script import ANY_SCRIPT, ScriptSetting, known_steps, quiet_run, sound
-from chaos.playing.play import RESIDENT, Outcome
+from chaos.playing.setting import RESIDENT
 from chaos.playing.step_lines import step_pattern
 from chaos.report.facts import FaultFact, Points, RunFacts, facts
 from chaos.report.folder import PICTURE, write_report
@@ -41,12 +42,12 @@ from chaos.report.plot import loss_plot
 from chaos.report.watching import play_watched
 from chaos.schedules.files import load, to_toml
 from chaos.schedules.restart import EVENTS, check_restart
-from chaos.schedules.schedule import Schedule, check
+from chaos.schedules.schedule import Schedule, check, may_be_why
 from chaos.score.playing import TRAIN_FAULTY
 from chaos.servers.etcd import EtcdCluster, EtcdServer
 from chaos.servers.proxied_store import proxied_store
 from chaos.servers.s3 import LOOPBACK
-from chaos.storms.folders import free_folder, in_words, writable_folder
+from chaos.storms.folders import whole_folder, writable_folder
 from elastic3d.errors import UsageError
 from elastic3d.values import from_json, to_json
 
@@ -224,7 +225,7 @@ def play_storm(
             setting = replace(setting, conf={**setting.conf, **pem})
         if Need.COMPILER in needs:
             setting = replace(setting, clocks=stack.enter_context(Clocks()))
-        if Need.FUSE in needs:
+        if any({Need.FUSE, Need.SCRIPT} <= fault.ABOUT.needs for fault in makes):
             hung = stack.enter_context(HungFiles(workdir / "hung"))
             setting = replace(setting, given=(*setting.given, f"--hung={hung.folder}"), hung=hung)
         if Need.MOUNTS in needs:
@@ -235,9 +236,11 @@ def play_storm(
             setting = replace(setting, store=url, proxy=proxy)
         title = f"The job: {', '.join(map(str, makes))}"
         outcome = play_watched(setting, makes, etcd, workdir / "job", title, console, name="chaos")
-    outcome, waiting = _without_what_waited(outcome) if skipped else (outcome, ())
+    outcome = _without_unmet(outcome)
+    missing = (*(fault for fault, _ in skipped), *outcome.unmet, *outcome.late)
+    outcome, waiting = _without_what_waited(outcome, missing)
     skipped = (*skipped, *((fault, "its moment never came, to which what is skipped may lead") for fault in waiting))
-    skipped = (*skipped, *((fault, "the job had ended before it happened") for fault in outcome.late))
+    skipped = (*skipped, *_missed(outcome))
     if quiet is not None and any(fault.LEAVES_OUT for fault in makes):
         knowing = replace(job, arguments=(*job.arguments, *left_out(outcome.events)))
         _, quiet = undisturbed(knowing, workdir=workdir / "without", kept=kept, console=console)
@@ -259,11 +262,31 @@ def play_storm(
     )
 
 
-def _without_what_waited(outcome: Outcome) -> tuple[Outcome, tuple[Fault, ...]]:
-    """Return the outcome without the faults whose moment never came and is one that other faults lead to, and these."""
-    waiting = tuple(fault for fault in outcome.undone if fault.when.generation > 1 or fault.when.event)
-    faults, undone = (tuple(one for one in some if one not in waiting) for some in (outcome.faults, outcome.undone))
-    return replace(outcome, faults=faults, undone=undone), waiting
+def _without_what_waited(outcome: Outcome, skipped: Sequence[Fault]) -> tuple[Outcome, tuple[Fault, ...]]:
+    """Return the outcome without the faults whose moment may never have come for what was skipped, and these."""
+    causes, undone = [*skipped], outcome.undone
+    while waiting := [fault for fault in undone if may_be_why(causes, fault, outcome.picture)]:
+        # What waits for one that waits was kept from it as well.
+        causes += waiting
+        undone = tuple(fault for fault in undone if fault not in waiting)
+    excused = tuple(fault for fault in outcome.undone if fault not in undone)
+    faults = tuple(fault for fault in outcome.faults if fault not in excused)
+    return replace(outcome, faults=faults, undone=undone), excused
+
+
+def _without_unmet(outcome: Outcome) -> Outcome:
+    """Return the outcome with faults of the store that no request met among those that were not made."""
+    pairs = [one for one in zip(outcome.made, outcome.hit, strict=True) if one[0][0] not in outcome.unmet]
+    return replace(outcome, made=tuple(made for made, _ in pairs), hit=tuple(node for _, node in pairs))
+
+
+def _missed(outcome: Outcome) -> Iterator[Skipped]:
+    """Yield the faults that did not happen to the job though they could be made, and why."""
+    yield from ((fault, "no request of the store met it") for fault in outcome.unmet)
+    yield from ((fault, "the job had ended before it happened") for fault in outcome.late)
+    ending = endings.of_job(outcome)
+    if ending is not None:
+        yield from ((fault, f"the job had to end before, by {ending.made.fault}") for fault in outcome.undone)
 
 
 def left_out(events: Sequence[Event]) -> list[str]:
@@ -309,11 +332,10 @@ def seed_of(schedule: Schedule, job: Job) -> int:
 def keep(storm: Storm, job: Job, out: Path, workdir: Path) -> Path:
     """Write the folder of a storm below `out`, named by how it went and its seed, and return it.
 
-    UsageError where that fails.
+    UsageError where that fails: there is no such folder then.
     """
-    folder = free_folder(out, f"{'passed' if storm.kept else 'failed'}-{seed_of(storm.schedule, job)}")
-    with in_words(folder):
-        folder.mkdir(parents=True)
+    name = f"{'passed' if storm.kept else 'failed'}-{seed_of(storm.schedule, job)}"
+    with whole_folder(out, name) as folder:
         write_job(folder, storm.schedule, job)
         (folder / VERDICT).write_text(json.dumps(storm.document(), indent=2) + "\n")
         (folder / "loss.svg").write_text(loss_plot(storm.outcome.picture, None))

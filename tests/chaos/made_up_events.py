@@ -7,7 +7,8 @@ from typing import Any
 
 from chaos.faults.fault import Fault
 from chaos.history.follow import Event, picture
-from chaos.playing.play import Outcome, Setting
+from chaos.playing.outcome import Outcome
+from chaos.playing.setting import Setting
 
 BATCH = 16
 

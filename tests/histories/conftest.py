@@ -13,7 +13,9 @@ import pytest
 
 from chaos.machine.cluster import started_by
 from chaos.machine.preloaded import PreloadedServer
-from chaos.playing.play import Outcome, Setting, play
+from chaos.playing.outcome import Outcome
+from chaos.playing.play import play
+from chaos.playing.setting import Setting
 from chaos.servers.etcd import EtcdServer
 
 Quiet = Callable[[Setting], Outcome]

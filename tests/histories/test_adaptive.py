@@ -11,7 +11,7 @@ from chaos.history.follow import ledger
 from chaos.playing.play import play
 from chaos.servers.etcd import EtcdServer
 from tests.histories.conftest import Quiet
-from tests.histories.test_histories import SMALL, faults
+from tests.histories.test_histories import LONG, faults
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pytest.mark.long]
 
@@ -20,7 +20,7 @@ ADAPTIVE = Path(__file__).parent / "scripts" / "adaptive.py"
 
 def test_sizes_are_the_same_after_a_death_and_a_join(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Whatever is made again decides again what it had decided; every change is told with its reason."""
-    setting = replace(SMALL, script=ADAPTIVE)
+    setting = replace(LONG, script=ADAPTIVE)
     undisturbed = quiet(setting)
     outcome = play(setting, faults("1@6", "@12"), etcd=job_etcd, workdir=tmp_path / "job")
     assert not outcome.failure, outcome.logs

@@ -157,12 +157,12 @@ def test_another_job_under_the_same_run_id_is_refused(job_etcd: EtcdServer, tmp_
     stranger = ROOT / "chaos" / "scripts" / "train_gpt.py"
     with Cluster(launch, tmp_path / "a") as first:
         node = first.start_node("node0")
-        assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 60)
+        assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 150)
         arguments = ("--width=16", "--context=16", "--blocks=2")
         other = launch_of(job_etcd, "shared-id", arguments, script=stranger, most=2)
         with Cluster(other, tmp_path / "b") as second:
             second.start_node("node1")
-            assert second.wait(60) == {"node1": 1}
+            assert second.wait(150) == {"node1": 1}
             assert "another --rdzv-id" in second.node("node1").log.read_text()
         assert first.running() == ["node0"]
 

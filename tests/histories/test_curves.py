@@ -12,7 +12,8 @@ import pytest
 from chaos.faults.moment import When
 from chaos.faults.process import Pause
 from chaos.machine.processes import Part
-from chaos.playing.play import Outcome, play
+from chaos.playing.outcome import Outcome
+from chaos.playing.play import play
 from chaos.servers.etcd import EtcdServer
 from tests.histories.conftest import Quiet
 from tests.histories.test_histories import LONG, SMALL, faults, held

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from chaos.gpu import emulated_device
-from chaos.playing.play import Setting, play
+from chaos.playing.play import play
+from chaos.playing.setting import Setting
 from chaos.servers.etcd import EtcdServer
 from elastic3d.values import Layout
 from tests.histories.conftest import Quiet
-from tests.histories.test_histories import FIRST, FIVE, MORE, MOST, SMALL, faults, held
+from tests.histories.test_histories import FIRST, FIVE, LONG, MORE, MOST, SMALL, faults, held
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 
@@ -29,6 +30,7 @@ def emulated(quiet: Quiet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requ
     return dataclasses.replace(setting, script=SCRIPT)
 
 
+@pytest.mark.parametrize("emulated", [LONG], indirect=True, ids=["long"])
 def test_a_kill_and_a_join_find_the_device_free(
     job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path, emulated: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,10 +38,9 @@ def test_a_kill_and_a_join_find_the_device_free(
     turn, and for memory that comes back late; and the run ends with the bits of one on the CPU. Some of the trainers
     were standbys before: what made them warm does not show in the bits."""
     monkeypatch.setenv("ELASTIC3D_LOG", "debug")
-    # Steps long enough for a standby to be warm before the death.
-    setting = dataclasses.replace(emulated, options=("--pause=0.1",))
-    outcome = play(setting, faults("1@10", "@16"), etcd=job_etcd, workdir=tmp_path / "job")
-    held(outcome, quiet(SMALL))
+    # By then a standby is warm, and the job trains on until the node that comes is let in.
+    outcome = play(emulated, faults("1@10", "@16"), etcd=job_etcd, workdir=tmp_path / "job")
+    held(outcome, quiet(LONG))
     assert [view.cause for view in outcome.picture.generations][1:] == ["death", "join"]
     assert all(view.steps_repeated == 0 for view in outcome.picture.generations[2:])
     # Every trainer of every generation that trained here held memory, and none ran out of it.

@@ -14,7 +14,8 @@ from chaos.faults.fault import Fault, node_name
 from chaos.faults.moment import When
 from chaos.faults.orders import Announce, Drain, Terminate
 from chaos.machine.processes import leashed
-from chaos.playing.play import Setting, play
+from chaos.playing.play import play
+from chaos.playing.setting import Setting
 from chaos.servers.etcd import EtcdServer
 from chaos.servers.metadata import Provider
 from tests.histories.conftest import Quiet

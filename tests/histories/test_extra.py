@@ -11,7 +11,7 @@ from chaos.playing.play import play
 from chaos.servers.etcd import EtcdServer
 from checkpointing import open_checkpoint, open_store, read_latest
 from tests.histories.conftest import Quiet
-from tests.histories.test_histories import SMALL, faults, held
+from tests.histories.test_histories import LONG, faults, held
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420), pytest.mark.long]
 
@@ -20,7 +20,7 @@ AVERAGED = Path(__file__).parent / "scripts" / "averaged.py"
 
 def test_an_average_survives_the_loss_of_a_node_and_a_join(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """The digest covers it: no update of it is missing or made twice, after a death or at a planned change."""
-    setting = replace(SMALL, script=AVERAGED)
+    setting = replace(LONG, script=AVERAGED)
     outcome = held(play(setting, faults("1@6", "@12"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting))
     assert [view.cause for view in outcome.picture.generations] == ["start", "death", "join"]
     assert {view.restored_from for view in outcome.picture.generations[1:]} == {"memory"}

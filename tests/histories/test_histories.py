@@ -16,7 +16,9 @@ from chaos.faults.fault import Fault
 from chaos.faults.moment import When
 from chaos.judging.oracle import judge
 from chaos.machine.cluster import start_fresh, started_by
-from chaos.playing.play import Outcome, Setting, play
+from chaos.playing.outcome import Outcome
+from chaos.playing.play import play
+from chaos.playing.setting import Setting
 from chaos.schedules.scenario import parse_join, parse_kill
 from chaos.servers.etcd import EtcdServer
 from elastic3d.accounting.goodput import goodput
@@ -30,7 +32,8 @@ from tests.histories.conftest import Quiet
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 
-# Small, so that a step takes some tens of milliseconds; three blocks and five micro-batches divide by no even number.
+# Small, so that a step takes some tens of milliseconds, with a pause, since the job would be over within a second, and
+# who watches it may wait for as long on a busy machine; three blocks and five micro-batches divide by no even number.
 SMALL = Setting(
     steps=24,
     width=32,
@@ -38,7 +41,7 @@ SMALL = Setting(
     context=32,
     global_batch=10,
     micro_batch=2,
-    options=("--checkpoint-every=5",),
+    options=("--checkpoint-every=5", "--pause=0.05"),
     patience=120.0,
 )
 # Enough blocks for four stages, or for two that have two chunks each.
@@ -74,11 +77,12 @@ MOST = {
 
 
 def held(outcome: Outcome, undisturbed: Outcome) -> Outcome:
-    """Assert that `outcome` kept every promise, and return it."""
+    """Assert that `outcome` kept every promise, with every fault made in time, and return it."""
     verdict = judge(outcome, undisturbed)
     logs = [f"--- {name}\n{log}" for name, log in outcome.logs.items()]
     assert verdict.kept, "\n".join((*verdict.broken, *logs))
     assert verdict.same_bits is True
+    assert outcome.late == ()
     return outcome
 
 

@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 
 from chaos.history.follow import Picture
 from chaos.judging.oracle import compare
-from chaos.playing.play import Outcome, Setting, play
+from chaos.playing.outcome import Outcome
+from chaos.playing.play import play
+from chaos.playing.setting import Setting
 from chaos.servers.etcd import EtcdServer
 from elastic3d import etcd_keys as keys
 from elastic3d.cli import application

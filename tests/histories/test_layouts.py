@@ -23,7 +23,7 @@ CONTEXT = Path(__file__).parent / "scripts" / "train_context.py"
 
 def test_tensor_parallel_layers_survive_the_loss_of_a_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Parts of layers, cut by tp and then by dp, come from memory into another dp of the same tp."""
-    small = replace(SMALL, steps=8, global_batch=6)
+    small = replace(SMALL, steps=8, global_batch=6, options=(*SMALL.options, "--pause=0.25"))
     setting = replace(small, nodes=2, slots=2, layout=Layout(tp=2), script=TENSOR)
     outcome = held(play(setting, faults("1@4"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting))
     assert [view.cause for view in outcome.picture.generations] == ["start", "death"]
@@ -33,7 +33,7 @@ def test_tensor_parallel_layers_survive_the_loss_of_a_node(job_etcd: EtcdServer,
 @pytest.mark.slow
 def test_shared_sequences_survive_the_loss_of_a_node(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """The remaining node goes on with cp 2, and ends with the bits of a job that no two ranks share a sequence in."""
-    small = replace(SMALL, steps=8, global_batch=8)
+    small = replace(SMALL, steps=8, global_batch=8, options=(*SMALL.options, "--pause=0.25"))
     setting = replace(small, nodes=2, slots=2, layout=Layout(cp=2), script=CONTEXT)
     undisturbed = quiet(replace(setting, layout=Layout(pp=1)))
     outcome = held(play(setting, faults("1@4"), etcd=job_etcd, workdir=tmp_path / "job"), undisturbed)

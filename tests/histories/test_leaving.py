@@ -79,7 +79,7 @@ def test_a_job_stopped_by_sigterm_resumes_from_the_store(job_etcd: EtcdServer, t
     with Cluster(again, tmp_path / "again") as cluster:
         node = cluster.start_node("node0")
         events = tmp_path / "events" / "node0-0.jsonl"
-        assert wait_until(lambda: events.exists() and "state.restored" in events.read_text(), 60), node.log.read_text()
+        assert wait_until(lambda: events.exists() and "state.restored" in events.read_text(), 150), node.log.read_text()
         assert f'"source":"store","step":{first.picture.step}' in events.read_text()
 
 
@@ -99,7 +99,7 @@ def test_a_killed_keeper_ends_its_sibling_at_once(slot: int, job_etcd: EtcdServe
     """torchrun sends the sibling SIGTERM, which is no notice here: the node has nothing left to save."""
     with Cluster(launch(job_etcd, f"sibling-{slot}", 2), tmp_path) as cluster:
         node = cluster.start_node("node0")
-        assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 60), node.log.read_text()
+        assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 150), node.log.read_text()
         began = SYSTEM.monotonic()
         send([node.keepers()[slot]], signal.SIGKILL)
         assert cluster.wait(25) == {"node0": 1}, node.log.read_text()
@@ -113,7 +113,7 @@ def test_a_stopped_keeper_ends_its_node(job_etcd: EtcdServer, tmp_path: Path) ->
     """Its sibling misses its answers, kills it and leaves too: the others would wait for its snapshots for ever."""
     with Cluster(launch(job_etcd, "stopped-sibling", 2), tmp_path) as cluster:
         node = cluster.start_node("node0")
-        assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 60), node.log.read_text()
+        assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 150), node.log.read_text()
         second = next(pid for pid in node.keepers() if b"LOCAL_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
         send([second], signal.SIGSTOP)
         assert cluster.wait(60) == {"node0": 1}, node.log.read_text()
@@ -126,7 +126,7 @@ def test_a_second_signal_ends_a_node_at_once(number: signal.Signals, job_etcd: E
     """As a person expects of a second Ctrl-C."""
     with Cluster(launch(job_etcd, f"twice-{number}", 1), tmp_path) as cluster:
         node = cluster.start_node("node0")
-        assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 60), node.log.read_text()
+        assert wait_until(lambda: "generation.sealed" in node.log.read_text(), 150), node.log.read_text()
         cluster.terminate_node("node0", number)
         assert wait_until(lambda: "node.draining" in node.log.read_text(), 20), node.log.read_text()
         cluster.terminate_node("node0", number)

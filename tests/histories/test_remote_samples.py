@@ -12,7 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from chaos.history.follow import Picture
-from chaos.playing.play import Outcome, Setting, play
+from chaos.playing.outcome import Outcome
+from chaos.playing.play import play
+from chaos.playing.setting import Setting
 from chaos.scripts.train_gpt import SourceFiles
 from chaos.servers.etcd import EtcdServer
 from chaos.servers.proxied_store import proxied_store

@@ -18,7 +18,7 @@ from tests.training.damage import spoil_tiles
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(420)]
 
-CONTINUOUS = dataclasses.replace(SMALL, options=("--checkpoint-every=continuous", "--keep=2"))
+CONTINUOUS = dataclasses.replace(SMALL, options=("--checkpoint-every=continuous", "--keep=2", "--pause=0.05"))
 
 
 def test_continuous_saving_survives_a_death(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:

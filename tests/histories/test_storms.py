@@ -22,8 +22,8 @@ from chaos.faults.network import Cut, Delay, HalfOpen, Loss, Narrow, Reset
 from chaos.faults.orders import Drain, Join
 from chaos.faults.process import Continue, Kill, KillLoader, KillTrainer, Stop
 from chaos.faults.script import InScript
-from chaos.faults.store import StoreBusy
-from chaos.playing.play import TRAIN_GPT
+from chaos.faults.store import StoreBusy, StoreStale
+from chaos.playing.setting import TRAIN_GPT
 from chaos.schedules.schedule import Schedule
 from chaos.score.kinds import KINDS as SCORED
 from chaos.score.playing import TRAIN_FAULTY
@@ -159,7 +159,7 @@ def test_clocks_that_jump(quiet_runs: Path, tmp_path: Path) -> None:
     """
     if why := lacking(Need.COMPILER):
         pytest.skip(why)
-    job = Job(script=str(TRAIN_GPT), arguments=("--steps=40", *SMALL, "--seed={seed}"), nodes=3, seed=7)
+    job = Job(script=str(TRAIN_GPT), arguments=("--steps=40", *SMALL, "--pause=0.15", "--seed={seed}"), nodes=3, seed=7)
     faults = (
         ClockJump(node="leader", when=EIGHT, seconds=3600.0),
         *(ClockJump(node=f"node{number}", when=When(step=10), seconds=-3600.0) for number in range(2)),
@@ -231,6 +231,9 @@ def one_of(kind: type[Fault]) -> tuple[Fault, ...]:
     if kind is RaisedByNewcomer:
         return RaisedByNewcomer(when=EIGHT), Join(when=EIGHT)
     fault = dataclasses.replace(kind.drawn(Random(kind.WORD), nodes=4, steps=80), when=EIGHT)
+    if kind is StoreStale:
+        # A node lists the store when it has committed for the first time, and then after minutes.
+        return fault, Kill(node="leader", when=EIGHT)
     if isinstance(fault, OfNode):
         fault = dataclasses.replace(fault, node="node1")
     if isinstance(fault, Spike):

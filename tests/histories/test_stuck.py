@@ -181,7 +181,8 @@ def test_a_node_whose_trainer_cannot_be_killed_leaves_for_good(
 @pytest.mark.long
 def test_ctrl_c_ends_the_card_and_all_its_jobs(tmp_path: Path) -> None:
     """Whatever its lanes are at; that nothing of them is left is checked after every test."""
-    command = [str(Path(sys.executable).with_name("elastic3d")), "chaos", "score", "--kind=stop", f"--out={tmp_path}"]
+    out = tmp_path / "out"
+    command = [str(Path(sys.executable).with_name("elastic3d")), "chaos", "score", "--kind=stop", f"--out={out}"]
     # A shell's background jobs ignore SIGINT, and so would their children.
     heeding = functools.partial(signal.signal, signal.SIGINT, signal.default_int_handler)
     with (
@@ -189,7 +190,7 @@ def test_ctrl_c_ends_the_card_and_all_its_jobs(tmp_path: Path) -> None:
         subprocess.Popen(command, stdout=said, stderr=said, preexec_fn=heeding) as card,
     ):
         try:
-            assert wait_until(lambda: any(tmp_path.glob("*/events/*.jsonl")), 200), (tmp_path / "said").read_text()
+            assert wait_until(lambda: any(out.glob("*/events/*.jsonl")), 200), (tmp_path / "said").read_text()
             card.send_signal(signal.SIGINT)
             assert card.wait(100) != 0
         finally:

@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from chaos.machine.cluster import Cluster, Launch
-from chaos.playing.play import TRAIN_GPT
+from chaos.playing.setting import TRAIN_GPT
 from chaos.servers.etcd import EtcdServer
 from elastic3d.telemetry.span import Trace
 from tests.telemetry.receiver import Receiver, plain

@@ -13,7 +13,7 @@ from chaos.servers.proxied_store import proxied_store
 from checkpointing import open_checkpoint, open_store
 from tests.histories.conftest import Quiet
 from tests.histories.scripts.begun_with_weights import WEIGHTS
-from tests.histories.test_histories import SMALL, faults, held
+from tests.histories.test_histories import LONG, SMALL, faults, held
 
 pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.s3, pytest.mark.timeout(420), pytest.mark.long]
 
@@ -29,12 +29,11 @@ def test_a_run_goes_on_from_the_weights_of_another(
         before = play(first, (), etcd=job_etcd, workdir=tmp_path / "first")
         assert not before.failure, before.logs
         monkeypatch.setenv(WEIGHTS, f"{before.store}@latest")
-        # The node that comes needs longer than some steps.
-        setting = replace(SMALL, script=SCRIPT, steps=16, options=(*SMALL.options, "--pause=0.25"))
+        setting = replace(LONG, script=SCRIPT)
         undisturbed = play(replace(setting, nodes=1), (), etcd=job_etcd, workdir=tmp_path / "quiet")
         outcome = held(play(setting, faults("1@4", "@10"), etcd=job_etcd, workdir=tmp_path / "job"), undisturbed)
         assert [view.cause for view in outcome.picture.generations] == ["start", "death", "join"]
-        anew = quiet(replace(SMALL, steps=16))
+        anew = quiet(LONG)
         assert undisturbed.picture.losses[0] < anew.picture.losses[0]
         weights = open_checkpoint(open_store(outcome.store, write=False)).facts["weights"]
         assert weights["named"] == f"{before.store}@latest"

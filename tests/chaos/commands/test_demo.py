@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from chaos.commands import demo as demo_command
 from chaos.machine.processes import children, wait_until
+from chaos.playing.outcome import Outcome
 from chaos.servers.etcd import EtcdServer
+from elastic3d.errors import UsageError
 from tests.chaos.judging.test_oracle import naming
 
 DEMO = [sys.executable, "-c", "from elastic3d.cli import main; main()", "demo"]
@@ -61,9 +63,10 @@ def test_an_unreachable_etcd_is_named() -> None:
 
 @pytest.mark.etcd
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals) -> None:
+def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C or SIGTERM in the middle ends every agent and the etcd, and removes the temporary folder."""
-    with subprocess.Popen([*DEMO, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    given = ["--out", str(tmp_path), "--json"]
+    with subprocess.Popen([*DEMO, *given], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         # Its etcd and four agents.
         assert wait_until(lambda: len(children(process.pid)) >= 5, 60)
         process.send_signal(number)
@@ -86,6 +89,21 @@ def test_an_alarm_about_a_node_to_which_nothing_was_done_fails_the_demo(
     with EtcdServer() as theirs:
         result = CliRunner().invoke(app, [*given, "--etcd", theirs.endpoint])
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.etcd
+def test_what_an_earlier_demo_drew_is_not_taken_for_this_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where an error ends it, there is nothing to see."""
+
+    def play(*_: object, **__: object) -> Outcome:
+        raise UsageError("it cannot be played")
+
+    app = typer.Typer()
+    app.command()(demo_command.demo)
+    monkeypatch.setattr(demo_command, "play_watched", play)
+    (tmp_path / "loss.svg").write_text("<svg/>")
+    assert CliRunner().invoke(app, ["--out", str(tmp_path)]).exit_code == 2
+    assert (tmp_path / "loss.svg").read_text() == ""
 
 
 def test_help_shows_examples() -> None:

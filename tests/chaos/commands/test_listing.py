@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
+import signal
+import sys
+from types import ModuleType
 
+import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from chaos.commands import listing, random_storms
+from chaos.commands.app import app
 from chaos.commands.listing import document, page, table
 from chaos.faults.catalogue import KINDS
 from chaos.faults.fault import Need
@@ -56,3 +64,29 @@ def test_what_a_job_under_mode_restart_can_meet_is_marked() -> None:
     assert "| `kill` (live, restart) |" in page()
     assert "| `join` (restart) |" in page()
     assert "| `kill-keeper` (live) |" in page()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "given"),
+    [(listing, "document", ["list"]), (random_storms, "words_of", ["random", "--script", __file__])],
+    ids=["list", "random"],
+)
+def test_what_is_tried_of_a_machine_is_undone_when_it_is_ended(
+    module: ModuleType, name: str, given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SIGTERM too, which would leave file systems mounted and networks made."""
+    undone = []
+
+    def tried(*_: object, **__: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            undone.append(sys.exc_info()[0])
+
+    monkeypatch.setattr(module, name, tried)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        result = CliRunner().invoke(app, given)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (result.exit_code, undone) == (128 + signal.SIGTERM, [SystemExit])

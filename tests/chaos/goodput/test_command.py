@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -74,7 +75,7 @@ def test_costs_are_shown_without_a_trace() -> None:
         (["--device", "h300"], "no device is named 'h300'"),
         (["--model", "llama-8"], "no model shape is named 'llama-8'"),
         (["--model", "llama-3-405b"], "no layout fits 3 node"),
-        (["--plot", "/nowhere/at.svg"], "there is no folder /nowhere"),
+        (["--plot", "/dev/null/at.svg"], "/dev/null: it cannot be written"),
         (["--notice", "soon"], "--notice"),
         (["--calibration", "/nowhere"], "cannot be read"),
     ],
@@ -88,9 +89,29 @@ def test_bad_arguments_are_refused(arguments: list[str], message: str, tmp_path:
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize("arguments", [["--cost", "luck=1"], ["--policy", "luck"], ["--model", "llama-3-405b"]])
+def test_what_an_earlier_run_drew_is_not_taken_for_this_ones(arguments: list[str], tmp_path: Path) -> None:
+    """Where an error ends it, there is nothing to see."""
+    picture = tmp_path / "goodput.svg"
+    picture.write_text("<svg/>")
+    assert simulate(tmp_path, *arguments, "--plot", str(picture)).exit_code != 0
+    assert picture.read_text() == ""
+
+
 def test_a_trace_is_needed() -> None:
     """And what is no trace is refused, with its line."""
     assert "--trace: give a file" in CliRunner().invoke(app, ["goodput"]).stderr
+
+
+def test_a_trace_may_come_through_a_pipe(tmp_path: Path) -> None:
+    """As one that is unpacked on its way here."""
+    rows, given = os.pipe()
+    os.write(given, TRACE.encode())
+    os.close(given)
+    with os.fdopen(rows):
+        result = CliRunner().invoke(app, ["goodput", "--trace", f"/dev/fd/{rows}", "--policy", "restart", "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["policies"][0]["policy"] == "restart"
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:

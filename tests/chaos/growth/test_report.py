@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 from chaos.commands.app import app
 from chaos.commands.shrink import failed
 from chaos.commands.soak import exit_code
+from chaos.faults.etcd import EtcdPause
 from chaos.faults.moment import When
 from chaos.faults.orders import Join
 from chaos.faults.process import Kill
 from chaos.growth.account import Known
-from chaos.growth.again import job_of
+from chaos.growth.again import job_of, schedule_of
 from chaos.growth.facts import facts
 from chaos.growth.measures import MB, measures
 from chaos.growth.page import soak_page
@@ -161,15 +162,26 @@ def test_the_page_of_a_long_soak_can_be_opened() -> None:
     assert "and 4980 more" in words
 
 
+KEYS, DATABASE = "keys in etcd: keys of the present", "bytes in etcd: database in use"
+
+
+def without_etcd(but: int) -> tuple[Sample, ...]:
+    """Return samples in which etcd answered that often at the end."""
+    some = samples(0.0)
+    return tuple(replace(one, etcd=one.etcd if at >= len(some) - but else None) for at, one in enumerate(some))
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "why"),
     [
         ({"trained": 300.0, "stopped": "the script ended by itself"}, 4, "faults were made for 300 s of 1200 s"),
         ({"samples": ()}, 4, "no series with a bar has points enough for a line"),
+        ({"samples": without_etcd(5)}, 4, f"too few points for a line: {KEYS}, {DATABASE}"),
+        ({"samples": without_etcd(0)}, 4, "etcd was in no sample"),
         ({"made": ()}, 4, "no fault was made"),
         ({"interrupted": 2}, 130, "it was interrupted, and no promise was judged"),
     ],
-    ids=["ended by itself", "no samples", "no fault", "ctrl-c"],
+    ids=["ended by itself", "no samples", "few of etcd", "none of etcd", "no fault", "ctrl-c"],
 )
 def test_what_was_too_short_to_tell_is_no_success(changes: dict[str, Any], code: int, why: str) -> None:
     """It neither passed nor failed, and says what it lacks."""
@@ -200,6 +212,21 @@ def test_a_soak_is_played_again_as_any_run(tmp_path: Path) -> None:
     assert {"--steps=2410", "--store={store}", "--events={events}", "--out={out}", "--pace=0.1"} <= {*job.arguments}
     theirs = replace(soak, plan=replace(soak.plan, script=TRAIN_SOAK, given=("--mine",)))
     assert job_of(theirs).arguments == ("--mine",)
+
+
+def test_faults_of_a_job_that_went_back_keep_their_order() -> None:
+    """The steps before the newest checkpoint come again, and so may the same fault at the same step."""
+    pause, join, kill = EtcdPause(when=When(step=30)), Join(when=When(step=31)), Kill(node="node3", when=When(step=28))
+    soak = replace(made_up(), steps=30, made=tuple((fault, 1.0) for fault in (pause, pause, join, kill)))
+    schedule = schedule_of(soak)
+    assert [(fault.WORD, fault.when.step) for fault in schedule.faults] == [
+        ("etcd-pause", 30),
+        ("etcd-pause", 31),
+        ("join", 32),
+        ("kill", 33),
+    ]
+    check(schedule.faults, nodes=3, steps=53)
+    assert "--steps=53" in job_of(soak).arguments
 
 
 def interrupt() -> None:

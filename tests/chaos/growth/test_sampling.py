@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,41 +15,61 @@ from chaos.growth.measures import MB, measures
 from chaos.growth.sampling import EtcdSample, FolderSample, ProcessSample, Sample, etcd_sample, folder, process
 from chaos.servers.etcd import EtcdServer
 
+OBEYS = """
+import sys
+for line in sys.stdin:
+    exec(line)
+    print(flush=True)
+"""
 
-def me() -> ProcessSample:
-    sample = process(os.getpid(), "keeper", "node0")
-    assert sample is not None
-    return sample
+
+class Other:
+    """A process that holds nothing but what a test tells it to: this one has other tests' threads and files."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def do(self, line: str) -> None:
+        """Have it run a line of Python."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == "\n"
+
+    def sample(self) -> ProcessSample:
+        sample = process(self._process.pid, "keeper", "node0")
+        assert sample is not None
+        assert (sample.kind, sample.node, sample.pid) == ("keeper", "node0", self._process.pid)
+        return sample
 
 
-def test_memory_of_this_process_is_seen() -> None:
+@pytest.fixture
+def other() -> Iterator[Other]:
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-S", "-c", OBEYS], **pipes) as process:
+        yield Other(process)
+        process.kill()
+
+
+def test_memory_of_a_process_is_seen(other: Other) -> None:
     """Pages count once they are written."""
-    before = me()
-    # Pages of its own: those of an object may come from what this process has freed, and still holds.
-    held = mmap.mmap(-1, 40 << 20)
-    held.write(os.urandom(1 << 20) * 40)
-    after = me()
-    assert after.memory - before.memory > 0.9 * len(held)
-    assert after.held - before.held > 0.9 * len(held)
-    assert (after.kind, after.node, after.pid) == ("keeper", "node0", os.getpid())
+    other.do("import mmap, os")
+    before = other.sample()
+    # Pages of its own: those of an object may come from what the process has freed, and still holds.
+    other.do("held = mmap.mmap(-1, 40 << 20); held.write(os.urandom(1 << 20) * 40)")
+    after = other.sample()
+    assert after.memory - before.memory > 0.9 * (40 << 20)
+    assert after.held - before.held > 0.9 * (40 << 20)
 
 
-def test_descriptors_and_threads_of_this_process_are_seen() -> None:
+def test_descriptors_and_threads_of_a_process_are_seen(other: Other) -> None:
     """Each of them."""
-    before = me()
-    descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(7)]
-    wait = threading.Event()
-    threads = [threading.Thread(target=wait.wait) for _ in range(3)]
-    try:
-        for thread in threads:
-            thread.start()
-        after = me()
-    finally:
-        wait.set()
-        for thread in threads:
-            thread.join()
-        for descriptor in descriptors:
-            os.close(descriptor)
+    other.do("import os, threading")
+    before = other.sample()
+    other.do("opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(7)]")
+    other.do("for _ in range(3): threading.Thread(target=threading.Event().wait).start()")
+    after = other.sample()
     assert after.descriptors - before.descriptors == 7
     assert after.threads - before.threads == 3
 

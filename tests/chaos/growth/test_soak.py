@@ -21,7 +21,7 @@ from chaos.growth.soak import Plan, Soak, SoakSetting, _Soaked, play_soak
 from chaos.growth.verdict import SoakVerdict, verdict
 from chaos.history.follow import Event, Follower
 from chaos.machine.processes import wait_until
-from chaos.playing.play import Setting
+from chaos.playing.setting import Setting
 from tests.chaos.growth.test_sampling import samples
 from tests.chaos.made_up_events import sealed, step
 

@@ -13,7 +13,8 @@ from chaos.judging.bars import Bars, promises
 from chaos.judging.notices import notices
 from chaos.judging.oracle import judge
 from chaos.judging.promise import Promise
-from chaos.playing.play import Outcome, Setting
+from chaos.playing.outcome import Outcome
+from chaos.playing.setting import Setting
 from chaos.schedules.scenario import parse_kill
 from elastic3d.errors import UsageError
 from tests.chaos.made_up_events import BATCH, event, sealed, step

@@ -19,7 +19,7 @@ from chaos.faults.process import Kill, KillBelow
 from chaos.history.follow import Event, Injection
 from chaos.judging.bars import Bars, promises
 from chaos.judging.oracle import Verdict, judge
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
 from tests.chaos.judging.test_oracle import quiet
 from tests.chaos.made_up_events import BATCH, event, outcome_of, restored, sealed, step
 

@@ -17,7 +17,7 @@ from chaos.faults.process import Crowd, Kill, KillTrainer, Pause
 from chaos.history.follow import Event
 from chaos.judging.explained import promises
 from chaos.judging.promise import Promise
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
 from tests.chaos.made_up_events import a_death_and_a_join, event, outcome_of, restored, sealed, step
 
 WHEN = When(step=1)

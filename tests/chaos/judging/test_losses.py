@@ -13,7 +13,8 @@ from chaos.commands.app import app
 from chaos.judging.losses import apart
 from chaos.judging.oracle import judge
 from chaos.judging.restart import judge_restart
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
+from chaos.playing.step_lines import step_of
 from chaos.storms.storm import Job, keep, kept_storm
 from elastic3d.errors import UsageError
 from tests.chaos.judging.test_oracle import outcome, quiet
@@ -90,6 +91,15 @@ def test_losses_that_a_plain_script_prints_are_judged_too() -> None:
     assert not judge_restart(restarted(*other), calm, tolerance=1e-4).kept
     silent = [step(number, 20.0 + number, 1, loss=math.nan) for number in (1, 2)]
     assert judge_restart(restarted(*silent), calm, tolerance=1e-3).promises[-1].held is None
+
+
+def test_a_loss_that_a_plain_script_prints_as_no_number_is_near_to_none() -> None:
+    """It is not taken for one that was not told, of which nothing is judged."""
+    calm = restarted(step(1, 21.0, 1, loss=1.0), step(2, 22.0, 1, loss=0.5))
+    told = step_of("step 2 loss nan")
+    assert told is not None
+    verdict = judge_restart(restarted(step(1, 21.0, 1, loss=1.0), step(2, 22.0, 1, loss=told[1])), calm, tolerance=1e-3)
+    assert verdict.broken == ("loss of step 2 is inf, undisturbed 0.5: inf of it, and 0.001 is tolerated",)
 
 
 @pytest.mark.parametrize("tolerance", [0.0, -1e-3, 1.0, math.nan, math.inf])

@@ -16,7 +16,7 @@ from chaos.faults.orders import Drain, Join
 from chaos.faults.process import Freeze, Kill, KillTrainer, Slow
 from chaos.history.follow import Event
 from chaos.judging.notices import LONG, notices, promise
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
 from tests.chaos.made_up_events import event, outcome_of, sealed, step
 
 WHEN = When(step=1)

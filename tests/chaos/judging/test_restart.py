@@ -8,7 +8,8 @@ import pytest
 
 from chaos.history.follow import Event, Injection, picture
 from chaos.judging.restart import AS_OF_EVERY_JOB, COMES, NOTICED, judge_restart
-from chaos.playing.play import Outcome, Setting
+from chaos.playing.outcome import Outcome
+from chaos.playing.setting import Setting
 from chaos.schedules.scenario import parse_kill
 from tests.chaos.made_up_events import event, sealed
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from chaos.machine.cluster import Cluster, Launch, left_in, started_by
-from chaos.machine.processes import MARK, end_all, leashed, marked, wait_until
+from chaos.machine.processes import MARK, all_pids, end_all, leashed, marked, wait_until
 
 WAITS = """
 import os, pathlib, subprocess, sys, time
@@ -140,6 +140,20 @@ def test_marked_processes_are_found_and_ended() -> None:
         assert wait_until(lambda: [one.pid for one in marked("found-and-ended")] == [process.pid], 5)
         assert end_all("found-and-ended") == []
         assert process.wait(5) == -9
+
+
+def test_a_process_that_becomes_another_program_is_found_all_the_while(tmp_path: Path) -> None:
+    """Within exec it has no environment for a moment; read then, it would be left behind."""
+    script = tmp_path / "again.sh"
+    script.write_text('exec /bin/sh "$0"\n')
+    command = leashed(["/bin/sh", str(script)])
+    with subprocess.Popen(command, env={**os.environ, MARK: "becomes"}) as process:
+        try:
+            assert wait_until(lambda: script.name in str(marked("becomes")), 20)
+            looks = [[one.pid for one in marked("becomes", besides=all_pids() - {process.pid})] for _ in range(1000)]
+        finally:
+            process.kill()
+    assert looks == [[process.pid]] * 1000
 
 
 def _lives(pid: int) -> bool:

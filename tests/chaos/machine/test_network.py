@@ -173,6 +173,25 @@ def test_nothing_is_left(network: Network) -> None:
         assert mark not in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+def test_nothing_is_left_where_a_person_ends_it_while_it_is_closed(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come when the job is over; no second one comes through."""
+    ip, commands = module._ip, []
+
+    def interrupted(*arguments: str, check: bool = True) -> str:
+        commands.append(arguments)
+        if len(commands) == 2:
+            raise SystemExit(130)
+        return ip(*arguments, check=check)
+
+    mark = network.within("a")[-1].rpartition("-")[0]
+    monkeypatch.setattr(module, "_ip", interrupted)
+    with pytest.raises(SystemExit):
+        network.close()
+    assert not [name for name in names() if name.startswith(mark)]
+
+
 def test_the_networks_of_a_killed_maker_are_removed(network: Network) -> None:
     """By whoever makes one next; not those of one that lives, and what it has impaired goes, too."""
     with subprocess.Popen([sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True) as maker:
@@ -186,6 +205,11 @@ def test_the_networks_of_a_killed_maker_are_removed(network: Network) -> None:
     with Network():
         assert not [name for name in names() if name.startswith(mark)]
     assert network.within("a")[-1] in names()
+
+
+def test_networks_of_one_process_have_names_of_their_own() -> None:
+    """However many there are at a time, up to some hundreds."""
+    assert len({Network()._mark for _ in range(0x100)}) == 0x100
 
 
 def names() -> set[str]:

@@ -14,9 +14,10 @@ from typing import NoReturn
 
 import pytest
 
+from chaos.commands.storm import agents
 from chaos.machine.cluster import Cluster, Launch, started_by
 from chaos.machine.network import Network
-from chaos.machine.preloaded import PreloadedServer
+from chaos.machine.preloaded import PreloadedAgent, PreloadedServer
 from chaos.machine.processes import marked, wait_until
 
 WORKER = """
@@ -137,6 +138,16 @@ def test_ctrl_c_and_a_closed_terminal_leave_the_server_to_its_owner(number: sign
     assert (holder.returncode, said) == (128 + number, "")
     assert printed == "{'node0': None, 'node1': None}\n"
     assert list(temp.glob("elastic3d-*")) == []
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize("preloaded", [True, False])
+def test_commands_fork_agents_where_they_are_asked_to(preloaded: bool, tmp_path: Path) -> None:
+    """`--preloaded` has every agent of the block forked; otherwise each is a fresh interpreter."""
+    with agents(preloaded), Cluster(launch(tmp_path), tmp_path / "nodes") as cluster:
+        node = cluster.start_node("node0")
+        assert isinstance(node.process, PreloadedAgent) is preloaded
+        node.process.kill()
 
 
 @pytest.mark.gloo

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from chaos.machine.small_disk import SmallDisk
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    try:
-        with SmallDisk(tmp_path / "disk") as disk:
-            yield disk
-    except OSError as error:
-        if error.errno != errno.EPERM:
-            raise
-        pytest.skip(f"no file system can be mounted here: {error}")
 
 
 def test_a_full_one_takes_no_byte_and_gives_what_it_has(disk: SmallDisk) -> None:

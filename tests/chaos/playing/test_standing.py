@@ -9,7 +9,8 @@ from rich.console import Console
 
 from chaos.history.follow import Event, picture
 from chaos.judging.oracle import judge
-from chaos.playing.play import Outcome, Setting
+from chaos.playing.outcome import Outcome
+from chaos.playing.setting import Setting
 from chaos.playing.standing import CIRCLES, Standing
 from chaos.report.view import summary
 from chaos.schedules.scenario import parse_kill

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 
 import pytest
@@ -28,11 +28,13 @@ from elastic3d.errors import UsageError
         ("{'loss': 2.5, 'step': 40}", 40, 2.5),
         ("epoch 1 | step #3 | train loss -0.5 | lr 1e-4", 3, -0.5),
         ("step=8", 8, None),
-        ("step 9 loss nan", 9, None),
+        ("step 9 loss nan", 9, inf),
+        ("step=9 loss=-inf", 9, -inf),
+        ("step 9, loss infinitesimal", 9, None),
     ],
 )
 def test_a_line_tells_a_step_in_whatever_words(line: str, step: int, loss: float | None) -> None:
-    """And its loss, if it has one that is a number."""
+    """And its loss, if it has one: of one that is no number the script says that it has gone astray."""
     told_of = step_of(line)
     assert told_of is not None
     assert told_of[0] == step

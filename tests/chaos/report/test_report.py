@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,13 @@ from chaos.faults.process import Kill, KillCompanion
 from chaos.history.follow import Injection, picture
 from chaos.judging.notices import notices
 from chaos.judging.oracle import judge
-from chaos.playing.play import Outcome, Setting
+from chaos.playing.outcome import Outcome
+from chaos.playing.setting import Setting
 from chaos.report.facts import Fate, FaultFact, Points, Role, RunFacts, facts
 from chaos.report.folder import kept_facts
 from chaos.report.moments import moments
 from chaos.report.page import page, sentence
+from chaos.report.plot import loss_curves
 from chaos.report.timeline import rows, timeline
 from elastic3d.errors import UsageError
 from elastic3d.values import from_json, to_json
@@ -258,6 +261,13 @@ def test_a_run_without_a_step_has_a_page_too() -> None:
         noticed=(),
     )
     assert "promises were broken" in Page(page(bare, "out/failed-1")).words
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_leaves_the_others_where_they_are(loss: float) -> None:
+    """Of a job that has diverged what it made before is still drawn."""
+    finite = [(1, 2.0), (2, 1.0)]
+    assert loss_curves([*finite, (3, loss)], (), [*finite, (3, loss)]) == loss_curves(finite, (), finite)
 
 
 def test_a_late_notice_is_shown_as_late_and_fails_nothing() -> None:

@@ -64,7 +64,7 @@ def of_kind(kind: type[Fault]) -> st.SearchStrategy[Fault]:
 schedules = st.builds(
     Schedule,
     faults=st.lists(st.sampled_from(list(KINDS.values())).flatmap(of_kind), min_size=1, max_size=5).map(tuple),
-    seed=st.none() | st.integers(),
+    seed=st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
 )
 
 
@@ -106,6 +106,19 @@ def test_a_schedule_as_people_write_it(tmp_path: Path) -> None:
     again = tmp_path / "storm.json"
     again.write_text(json.dumps(to_document(schedule)))
     assert load(again, nodes=4) == schedule
+
+
+@pytest.mark.parametrize("name", ["storm.toml", "storm.json"])
+def test_a_schedule_may_begin_with_a_mark_of_its_encoding(name: str, tmp_path: Path) -> None:
+    """As some editors write it."""
+    path = tmp_path / name
+    text = (
+        '{"fault": [{"do": "join", "at": {"step": 3}}]}'
+        if name.endswith("json")
+        else "fault = [{do = 'join', at = {step = 3}}]"
+    )
+    path.write_text(text, encoding="utf-8-sig")
+    assert load(path, nodes=4).faults == (Join(when=When(step=3)),)
 
 
 def test_what_is_left_open_is_drawn_from_the_seed() -> None:
@@ -150,6 +163,8 @@ KILL = {"do": "kill", "node": "node1", "at": {"step": 3}}
         ({"fault": [{**KILL, "at": {"step": "3"}}]}, "at.step must be a whole number, and is '3'"),
         ({"fault": [{**KILL, "at": {"step": True}}]}, "at.step must be a whole number, and is True"),
         ({"fault": [{**KILL, "at": {"step": [9, 3]}}], "seed": 1}, r"at.step is \[9, 3\]"),
+        ({"fault": [{**KILL, "at": {"step": [0, 9]}}], "seed": 1}, r"at.step is \[0, 9\]"),
+        ({"fault": [KILL], "seed": 10**300}, "seed must be a whole number of 64 bits"),
         ({"fault": [{**KILL, "at": {"generation": 2, "phase": "late"}}]}, "at.phase is 'late'; give one of sealed, "),
         ({"fault": [{**KILL, "nodes": 3}]}, "there is no `nodes`; did you mean 'node'"),
         ({"fault": [{**KILL, "do": "pause", "part": "all"}]}, "part is 'all'; give one of agent, keepers"),
@@ -172,10 +187,25 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     """What is not there, no text, or of another format."""
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         load(tmp_path / "none.toml", nodes=4)
-    for name, message in (("a.toml", "it is no TOML"), ("a.json", "it is no JSON")):
-        (tmp_path / name).write_text("][")
-        with pytest.raises(UsageError, match=message):
-            load(tmp_path / name, nodes=4)
+    for text in ("][", f"a = {'[' * 100_000}", "[" * 100_000):
+        for name, message in (("a.toml", "it is no TOML"), ("a.json", "it is no JSON")):
+            (tmp_path / name).write_text(text)
+            with pytest.raises(UsageError, match=message):
+                load(tmp_path / name, nodes=4)
     (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="it is no text"):
         load(tmp_path / "b.toml", nodes=4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"fault": [{json.dumps(KILL)}], "fault": [{json.dumps(KILL)}]}}',
+        '{"fault": [{"do": "kill", "node": "node1", "node": "node2", "at": {"step": 3}}]}',
+    ],
+)
+def test_no_name_is_there_twice(text: str, tmp_path: Path) -> None:
+    """JSON would let the last one count alone, and the faults of the first would never be made."""
+    (tmp_path / "storm.json").write_text(text)
+    with pytest.raises(UsageError, match=r"storm\.json: it is no JSON: `(fault|node)` is there twice"):
+        load(tmp_path / "storm.json", nodes=4)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from chaos.faults.fault import Fault, resolve
-from chaos.faults.moment import When
+from chaos.faults.moment import Phase, When
 from chaos.faults.orders import Announce, Drain, Join, Terminate
 from chaos.faults.process import Continue, Flap, Kill, Stop
 from chaos.history.follow import Picture, picture
@@ -109,6 +111,11 @@ def test_the_bounds_of_the_job_leave_room_for_every_fault(
     assert bounds([*map(parse_kill, kills), *map(parse_join, joins)], 4) == expected
 
 
+def test_a_step_may_be_as_far_off_as_anybody_likes() -> None:
+    """Whether the job comes to it is not known without an undisturbed run."""
+    assert bounds([Kill(node="node1", when=When(step=10**400))], 3) == (2, 3)
+
+
 def test_the_minimum_of_a_job_of_one_node_is_one() -> None:
     """It is never above the number of nodes started."""
     assert bounds([], 1) == (1, 1)
@@ -131,3 +138,14 @@ def test_a_moment_has_come_at_its_step_or_generation_or_later() -> None:
     assert not When(step=7).come(now)
     assert When(generation=3).come(now)
     assert not When(generation=4).come(now)
+
+
+def test_of_several_conditions_all_must_have_come() -> None:
+    """A phase is no moment yet where an event or a step is asked for as well."""
+    seen = {("trainer.started", 2): 1, ("checkpoint.committed", 1): 2}
+    now = Picture(seen=seen)
+    started = When(generation=2, phase=Phase.STARTED)
+    assert started.come(now)
+    assert replace(started, event="checkpoint.committed", count=2).come(now)
+    assert not replace(started, event="checkpoint.committed", count=3).come(now)
+    assert not replace(started, step=1).come(now)

@@ -11,7 +11,7 @@ from chaos.faults.clock import ClockJump
 from chaos.faults.code import RaisedByNewcomer, RaisedEverywhere, RaisedForGood, RaisedOnNode
 from chaos.faults.data import Spike
 from chaos.faults.etcd import EtcdCertificate, EtcdEmpty, EtcdMemberPause, EtcdPassword, EtcdPause, EtcdRestart, Revoke
-from chaos.faults.events import EventsFull
+from chaos.faults.events import EventsFull, EventsGone, EventsHang, OfEvents
 from chaos.faults.fault import Fault, OfNode, resolve
 from chaos.faults.frozen import FreezeKeeper, FreezeTemplate
 from chaos.faults.memory import AllSnapshotFlips, Squeeze
@@ -36,6 +36,7 @@ from chaos.history.follow import Picture, picture
 from chaos.schedules.draw import ORDINARY, draw_schedule
 from chaos.schedules.files import parse, to_toml
 from chaos.schedules.schedule import Schedule, bounds, check
+from chaos.schedules.sure import check_sure
 from elastic3d.errors import UsageError
 from tests.chaos.made_up_events import sealed
 
@@ -123,9 +124,21 @@ def test_what_can_never_happen_is_refused(faults: list[Fault], message: str) -> 
 def test_what_is_between_two_nodes_needs_a_second_one(kind: type[OfNode]) -> None:
     """Of those that the job begins with, or that join."""
     fault = kind(node="node0", when=B)
-    with pytest.raises(UsageError, match="it is between nodes, and the job has 1; give 2 or more"):
+    with pytest.raises(UsageError, match="it takes 2 nodes or more, and the job has 1"):
         check([fault], nodes=1, steps=60)
     check([fault, Join(when=A)], nodes=1, steps=60)
+
+
+@pytest.mark.parametrize("kind", [EventsFull, EventsHang, EventsGone])
+def test_what_befalls_events_needs_a_node_that_neither_leads_nor_is_first(kind: type[OfEvents]) -> None:
+    """Of two nodes one may lead and the other have rank 0; a drawn one has such a node whatever the layout leaves."""
+    fault = kind(when=B)
+    with pytest.raises(UsageError, match="it takes 3 nodes or more, and the job has 2"):
+        check([fault], nodes=2, steps=60)
+    check([fault, Join(when=A)], nodes=2, steps=60)
+    with pytest.raises(UsageError, match="of the 3 nodes left there may be none that neither leads nor is first"):
+        check_sure([fault, Kill(node="node3", when=A)], nodes=4)
+    check_sure([fault], nodes=4)
 
 
 def test_a_second_slot_is_needed_or_the_fault_is_skipped() -> None:

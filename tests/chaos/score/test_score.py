@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from chaos.commands import score as command
+from chaos.commands.app import app
 from chaos.history.follow import Event, Injection, Picture
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
 from chaos.score.card import card, quantile
 from chaos.score.kinds import KINDS, KNOWN, NOT_FINITE, SELDOM, SPIKED
 from chaos.score.playing import quota, setting
@@ -285,3 +288,26 @@ def test_a_quota_is_of_what_a_rank_would_have_here(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     assert [quota(0.4, ranks) for ranks in (1, 2, 4)] == [0.4, 0.4, 0.2]
     assert quota(0.0, 4) == 0.0
+
+
+def test_what_is_kept_may_be_in_a_folder_by_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes' store there has a URL, and that is of an absolute one."""
+    given: list[Path] = []
+
+    def play(*_: object, workdir: Path, **__: object) -> tuple[Result, ...]:
+        given.append(workdir)
+        return ()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "play_all", play)
+    result = CliRunner().invoke(app, ["score", "--kind", "stop", "--out", "kept"])
+    assert result.exit_code == 0, result.output
+    assert given == [tmp_path / "kept"]
+
+
+def test_a_folder_in_which_there_is_something_is_refused_beforehand(tmp_path: Path) -> None:
+    """As that of an earlier call, whose jobs have the same names."""
+    (tmp_path / "quiet-60").mkdir()
+    result = CliRunner().invoke(app, ["score", "--kind", "stop", "--out", str(tmp_path)])
+    assert result.exit_code == 2
+    assert f"--out {tmp_path}: there is something in it already" in result.stderr

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from chaos.history.follow import GenerationView, Picture, Step
-from chaos.playing.play import Outcome
+from chaos.playing.outcome import Outcome
 from chaos.score.card import card
 from chaos.score.kinds import KINDS
 from chaos.score.playing import setting

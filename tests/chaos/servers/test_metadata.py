@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import queue
+from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
 
 from chaos.servers.metadata import Provider, cloud_of
+from elastic3d.etcd_server.process import PORTS
 from elastic3d.notices import CloudNotice, watch
 from elastic3d.notices.options import Choice, NoticeOptions
 
@@ -21,6 +23,12 @@ def test_a_server_listens_where_nodes_reach_it() -> None:
         request = Request(f"{server.url}/computeMetadata/v1/instance/preempted", headers={"Metadata-Flavor": "Google"})
         with urlopen(request, timeout=30) as reply:
             assert reply.read() == b"FALSE"
+
+
+def test_a_server_that_is_stopped_can_come_back_to_its_port() -> None:
+    """The system gives it to nobody meanwhile."""
+    with cloud_of(Provider.AWS) as server:
+        assert urlsplit(server.url).port in PORTS
 
 
 @pytest.mark.parametrize("provider", Provider)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chaos.simulation.bugs import FOUND
-from chaos.simulation.trace import Held, read_trace, scaled
+from chaos.simulation.trace import Held, Trace, read_trace, scaled
 
 COMMAND = [sys.executable, "-c", "from chaos.simulation.cli import app; app()", "membership"]
 
@@ -117,9 +117,16 @@ def test_a_trace_is_scaled_to_a_peak(tmp_path: Path) -> None:
     """The largest count becomes the peak and the others keep their proportion; a pair of rows is one change."""
     trace = tmp_path / "spot.csv"
     trace.write_text("0,0\n10,0\n10,4\n20,4\n20,2\n")
-    changes = read_trace(trace)
+    changes = read_trace(trace).changes
     assert changes == (Held(at=0, nodes=0), Held(at=10, nodes=4), Held(at=20, nodes=2))
     assert [change.nodes for change in scaled(changes, 1000)] == [0, 1000, 500]
+
+
+def test_a_trace_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    """As spreadsheets write it; its end is known from the same reading, since a pipe has no second one."""
+    trace = tmp_path / "spot.csv"
+    trace.write_bytes(b"\xef\xbb\xbf0,4\r\n20,4\r\n")
+    assert read_trace(trace) == Trace(changes=(Held(at=0, nodes=4),), end=20)
 
 
 @pytest.mark.slow

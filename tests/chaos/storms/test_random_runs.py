@@ -29,8 +29,8 @@ from chaos.faults.orders import Drain, Join
 from chaos.faults.process import Flap, Kill, KillTrainer, Pause
 from chaos.faults.store import StoreBusy, StoreDenies, StoreGone
 from chaos.history.follow import Picture
+from chaos.playing.outcome import Outcome
 from chaos.playing.own_script import ScriptSetting
-from chaos.playing.play import Outcome
 from chaos.report import junit
 from chaos.report.random_documents import DrawnRun, RandomDocument, RunVerdict, SkippedFault
 from chaos.schedules.as_test import as_test
@@ -436,6 +436,11 @@ def test_what_is_told_of_runs() -> None:
         "    elastic3d chaos replay out/failed-8",
         "    elastic3d chaos shrink out/failed-8",
     ]
+    spaced = replace(BROKEN, folder="my runs/failed-8")
+    assert (spaced.replay, spaced.shrink) == (
+        "elastic3d chaos replay 'my runs/failed-8'",
+        "elastic3d chaos shrink 'my runs/failed-8'",
+    )
     assert "skipped: join @9: no gate" in str(line(PARTLY))
     told = io.StringIO()
     Console(width=80, file=told).print(summary(document(KEPT, BROKEN, PARTLY, NOTHING)))

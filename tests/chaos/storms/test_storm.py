@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,6 +17,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from chaos.commands import shrink
 from chaos.commands import storm as commands
 from chaos.commands.app import app
 from chaos.faults.catalogue import lacking
@@ -20,14 +26,20 @@ from chaos.faults.fault import Fault, Need
 from chaos.faults.moment import When
 from chaos.faults.network import Cut
 from chaos.faults.orders import Join
-from chaos.faults.process import Kill, KillCompanion
+from chaos.faults.process import Kill, KillBelow, KillCompanion
+from chaos.faults.store import StoreFlips
+from chaos.faults.store_disk import StoreDiskFull
 from chaos.history.follow import picture
 from chaos.judging.notices import notices
 from chaos.judging.oracle import judge
+from chaos.machine.small_disk import SmallDisk
+from chaos.playing.outcome import Outcome
 from chaos.playing.own_script import ScriptSetting, known_steps, quiet_key, quiet_run, sound
-from chaos.playing.play import Outcome
+from chaos.report import junit
+from chaos.report.folder import write_report
 from chaos.schedules.schedule import Schedule
 from chaos.storms import storm as playing
+from chaos.storms.folders import new_folder
 from chaos.storms.storm import PASSWORD, Job, Storm, keep, kept_storm, left_out, play_storm
 from elastic3d.errors import UsageError
 from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, sealed, step
@@ -108,10 +120,28 @@ def test_the_undisturbed_run_says_how_long_a_job_is(script: Path) -> None:
     """And how many samples a step has. A script that makes no step is refused by its name."""
     calm = quiet(setting(script))
     known = known_steps(setting(script), calm)
-    assert (known.steps, known.global_batch) == (6, BATCH)
+    assert (known.steps, known.consumed(6), known.consumed(2)) == (6, 6 * BATCH, 2 * BATCH)
     assert judge(replace(calm, setting=known), calm).kept
     with pytest.raises(UsageError, match=r"train.py: it made no step, so nothing can happen to it"):
         known_steps(setting(script), replace(calm, picture=picture([])))
+
+
+def test_no_sample_is_said_to_be_missing_or_repeated_where_the_batch_grows(script: Path) -> None:
+    """Neither at the end nor where the job has to end before; one step less than the undisturbed run is missed."""
+    ends = (4, 8, 16, 24, 32, 40)
+    events = [
+        replace(one, fields={**one.fields, "samples": [first, stop]})
+        for number, (first, stop) in enumerate(pairwise((0, *ends)), 1)
+        for one in [step(number, float(number), 1)]
+    ]
+    start = sealed(1, 0.0, "start", ["node0", "node1"])
+    calm = replace(quiet(setting(script)), picture=picture([start, *events]))
+    known = known_steps(setting(script), calm)
+    assert judge(replace(calm, setting=known), calm).broken == ()
+    less = replace(calm, setting=known, picture=picture([start, *events[:-1]]))
+    assert judge(less, calm).samples.missing == 8
+    ended = replace(less, picture=picture([start, *events[:3]]), made=((KillBelow(when=When(step=3)), 3.5),), hit=("",))
+    assert (judge(ended, calm).samples.missing, judge(ended, calm).samples.repeated) == (0, 0)
 
 
 def test_an_undisturbed_run_is_played_once_for_all_schedules_and_layouts(script: Path, tmp_path: Path) -> None:
@@ -132,11 +162,65 @@ def test_an_undisturbed_run_is_played_once_for_all_schedules_and_layouts(script:
     script.write_text("import elastic3d as e\n")
     assert len(keys | {quiet_key(first)}) == 4
     (script.parent / "layers").mkdir()
-    for beside in ("model.py", "layers/__init__.py", "layers/mlp.py"):
+    (script.parent / "plain").mkdir()
+    for beside in ("model.py", "layers/__init__.py", "layers/mlp.py", "plain/no_init.py"):
         keys.add(quiet_key(first))
         (script.parent / beside).write_text("width = 1\n")
     (script.parent / "layers" / "mlp.py").write_text("width = 2\n")
-    assert len(keys | {quiet_key(first)}) == 7, "what it imports from beside it counts too"
+    assert len(keys | {quiet_key(first)}) == 8, "what it imports from beside it counts too"
+
+
+@pytest.mark.parametrize("argument", ["{}", "--config={}"])
+def test_an_undisturbed_run_is_played_anew_once_a_file_that_an_argument_names_is_another(
+    argument: str, script: Path, tmp_path: Path
+) -> None:
+    """A script may have most of what it does from there."""
+    settings = tmp_path / "settings.yaml"
+    job = replace(setting(script), given=("--config", argument.format(settings), "x" * 5000, "--rate=1"))
+    keys = set()
+    for text in ("steps: 60\n", "steps: 90\n"):
+        settings.write_text(text)
+        keys.add(quiet_key(job))
+    assert len(keys) == 2
+
+
+def test_runs_may_keep_the_same_things_at_once(script: Path, tmp_path: Path) -> None:
+    """None takes away what another one has just written, and each has a folder of its own."""
+    job, begin = setting(script), threading.Barrier(8, timeout=10)
+
+    def kept(number: int) -> tuple[Outcome, Path]:
+        out = tmp_path / str(number // 8)
+        begin.wait()
+        return quiet_run(job, out, lambda: quiet(job)), new_folder(out, "failed-7")
+
+    with ThreadPoolExecutor(8) as pool:
+        runs = list(pool.map(kept, range(160)))
+    assert {outcome.digest for outcome, _ in runs} == {"abc"}
+    assert len({folder for _, folder in runs}) == 160
+    assert not list(tmp_path.glob("*/*.part"))
+
+
+@pytest.mark.etcd
+def test_a_script_that_fails_undisturbed_after_its_end_is_refused(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has left its digest, and what it does then would be held against whatever is done to the job."""
+    played_with(script, monkeypatch, exit_codes={"node0": 0, "node1": 3})
+    job, schedule = Job(script=str(script), loopback=True), Schedule(faults=(PAUSE,))
+    with pytest.raises(UsageError, match=r"train\.py: it fails undisturbed: node1 ended with 3"):
+        play_storm(schedule, job, workdir=tmp_path / "w", kept=tmp_path, console=Console())
+    assert not list(tmp_path.glob("quiet-*")), "nothing is kept of it"
+
+
+def test_a_full_disk_that_takes_no_undisturbed_run_is_named(script: Path, disk: SmallDisk) -> None:
+    """With what to do, and nothing of the run is left on it."""
+    out = disk.folder / "out"
+    out.mkdir()
+    (disk.folder / "other").write_text("what takes the room")
+    disk.fill()
+    with pytest.raises(UsageError, match=rf"{out}.*: it cannot be written: No space left on device; name another"):
+        quiet_run(setting(script), out, lambda: quiet(setting(script)))
+    assert not list(out.iterdir())
 
 
 def test_what_is_kept_of_a_run_is_played_again(script: Path, tmp_path: Path) -> None:
@@ -160,6 +244,51 @@ def test_what_is_kept_of_a_run_is_played_again(script: Path, tmp_path: Path) -> 
         {"fault": "kill node1@3", "by": "peer.lost", "after": 0.75},
         {"fault": "join @peer.lost", "by": "member.joined", "after": None},
     ]
+
+
+@pytest.mark.parametrize("end", [SystemExit(130), OSError(28, "No space left on device")], ids=["Ctrl-C", "disk"])
+def test_no_part_of_a_folder_is_kept(
+    end: BaseException, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would look like a run that can be played again, and be none that can be reported or shrunk."""
+
+    def ended(*_: object) -> str:
+        raise end
+
+    monkeypatch.setattr(playing, "loss_plot", ended)
+    with pytest.raises((SystemExit, UsageError)):
+        keep(storm(setting(script)), Job(script=str(script)), tmp_path / "out", tmp_path)
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize("command", ["run", "shrink"])
+def test_ctrl_c_that_comes_when_all_is_played_takes_nothing_away(
+    command: str, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is being kept then is kept whole, and told, with the exit code that it has by itself."""
+    broken, schedule, out = storm(setting(script), digest="abd"), tmp_path / "storm.toml", tmp_path / "out"
+    schedule.write_text("[[fault]]\ndo = 'join'\nat = {step = 3}\n")
+    (tmp_path / "job" / "nodes").mkdir(parents=True)
+    (tmp_path / "job" / "events").mkdir()
+    kept = keep(broken, Job(script=str(script)), tmp_path, tmp_path)
+
+    def interrupted(folder: Path) -> Path:
+        signal.raise_signal(signal.SIGINT)
+        return write_report(folder)
+
+    def play(*_: object, workdir: Path, **__: object) -> Storm:
+        shutil.copytree(tmp_path / "job", workdir / "job")
+        return broken
+
+    monkeypatch.setattr(commands, "play_storm", play)
+    monkeypatch.setattr(shrink, "play_storm", play)
+    monkeypatch.setattr(playing if command == "run" else shrink, "write_report", interrupted)
+    given = {"run": [str(schedule), "--script", str(script)], "shrink": [str(kept), "--tries", "1"]}[command]
+    result = CliRunner().invoke(app, [command, *given, "--out", str(out), "--json"])
+    assert result.exit_code == {"run": 1, "shrink": 0}[command], result.output
+    folder = Path(json.loads(result.stdout)["folder"])
+    assert [one for one in out.iterdir() if one.is_dir()] == [folder]
+    assert (folder / "report.html").exists()
 
 
 def test_a_run_is_named_by_its_schedules_seed(script: Path, tmp_path: Path) -> None:
@@ -203,6 +332,27 @@ def test_what_cannot_be_played_is_refused_before_anything_starts(
     assert message in result.stderr
     assert result.stdout == ""
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["run", "storm.toml", "--script", "train.py"], "--patience"),
+        (["random", "--script", "train.py"], "--patience"),
+        (["random", "--script", "train.py"], "--minutes"),
+        (["shrink", "failed-7"], "--minutes"),
+        (["soak", "--minutes", "1"], "--patience"),
+        (["soak"], "--hours"),
+        (["soak"], "--minutes"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_a_time_that_never_ends_or_is_none_is_refused(arguments: list[str], option: str, value: str) -> None:
+    """A job that stands would never be given up."""
+    result = CliRunner().invoke(app, [*arguments, option, value])
+    assert result.exit_code == 2, result.output
+    assert f"Invalid value for '{option}'" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -261,6 +411,60 @@ def test_what_was_judged_is_told_where_nothing_can_be_kept(
     assert suite[-1][0].get("message") == "one slot"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "storm.toml", "--script", "train.py"],
+        ["run", "none.toml", "--script", "train.py"],
+        ["replay", "passed-7"],
+        ["random", "--script", "none.py"],
+        ["soak", "--hours", "0"],
+    ],
+    ids=" ".join,
+)
+def test_what_an_earlier_run_wrote_for_build_servers_is_not_taken_for_this_ones(
+    arguments: list[str], script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where an error ends it before there is anything to write, it has an error."""
+
+    def play(*_: object, **__: object) -> Storm:
+        raise UsageError(f"{script.name}: it fails undisturbed")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "storm.toml").write_text("[[fault]]\ndo = 'join'\nat = {step = 3}\n")
+    keep(storm(setting(script)), Job(script=str(script)), tmp_path, tmp_path)
+    monkeypatch.setattr(commands, "play_storm", play)
+    xml = tmp_path / "chaos.xml"
+    junit.write(xml, "elastic3d chaos run", "train.py", [junit.Case(name="whole")])
+    result = CliRunner().invoke(app, [*arguments, "--junit", str(xml)])
+    assert result.exit_code == 2, result.output
+    (suite,) = ElementTree.parse(xml).getroot()
+    assert (suite.get("tests"), suite.get("errors")) == ("1", "1")
+
+
+@pytest.mark.parametrize("command", ["run", "replay", "shrink"])
+def test_a_full_disk_is_told_in_words(
+    command: str, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it shows: which one, and how to have temporary files elsewhere. Not by a traceback."""
+
+    def play(*_: object, **__: object) -> Storm:
+        raise OSError(28, "No space left on device", "/tmp/job/events")
+
+    broken, schedule, job = storm(setting(script), digest="abd"), tmp_path / "storm.toml", Job(script=str(script))
+    schedule.write_text("[[fault]]\ndo = 'join'\nat = {step = 3}\n")
+    (tmp_path / "job" / "nodes").mkdir(parents=True)
+    (tmp_path / "job" / "events").mkdir()
+    kept = keep(broken, job, tmp_path, tmp_path)
+    monkeypatch.setattr(commands, "play_storm", play)
+    monkeypatch.setattr(shrink, "play_storm", play)
+    given = {"run": [str(schedule), "--script", str(script)]}.get(command, [str(kept)])
+    result = CliRunner().invoke(app, [command, *given, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("elastic3d: /tmp/job/events: No space left on device; make room there, or")
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.etcd
 def test_a_password_is_written_into_a_folder_of_its_own(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -307,7 +511,7 @@ def test_what_had_not_happened_when_the_job_ended_is_skipped(
 ) -> None:
     """It is neither counted as made nor a broken promise."""
     restored, pause = EtcdRestored(when=When(step=5)), EtcdPause(when=When(step=2))
-    played = played_with(script, monkeypatch, late=(restored,), made=((pause, 2.0),))
+    played = played_with(script, monkeypatch, late=(restored,), made=((pause, 2.0),), hit=("",))
     job = Job(script=str(script), loopback=True)
     schedule = Schedule(faults=(pause, restored))
     made = play_storm(schedule, job, workdir=tmp_path / "w", kept=tmp_path, console=Console(), compare=False)
@@ -315,6 +519,64 @@ def test_what_had_not_happened_when_the_job_ended_is_skipped(
     assert made.skipped == ((restored, "the job had ended before it happened"),)
     (promise,) = [one for one in made.verdict.promises if one.says == EVERY]
     assert (promise.held, promise.seen) == (True, f"1 of 2; the job had ended before {restored}")
+
+
+def test_the_command_that_plays_a_run_again_is_one_whatever_the_folder_is_called(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the terminal and for build servers."""
+    out, schedule, xml = tmp_path / "my [old] runs", tmp_path / "storm.toml", tmp_path / "chaos.xml"
+    schedule.write_text("[[fault]]\ndo = 'join'\nat = {step = 3}\n")
+    monkeypatch.setattr(commands, "play_storm", lambda *_, **__: storm(setting(script), digest="other bits"))
+    monkeypatch.setattr(playing, "copy_logs", lambda *_: None)
+    given = ["run", str(schedule), "--script", str(script), "--out", str(out), "--junit", str(xml)]
+    told = CliRunner().invoke(app, given).stdout
+    command = f"elastic3d chaos replay '{out}/failed-7'"
+    assert command in told
+    assert f"{out}/failed-7/report.html" in told
+    assert f"replay: {command}" in xml.read_text()
+
+
+@pytest.mark.etcd
+def test_a_fault_of_the_store_that_no_request_met_is_skipped(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has happened to the job by it, which has lived through the other one alone."""
+    flips = StoreFlips(when=When(step=3))
+    played_with(script, monkeypatch, made=((flips, 3.5), (PAUSE, 4.5)), hit=("", ""), unmet=(flips,))
+    monkeypatch.setattr(playing, "feasible", lambda faults, **_: (faults, ()))
+    job, schedule = Job(script=str(script), loopback=True), Schedule(faults=(flips, PAUSE))
+    made = play_storm(schedule, job, workdir=tmp_path / "w", kept=tmp_path, console=Console(), compare=False)
+    assert made.skipped == ((flips, "no request of the store met it"),)
+    assert made.document()["made"] == [str(PAUSE)]
+
+
+@pytest.mark.etcd
+@pytest.mark.parametrize("how", ["unmet", "late"])
+def test_what_waits_for_a_fault_that_did_not_happen_is_skipped_too(
+    how: str, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not made when the job is played is skipped as what cannot be made is."""
+    restored = EtcdRestored(when=When(step=3))
+    waits = Kill(node="node1", when=When(event="etcd.rolled_back"))
+    played_with(script, monkeypatch, undone=(waits,), **{how: (restored,)})
+    job, schedule = Job(script=str(script), loopback=True), Schedule(faults=(restored, waits))
+    made = play_storm(schedule, job, workdir=tmp_path / "w", kept=tmp_path, console=Console(), compare=False)
+    assert {fault for fault, _ in made.skipped} == {restored, waits}
+    (promise,) = [one for one in made.verdict.promises if one.says == EVERY]
+    assert promise.broken == ()
+
+
+@pytest.mark.etcd
+def test_what_never_came_since_the_job_had_to_end_is_skipped(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It breaks no promise, and nobody takes it for one that the job has lived through."""
+    below, never = KillBelow(when=When(step=3)), Kill(node="node1", when=When(event="checkpoint.committed", count=9))
+    played_with(script, monkeypatch, made=((below, 3.5),), hit=("",), undone=(never,))
+    job, schedule = Job(script=str(script), loopback=True), Schedule(faults=(below, never))
+    made = play_storm(schedule, job, workdir=tmp_path / "w", kept=tmp_path, console=Console(), compare=False)
+    assert made.skipped == ((never, f"the job had to end before, by {below}"),)
 
 
 @pytest.mark.etcd
@@ -336,6 +598,43 @@ def test_what_waits_for_what_is_skipped_is_skipped_too(
     whole = replace(schedule, faults=(after, stays))
     made = play_storm(whole, job, workdir=tmp_path / "x", kept=tmp_path, console=Console(), compare=False)
     assert (made.skipped, made.kept) == ((), False)
+
+
+FULL = StoreDiskFull(when=When(step=2))
+AFTER_FULL = Kill(node="node1", when=When(event="checkpoint.failed"))
+LOST = Kill(node="node1", when=When(event="peer.lost"))
+SECOND, THIRD = (Kill(node="node2", when=When(generation=number)) for number in (2, 3))
+
+
+@pytest.mark.etcd
+@pytest.mark.parametrize(
+    ("skipped", "undone", "excused"),
+    [
+        (FULL, (LOST, SECOND), ()),
+        (FULL, (AFTER_FULL, SECOND), (AFTER_FULL, SECOND)),
+        (Cut(node="node3", when=When(generation=2)), (SECOND,), ()),
+        (Cut(node="node3", when=When(generation=2)), (THIRD,), (THIRD,)),
+        (Cut(node="node3", when=When(step=2)), (replace(LOST, when=When(event="peer.lost", step=40)),), ()),
+    ],
+    ids=["no generation follows", "one after the other", "it would come later", "it would come before", "a step"],
+)
+def test_only_what_may_have_waited_for_what_is_skipped_is_excused(
+    skipped: Fault,
+    undone: tuple[Fault, ...],
+    excused: tuple[Fault, ...],
+    script: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By what the catalogue says of it; whatever else never came breaks a promise, as where nothing is skipped."""
+    schedule = Schedule(faults=(skipped, *undone, PAUSE))
+    monkeypatch.setattr(playing, "feasible", lambda *_, **__: ((*undone, PAUSE), ((skipped, "not here"),)))
+    played_with(script, monkeypatch, undone=undone)
+    job = Job(script=str(script), loopback=True)
+    made = play_storm(schedule, job, workdir=tmp_path / "w", kept=tmp_path, console=Console(), compare=False)
+    assert [fault for fault, _ in made.skipped[1:]] == [*excused]
+    (promise,) = [one for one in made.verdict.promises if one.says == EVERY]
+    assert promise.broken == tuple(f"{one}: its moment never came" for one in undone if one not in excused)
 
 
 @pytest.mark.parametrize(

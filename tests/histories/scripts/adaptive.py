@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 import elastic3d
@@ -33,6 +35,7 @@ def main(run: elastic3d.Run) -> None:
     )
     run.restore(model=model, optimizer=optimizer, batches=batches)
     for batch in batches.until(step=options.steps):
+        time.sleep(options.pause)
         run.step(optimizer, loss=run.backward(model, batch, cross_entropy), clip=1.0)
     report(run, options.out)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ def main(run: elastic3d.Run) -> None:
     batches = run.batches(data, global_batch=options.global_batch, micro_batch=options.micro_batch, seed=options.seed)
     run.restore(model=model, optimizer=optimizer, batches=batches, extra={"ema": ema, "losses": losses})
     for batch in batches.until(step=options.steps):
+        time.sleep(options.pause)
         loss = run.backward(model, batch, cross_entropy)
         run.step(optimizer, loss=loss, clip=1.0)
         ema.update_parameters(model)

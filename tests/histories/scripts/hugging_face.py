@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sysconfig
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ class Rows(Dataset[dict[str, Any]]):
         start = (self.first + number) * self.length
         ids = list(self.text[start : start + self.length])
         return {"input_ids": ids, "labels": [-100] * (number % 5) + ids[number % 5 :], "path": "argparse.py"}
+
+
+class Pause(TrainerCallback):
+    """Leaves the machine to others before each step."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        time.sleep(options.pause)
 
 
 class Digest(TrainerCallback):
@@ -67,7 +75,7 @@ trainer = Trainer(
     ),
     train_dataset=lambda: Rows(options.context),
     eval_dataset=lambda: Rows(options.context, first=200, rows=6),
-    callbacks=[EarlyStoppingCallback(early_stopping_patience=50), Digest],
+    callbacks=[EarlyStoppingCallback(early_stopping_patience=50), Pause, Digest],
     global_batch=options.global_batch,
     blocks="model.layers",
 )

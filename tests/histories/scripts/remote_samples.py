@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import torch
 from torch import Tensor
@@ -60,6 +61,7 @@ def main(run: elastic3d.Run) -> None:
     )
     run.restore(model=model, optimizer=optimizer, schedule=schedule, batches=batches)
     for batch in batches.until(step=options.steps):
+        time.sleep(options.pause)
         run.step(optimizer, schedule, loss=run.backward(model, batch, cross_entropy), clip=1.0)
     report(run, options.out)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 
 from chaos.gpu import emulated_device
-from chaos.playing.play import TRAIN_GPT
+from chaos.playing.setting import TRAIN_GPT
 
 if __name__ == "__main__":
     emulated_device.install()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -58,6 +60,7 @@ def main(run: elastic3d.Run) -> None:
     batches = run.batches(data, global_batch=options.global_batch, micro_batch=options.micro_batch, seed=options.seed)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     for batch in batches.until(step=options.steps):
+        time.sleep(options.pause)
         loss = run.backward(model, batch, train_gpt.cross_entropy)
         run.step(optimizer, loss=loss, clip=1.0)
     train_gpt.report(run, options.out)
