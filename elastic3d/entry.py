@@ -25,6 +25,7 @@ from elastic3d.islands import Islands
 from elastic3d.log import bind_process, observe_process, process_log
 from elastic3d.metrics.address import metrics_address
 from elastic3d.metrics.exposition import require_client
+from elastic3d.paths import expanded
 from elastic3d.port import Port
 from elastic3d.provenance.record import begin
 from elastic3d.quantities import seconds, size
@@ -175,7 +176,7 @@ def run(
         store=at,
         saving=saving(checkpointing, every),
         layout=layout,
-        events=_path(events) or None,
+        events=str(expanded(events, "elastic3d.run: events")) if events else None,
         events_limit=size(events_limit, "elastic3d.run: events_limit"),
         snapshot_every=snapshot_interval(snapshot_every),
         stale_after=seconds(stale_after, "elastic3d.run: stale_after"),
@@ -188,7 +189,11 @@ def run(
         trackers=chosen(trackers),
         metrics=served,
         telemetry=collector,
-        costs=load(_path(calibration), device=device).costs() if calibration is not None else None,
+        costs=(
+            load(expanded(calibration, "elastic3d.run: calibration"), device=device).costs()
+            if calibration is not None
+            else None
+        ),
     )
     settings = from_environment()
     if settings is not None:
@@ -216,10 +221,6 @@ def _by_hand(options: RunOptions) -> str:
         f"started by hand, so this process trains alone: {without}nothing is kept when it ends. For a job, on one node "
         "or many, start it with torchrun --rdzv-backend=etcd --rdzv-conf=mode=resident"
     )
-
-
-def _path(given: str | os.PathLike[str] | None) -> str:
-    return os.fspath(given) if given is not None else ""
 
 
 def _keep(enter: Callable[[Port], None], settings: Settings, options: RunOptions) -> None:

@@ -9,25 +9,25 @@ None were not known and mean nothing. Floats that must survive bit for bit (loss
 
 The log is an interface: its readers (the demo, a dashboard, a test) need nothing else of the runtime.
 
-Emitting an event never waits for the disk: a separate thread writes (output.py). If it cannot keep up, events are
-dropped, and `events.dropped` says how many.
+Emitting an event never waits for the disk: a separate thread (output.py) hands lines to a process that writes them
+(event_file.py), so that the keeper can end whatever the disk does. If they cannot keep up, events are dropped, and
+`events.dropped` says how many.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import structlog
 
 from elastic3d.clock import SYSTEM, Clock
+from elastic3d.event_process import EventProcess
 from elastic3d.output import LineWriter, Verbosity, flush, say, show, verbosity
 
 
@@ -81,7 +81,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # The machine had no memory or descriptor for a trainer's progress record: that it stands still is not found. Or
         # something in the trainer wrote over it: that it stands still is found after a minute, and not where.
         "rank.unwatched": _warning("error"),
-        # What was taken of a rank that stands still could not be written: the folder is full, or refuses. Once.
+        # What was taken of a rank that stands still could not be written: the folder is full, refuses, or hangs. Once.
         "evidence.lost": _warning("error"),
         # One for each check that this node did not pass; it then ends without joining.
         "admission.failed": _error("check", "detail", "seconds"),
@@ -335,6 +335,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "store.repaired": _warning("checkpoint"),
         # At the end: saving has not worked again since it failed; `step` is the newest checkpoint this node knows of.
         "checkpoint.behind": _warning("step", "error"),
+        # At the end: the write of `step` is under way yet, and left. If it waits within the kernel for a file system
+        # that does not answer, as a FUSE one whose server hangs, this process can only end once that does.
+        "checkpoint.abandoned": _warning("step"),
         # Saving, which failed before, works again.
         "checkpoint.mended": _info("step"),
         # A checkpoint was read back: `kind` is how much of it, "sample" or "all".
@@ -452,6 +455,9 @@ LIMIT = 1 << 30
 PATIENCE = 5.0
 """Seconds that events have to be written when their log is closed."""
 
+OPENING = 10.0
+"""Seconds that a log waits for its file to be made; where that takes longer, it is no error if it cannot be."""
+
 BOUND = ("run", "generation", "node", "slot", "rank")
 """Fields with which a log may be bound: any event may carry them."""
 
@@ -527,7 +533,6 @@ class EventLog:
         self._clock, self._observe = clock, observe
         self._lines: _Lines | None = None
         if path is not None:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._lines = _Lines(path, limit, lambda count: self.emit("events.dropped", count=count))
         self._logger = structlog.wrap_logger(
             self._lines,
@@ -590,17 +595,16 @@ class EventLog:
 
 
 class _Lines:
-    """A structlog logger whose every message is one write of one line: O_APPEND keeps whole lines apart.
+    """A structlog logger whose every message becomes a line of the file, by the process that writes it.
 
-    A full disk costs events, not the training: stderr says so, once each time it begins. A line that was only partly
-    written is ended there, and readers pass over it.
+    A full disk costs events, not the training: stderr says so, once each time it begins.
     """
 
     def __init__(self, path: str | os.PathLike[str], limit: int, missed: Callable[[int], None]) -> None:
-        self._path, self._limit = os.fspath(path), limit
-        self._file = self._open()
-        self._size = os.fstat(self._file).st_size
-        self._torn = self._failing = False
+        self._path = os.fspath(path)
+        self._process = EventProcess(self._path, limit)
+        self._process.open(OPENING)
+        self._failing = False
         self._writer = LineWriter(self._write, name="elastic3d-events", missed=missed)
 
     def info(self, message: str) -> None:
@@ -611,49 +615,21 @@ class _Lines:
 
     def close(self, patience: float) -> None:
         if self._writer.close(patience):
-            # Otherwise a write is under way, and its descriptor must not become another file's.
-            if self._file >= 0:
-                os.close(self._file)
-                self._file = -1
+            # Otherwise a write is under way, and its descriptors must not become other files'.
+            self._process.close(patience)
         else:
             say(f"events are lost: {self._path} could not be written in {patience:g} s")
         flush(1.0)
 
-    # The writer's thread.
-
-    def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
     def _write(self, line: bytes) -> None:
-        line = b"\n" * self._torn + line
+        """Have a line written, on the writer's thread."""
         try:
-            if self._size and self._size + len(line) > self._limit // 2:
-                self._rotate()
-            written = os.write(self._file, line)
-        except OSError as error:
-            self._fail(error.strerror or str(error))
-            return
-        self._size += written
-        self._torn = written < len(line)
-        if self._torn:
-            self._fail("half a line was written")
-        else:
+            self._process.write(line)
             self._failing = False
-
-    def _rotate(self) -> None:
-        # Until that works no line is short enough for the old file, of which nobody may know any more.
-        self._size = self._limit
-        # It may be gone: removed by somebody, or renamed already when no other could be made in its place.
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self._path, self._path + ".1")
-        fresh = self._open()
-        os.close(self._file)
-        self._file, self._size = fresh, 0
-
-    def _fail(self, why: str) -> None:
-        if not self._failing:
-            self._failing = True
-            say(f"events are lost until {self._path} can be written: {why}")
+        except OSError as error:
+            if not self._failing:
+                self._failing = True
+                say(f"events are lost until {self._path} can be written: {error.strerror}")
 
 
 def _as_json(name: str, level: Level, at: float, fields: Mapping[str, Any]) -> str:

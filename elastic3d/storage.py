@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from checkpointing import Store, open_store, read_latest
 from checkpointing.errors import CheckpointError, StoreUnfit
+from checkpointing.reading.registered import check_register
 from checkpointing.stores.address import redacted
 from checkpointing.stores.keys import Key
 from checkpointing.stores.register import Register
@@ -33,6 +34,7 @@ def open_checked(
     try:
         store = open_store(at.url, key=_key(at), register=register, patience=at.patience, on_trouble=report)
         latest = read_latest(store)
+        check_register(store)
     except StoreUnfit as error:
         hint = (
             ""

@@ -11,6 +11,7 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures.thread import _threads_queues
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -105,6 +106,17 @@ def start(
     thread = threading.Thread(target=_run, args=(work, args, name, edge, failed), name=name, daemon=True)
     thread.start()
     return thread
+
+
+def forget_pools() -> None:
+    """Have this process end without the pools that its daemon threads began.
+
+    Nobody waits for a daemon thread; but the end of an interpreter waits for the threads of each pool of
+    concurrent.futures, which may wait for ever for what does not answer.
+    """
+    for thread in list(_threads_queues):
+        if thread.daemon:
+            del _threads_queues[thread]  # type: ignore[attr-defined]  # typeshed has nobody change it
 
 
 def _run(

@@ -15,7 +15,8 @@ from checkpointing.errors import CheckpointError, NoCheckpoint
 from checkpointing.reading.announcing import reading
 from checkpointing.reading.following import MOVING, Follower, is_away, place
 from checkpointing.stores.address import split_name
-from elastic3d.cli.ckpt.export_following import PATIENCE, LookEvery, UntilStep, ended_by_signals
+from elastic3d.cli.ckpt.ending import ended_by_signals
+from elastic3d.cli.ckpt.export_following import PATIENCE, LookEvery, UntilStep
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import KeyFile, StorePlace, complain
 from elastic3d.cli.ckpt.telling import SCHEMA, plain
@@ -93,7 +94,7 @@ def evaluate(
     try:
         with ExitStack() as stack:
             opened = at.open(patience=PATIENCE)
-            stack.enter_context(ended_by_signals("stopped; what was evaluated is in " + str(output)))
+            stack.enter_context(ended_by_signals(lambda: f"stopped; what was evaluated is in {output}"))
             results = stack.enter_context(Results(output, opened.url))
             evaluator = _Evaluator(opened, script, question, results, trackers, as_json=as_json)
             if follow:

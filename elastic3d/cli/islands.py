@@ -119,5 +119,5 @@ def _print(document: IslandsDocument) -> None:
     )
 
 
-app.command("show")(about_a_store(show))
-app.command("leave")(about_a_store(leave))
+app.command("show")(about_a_store(show, refs=False))
+app.command("leave")(about_a_store(leave, refs=False))

@@ -116,8 +116,8 @@ class JobOptions:
             raise UsageError(f"--password-file {self.password_file!r} cannot be read: {error}") from error
 
     @contextmanager
-    def connect(self) -> Iterator[tuple[EtcdClient, Job]]:
-        """Yield a client that was tested to have read access, and the job; errors say what to do."""
+    def client(self) -> Iterator[EtcdClient]:
+        """Yield a client, which has not asked etcd anything yet; a password that goes unencrypted is warned of."""
         password = self.password()
         if password is not None:
             endpoints = parse_endpoints(self.endpoint, tls=self.tls() is not None)
@@ -125,6 +125,12 @@ class JobOptions:
             if warning:
                 print(f"elastic3d: {warning}", file=sys.stderr)
         with EtcdClient(self.endpoint, user=self.user or None, password=password, tls=self.tls()) as client:
+            yield client
+
+    @contextmanager
+    def connect(self) -> Iterator[tuple[EtcdClient, Job]]:
+        """Yield a client that was tested to have read access, and the job; errors say what to do."""
+        with self.client() as client:
             client.check(f"{self.path}/{self.id}/" if self.id else f"{self.path}/")
             yield client, job(client, self.path, self.id)
 

@@ -52,6 +52,9 @@ MADE_AGAIN = 3
 """How often a micro-batch is made again to see if it is the same each time: one of few samples, which are flipped at
 random, is often equal twice."""
 
+FURTHER = 8
+"""Micro-batches by which ranks see if their data sets are others, and do not only draw now and then."""
+
 
 class Batches:
     """Iterate the steps of a run over a data set, map-style or a stream. `step` is the number of steps made, `goal` the
@@ -309,6 +312,16 @@ class Batches:
         first = digest_of(self._source.again(0, 0, self._keyed))
         again = (digest_of(self._source.again(0, 0, self._keyed)) for _ in range(MADE_AGAIN))
         return first if all(digest == first for digest in again) else ""
+
+    def later_samples(self) -> list[str]:
+        """Return digests of micro-batches of some further steps, made twice; "" for one that was another one then.
+
+        Where ranks differ in `samples`: by these it is seen if they do in all, or only now and then.
+        """
+        made = [
+            {digest_of(self._source.again(step, 0, self._keyed)) for _ in range(2)} for step in range(1, 1 + FURTHER)
+        ]
+        return [next(iter(digests)) if len(digests) == 1 else "" for digests in made]
 
     def examples(self) -> Iterator[Any]:
         """Yield some further collated micro-batches of the first step, to learn from which shapes there may be.

@@ -12,12 +12,10 @@ import operator
 import os
 from collections.abc import Sequence
 from enum import IntEnum
-from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
-from checkpointing.stores.address import NO_USER
 from elastic3d import quantities
 from elastic3d.data import notes
 from elastic3d.data.dataset_facts import fingerprint_of, is_numbered, name_of, prefetch
@@ -27,6 +25,7 @@ from elastic3d.data.sample_bytes import Unstorable, decoded, encoded
 from elastic3d.data.sample_folder import Damaged, SampleFolder
 from elastic3d.data.stratified import Stratified
 from elastic3d.errors import UsageError
+from elastic3d.paths import expanded
 
 FORMAT = 1
 
@@ -76,10 +75,7 @@ class Cached:
                 "whenever that changes"
             )
         self._dataset, self._version = dataset, version
-        try:
-            self._folder = Path(folder).expanduser().absolute()
-        except RuntimeError:
-            raise UsageError(f"Cached: folder={folder!r}: {NO_USER}") from None
+        self._folder = expanded(folder, "Cached: folder").absolute()
         self._limit = quantities.size(limit, "Cached: limit")
         made = (FORMAT, type(dataset).__qualname__, len(dataset), fingerprint_of(dataset), version)
         self._set = blake3(repr(made).encode()).hexdigest()[:32]

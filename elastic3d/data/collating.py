@@ -8,7 +8,8 @@ nothing else, so that its result does not depend on the layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from blake3 import blake3
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate, get_worker_info
 
 from elastic3d.data.making import naming
@@ -112,11 +113,11 @@ def _numbers(value: Any) -> bool:
 def _parted(made: Any, what: Callable[[], str]) -> Pair:
     """Return a pair (input, target) as such; UsageError for what is none. what: of it, for people."""
     if isinstance(made, list | tuple) and len(made) == 2:
-        return made[0], made[1]
+        return _plain(made[0]), _plain(made[1])
     if isinstance(made, Mapping):
         for name in TARGETS:
             if name in made:
-                return {key: value for key, value in made.items() if key != name}, made[name]
+                return {key: _plain(value) for key, value in made.items() if key != name}, _plain(made[name])
         raise UsageError(
             f"{what()} is a dictionary without an entry {TARGETS[0]!r}, which would be the target; it has "
             f"{', '.join(map(repr, made)) or 'nothing'}. Name the target so, or return a pair (input, target)"
@@ -126,6 +127,11 @@ def _parted(made: Any, what: Callable[[], str]) -> Pair:
         f"each sample of the data set, and each result of collate=, must be a pair (input, target), or a dictionary "
         f"with an entry {TARGETS[0]!r}; {what()} is {type(made).__name__}{size}"
     )
+
+
+def _plain(half: Any) -> Any:
+    """Return an input or a target with dictionaries in place of UserDicts, in which nobody looks for tensors."""
+    return dict(half) if isinstance(half, UserDict) else half
 
 
 def digest_of(pair: Pair | None) -> str:
@@ -141,12 +147,25 @@ def digest_of(pair: Pair | None) -> str:
     return digest.hexdigest()[:32]
 
 
-def _outline(sample: Any) -> tuple[TreeSpec, tuple[Any, ...]]:
-    leaves, structure = tree_flatten(sample)
-    return structure, tuple(
-        tuple(leaf.shape) if isinstance(leaf, torch.Tensor | np.ndarray) else type(leaf).__name__ for leaf in leaves
-    )
+def _outline(pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return by the way to it which shape each part of an input, and of a target, has."""
+    return _shapes(pair[0]), _shapes(pair[1])
 
 
-def _spelled(outline: tuple[TreeSpec, tuple[Any, ...]]) -> str:
-    return ", ".join(str(list(leaf)) if isinstance(leaf, tuple) else leaf for leaf in outline[1])
+def _shapes(value: Any, way: str = "") -> dict[str, Any]:
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return {way: tuple(value.shape)}
+    if isinstance(value, dict) and value:
+        items: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list | tuple) and value:
+        items = enumerate(value)
+    else:
+        return {way: type(value).__name__}
+    return {inner: shape for key, item in items for inner, shape in _shapes(item, f"{way}[{key!r}]").items()}
+
+
+def _spelled(outline: tuple[dict[str, Any], dict[str, Any]]) -> str:
+    shown = [
+        (way, str(list(leaf)) if isinstance(leaf, tuple) else leaf) for half in outline for way, leaf in half.items()
+    ]
+    return ", ".join(f"{way} {leaf}".lstrip() for way, leaf in shown)

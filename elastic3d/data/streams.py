@@ -57,7 +57,8 @@ class SampleStream:
             return
         if self._first is None:
             self._first = (copy.deepcopy(self.dataset.state_dict()),)
-        elif self._first[0] is not None:  # which `datasets` have until they are read, and begin anew with
+        # The first time, too: data sets of other libraries begin again by themselves if no state is loaded.
+        if self._first[0] is not None:  # which `datasets` have until they are read, and begin anew with
             self.dataset.load_state_dict(copy.deepcopy(self._first[0]))
 
 
@@ -154,7 +155,7 @@ class StreamReader:
         if not self._within:
             raise UsageError(
                 f"the stream gave no sample in epoch {self._epoch}: it must hold at least one, and its __iter__ must "
-                "begin it anew each time"
+                "begin it anew each time; if it has a state of its own and was read to its end before, make it anew"
             )
         self._epoch += 1
         self._within = 0

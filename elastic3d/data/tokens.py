@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from elastic3d.errors import UsageError
+from elastic3d.paths import expanded
 
 NPY = b"\x93NUMPY"
 WORDS = "uint8, uint16, uint32, int32 or int64"
@@ -106,7 +107,7 @@ class TokenFile:
 def _paths(path: Any) -> list[str]:
     given = [path] if isinstance(path, str | os.PathLike) else list(path)
     files: list[str] = []
-    for each in (os.fspath(one) for one in given):
+    for each in (str(expanded(one, "TokenFile: path")) for one in given):
         matches = [each] if os.path.isfile(each) else sorted(filter(os.path.isfile, glob.glob(each, recursive=True)))
         if not matches:
             raise UsageError(f"TokenFile: there is no file {each!r} here; every node needs the same files")

@@ -23,7 +23,7 @@ from checkpointing.format.names import PROBE
 from checkpointing.retention.store_clock import modified_at
 from checkpointing.stores.address import parse, redacted
 from checkpointing.stores.local import LocalStore
-from checkpointing.stores.opening import open_store
+from checkpointing.stores.opening import IN_PLACE, open_store
 from checkpointing.stores.probing import probe
 from checkpointing.stores.protocol import Store
 from elastic3d.clock import SYSTEM, Clock
@@ -106,6 +106,16 @@ def judge(facts: StoreFacts, *, register: bool) -> tuple[NodeFinding, ...]:
                 "write and read",
                 "other bytes came back than were written",
                 "suspect a proxy, a network device or the store itself; do not keep checkpoints there",
+            )
+        )
+    scheme = facts.url.partition("://")[0]
+    if scheme in IN_PLACE and facts.small is not None:
+        findings.append(
+            warning(
+                Subject.STORE,
+                "whole objects",
+                f"{scheme}:// writes files in place: a node that dies meanwhile leaves half a ref, manifest or record",
+                "use SFTP, an object store or a mounted directory, where an object is there whole or not at all",
             )
         )
     if facts.stopped is not None:

@@ -13,7 +13,17 @@ from elastic3d.etcd.endpoints import Endpoint, parse_endpoints, password_warning
 from elastic3d.etcd.failures import Compacted, FutureRevision, Impaired, LeaseGone, OutcomeUnknown, PasswordRefused
 from elastic3d.etcd.history import Change
 from elastic3d.etcd.lease import Lease, LeaseKeeper, LeaseLoss
-from elastic3d.etcd.operations import Compare, Delete, Get, KeyValue, MemberStatus, Operation, Put, TxnResult
+from elastic3d.etcd.operations import (
+    Compare,
+    Delete,
+    Get,
+    KeyValue,
+    ListedMember,
+    MemberStatus,
+    Operation,
+    Put,
+    TxnResult,
+)
 from elastic3d.etcd.tls import Tls
 from elastic3d.etcd.watch import Changes, Connected, Delivery, Disconnected, Ended, Snapshot, Watch
 
@@ -25,6 +35,7 @@ __all__ = [
     "password_warning",
     "KeyValue",
     "MemberStatus",
+    "ListedMember",
     "Compare",
     "Get",
     "Put",

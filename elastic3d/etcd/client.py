@@ -20,7 +20,7 @@ from elastic3d.etcd import diagnosis, failures, messages, transport
 from elastic3d.etcd.codec import Codec
 from elastic3d.etcd.endpoints import parse_endpoints
 from elastic3d.etcd.failures import FailureKind, LeaseGone
-from elastic3d.etcd.operations import Compare, Get, KeyValue, MemberStatus, Operation, TxnResult
+from elastic3d.etcd.operations import Compare, Get, KeyValue, ListedMember, MemberStatus, Operation, TxnResult
 from elastic3d.etcd.session import Session
 from elastic3d.etcd.tls import Tls
 from elastic3d.etcd.transport import RpcFailure
@@ -182,6 +182,19 @@ class EtcdClient:
             in_use=int(answer.dbSizeInUse),
             quota=int(answer.dbSizeQuota),
             errors=tuple(map(str, answer.errors)),
+        )
+
+    def members(self, *, budget: float | None = None) -> tuple[ListedMember, ...]:
+        """Return the members of the cluster, as the one which answers knows them; EtcdRefused if only root may ask."""
+        answer = self.session.call(transport.MEMBER_LIST, messages.new("MemberListRequest"), safe=True, budget=budget)
+        return tuple(
+            ListedMember(
+                member=int(one.ID),
+                name=str(one.name),
+                addresses=tuple(map(str, one.clientURLs)),
+                learner=bool(one.isLearner),
+            )
+            for one in answer.members
         )
 
     def snapshot(self, *, limit: float = 600.0) -> Iterator[bytes]:

@@ -63,6 +63,9 @@ StatusResponse: header ResponseHeader 1, version string 2, dbSize int64 3, leade
 raftTerm uint64 6, errors string* 8, dbSizeInUse int64 9, isLearner bool 10, dbSizeQuota int64 12
 SnapshotRequest:
 SnapshotResponse: header ResponseHeader 1, remaining_bytes uint64 2, blob bytes 3
+Member: ID uint64 1, name string 2, peerURLs string* 3, clientURLs string* 4, isLearner bool 5
+MemberListRequest:
+MemberListResponse: header ResponseHeader 1, members Member* 2
 AuthenticateRequest: name string 1, password string 2
 AuthenticateResponse: header ResponseHeader 1, token string 2
 """

@@ -121,3 +121,16 @@ class MemberStatus:
     in_use: int
     quota: int
     errors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedMember:
+    """A member as its cluster lists it, whether it runs or not.
+
+    addresses: where it says that clients reach it, none before its first start. learner: it has no vote yet.
+    """
+
+    member: int
+    name: str
+    addresses: tuple[str, ...]
+    learner: bool

@@ -338,7 +338,9 @@ class Session:
         channel = self._channel(index)
         if method in (transport.STATUS, transport.AUTHENTICATE):
             return channel.call(method, request, timeout=timeout)
-        metadata = transport.HAS_LEADER + self._token(channel)
+        # Which members there are is also known to one without a leader.
+        leader = () if method is transport.MEMBER_LIST else transport.HAS_LEADER
+        metadata = leader + self._token(channel)
         answer = channel.call(method, request, timeout=timeout, metadata=metadata)
         self._let_in = True
         return answer

@@ -198,6 +198,7 @@ LEASE_TIME_TO_LIVE = _method("Lease", "LeaseTimeToLive")
 LEASE_LEASES = _method("Lease", "LeaseLeases")
 STATUS = _method("Maintenance", "Status")
 SNAPSHOT = _method("Maintenance", "Snapshot")
+MEMBER_LIST = _method("Cluster", "MemberList")
 AUTHENTICATE = _method("Auth", "Authenticate")
 
 

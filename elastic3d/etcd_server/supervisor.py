@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +71,8 @@ class Supervisor:
 
         ConfigurationError names a member that ended, and why. On several hosts it waits for the others without limit.
         """
-        self._require_data()
+        if self.cluster.started:
+            self._require_data(self.cluster.own)
         for member in self.cluster.own:
             _require_ports(member)
         for member in self.cluster.own:
@@ -150,6 +151,7 @@ class Supervisor:
 
     def _launch_again(self, running: _Running, due: Restart) -> None:
         try:
+            self._require_data([running.member])
             self._launch(running)
         except ConfigurationError as error:
             running.due = next_restart(due.times, started=due.at, now=self.clock.monotonic())
@@ -182,13 +184,16 @@ class Supervisor:
         tls = client_tls(self.cluster, self.folder)
         return EtcdClient(f"{LOOPBACK}:{running.member.client_port}", tls=tls, timeout=1.0, budget=1.0)
 
-    def _require_data(self) -> None:
-        lost = [member.name for member in self.cluster.own if not (self.folder / member.name).is_dir()]
-        if self.cluster.started and lost:
+    def _require_data(self, members: Sequence[ServerMember]) -> None:
+        """Raise ConfigurationError for members that have served and have lost their data."""
+        logs = {member.name: self.folder / member.name / "member" / "wal" for member in members}
+        lost = [name for name, log in logs.items() if not any(log.glob("*.wal"))]
+        if lost:
+            others = ", of the others if they serve (elastic3d etcd backup)," if len(self.cluster.members) > 1 else ""
             raise ConfigurationError(
                 f"etcd: the data of {', '.join(lost)} are not in {self.folder} any more, though it has served; started "
-                "empty it would forget what it has promised. Restore a backup into another folder (elastic3d etcd "
-                "restore), or make a new cluster in one"
+                f"empty it would forget what it has promised. Restore a backup{others} into another folder (elastic3d "
+                "etcd restore), or make a new cluster in one"
             )
 
 

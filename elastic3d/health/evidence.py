@@ -86,12 +86,15 @@ class EvidenceWriter:
             self._post(lambda: self._conclude(verdict, stalls))
 
     def flush(self, patience: float) -> bool:
-        """Wait until all is written, at most `patience` seconds; return whether it is."""
+        """Wait until all is written, at most `patience` seconds; return whether it is. For the end: a loss is told."""
         if self._work is None:
             return True
         written = threading.Event()
         self._work.put(written.set)
-        return written.wait(patience)
+        if written.wait(patience):
+            return True
+        self._fail(f"what was to be kept there could not be written within {patience:g} s")
+        return False
 
     def _post(self, work: Callable[[], None]) -> None:
         with self._lock:

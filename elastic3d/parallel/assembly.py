@@ -147,7 +147,7 @@ class Assembly:
                 ignored = self._make_ready(Scope(model=self.model, block=name), block)
                 if self._attention is not None:
                     self._attention.watch(name, block)
-                recompute([block], self.recompute, self.randomness)
+                recompute([(name, block)], self.recompute, self.randomness)
                 made[-1] += self._unit(block, ignored)
         ignored = self._make_ready(Scope(model=self.model, blocks=blocks), self.model)
         for part, units in zip(self.parts, made, strict=True):

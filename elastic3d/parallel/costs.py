@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from elastic3d.errors import ModelError
 from elastic3d.parallel.constants import Constants
-from elastic3d.parallel.foreign import Caller
+from elastic3d.parallel.foreign import Caller, uncompiled
 from elastic3d.parallel.numerics.recompute import PRODUCTS
 from elastic3d.parallel.pipeline.stages import ends, find_blocks
 
@@ -78,7 +78,7 @@ def measure_costs(model: nn.Module, blocks: str | None, example: Any) -> ModelCo
     training = model.training
     given = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, example)
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"), Constants(), watch.watching():
+        with torch.random.fork_rng(devices=[]), uncompiled(), torch.device("meta"), Constants(), watch.watching():
             output = Caller(model)(model.train(), given)
             outputs = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
             watch.turn(outputs)

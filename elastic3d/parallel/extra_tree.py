@@ -8,8 +8,11 @@ Dictionaries that have tensors alone leave nothing there, so that ranks whose st
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import torch
@@ -64,11 +67,17 @@ def put_together(name: str, plain: Any, tensors: Mapping[str, torch.Tensor]) -> 
 
 
 def alike(state: Any, now: Any) -> Any:
-    """Return a state with its dictionaries of the classes of those of `now`, and those with tensors in their order.
+    """Return a state with what is of a class of its own in `now` of the same class, and tensors in their order.
 
-    Neither is kept: a defaultdict is written as a dict, and a checkpoint has tensors in the order of their names.
-    now: the state that the object has before it takes this one; what is not there stays as it is.
+    Neither is kept: a defaultdict is written as a dict, a named tuple as a tuple and an enum as its value, and a
+    checkpoint has tensors in the order of their names. now: the state that the object has before it takes this one;
+    what is not there stays as it is, as does what is no value of the enum there, or has other fields.
     """
+    if isinstance(now, Enum):
+        with suppress(ValueError):
+            return type(now)(state)
+    if type(state) in (list, tuple) and isinstance(now, list | tuple):
+        return _alike_in_turn(state, now)
     if not isinstance(state, dict) or not isinstance(now, dict):
         return state
     first = [key for key in now if key in state] if _has_tensor(state) else []
@@ -79,6 +88,32 @@ def alike(state: Any, now: Any) -> Any:
     same.clear()
     same.update(ordered)
     return same
+
+
+def _alike_in_turn(state: list[Any] | tuple[Any, ...], now: list[Any] | tuple[Any, ...]) -> Any:
+    if isinstance(state, tuple) and isinstance(now, torch.Size):
+        return torch.Size(state)
+    named = isinstance(state, tuple) and hasattr(now, "_make") and len(state) == len(now)
+    if not named and facts.as_they_are(now):
+        return state
+    items = [alike(item, there) for item, there in zip(state, now, strict=False)]
+    return type(now)._make(items) if named else type(state)([*items, *state[len(now) :]])  # type: ignore[union-attr]
+
+
+def classes(value: Any, where: str) -> Iterator[tuple[str, type]]:
+    """Give the places of a state that are of a class of their own, which only `alike` gives back, and that class."""
+    if isinstance(value, Enum | torch.Size) or hasattr(value, "_make") or _is_dict_of_its_own(value):
+        yield where, type(value)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from classes(item, f"{where}[{key!r}]")
+    elif isinstance(value, list | tuple) and not facts.as_they_are(value):
+        for i, item in enumerate(value):
+            yield from classes(item, f"{where}[{i}]")
+
+
+def _is_dict_of_its_own(value: Any) -> bool:
+    return isinstance(value, dict) and type(value) not in (dict, Counter)
 
 
 def entries(name: str, plain: Any) -> dict[str, Any]:

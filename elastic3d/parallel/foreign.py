@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import nn
 
 from elastic3d.errors import UsageError
+
+
+def uncompiled() -> AbstractContextManager[None]:
+    """Have what torch compiles in a model run as it is written, for a pass that is only looked at."""
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 class Caller:

@@ -28,6 +28,7 @@ from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar
 
+import torch
 from blake3 import blake3
 from torch import nn
 
@@ -152,19 +153,27 @@ class Randomness:
 
     def before(self, module: nn.Module, place: str, *, parts: bool = False) -> None:
         """Seed before each forward of a module."""
-
-        def hook(module: nn.Module, args: Any) -> None:
-            self.enter(place, parts=parts)
-
-        module.register_forward_pre_hook(hook)
+        module.register_forward_pre_hook(self._hook(place, parts))
 
     def after(self, module: nn.Module, place: str, *, parts: bool = False) -> None:
         """Seed after each forward of a module."""
+        module.register_forward_hook(self._hook(place, parts))
 
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
+    def _hook(self, place: str, parts: bool) -> Callable[..., None]:
+        """Return a hook that is compiled with nothing, since compiled code would be made anew for each seed.
+
+        torch says why where it is in the midst of what is compiled with fullgraph=True.
+        """
+
+        def hook(*_: Any) -> None:
             self.enter(place, parts=parts)
 
-        module.register_forward_hook(hook)
+        why = (
+            f"elastic3d seeds random numbers at {place!r}, which is in the midst of what is compiled here as a whole. "
+            "Leave out its fullgraph=True, or compile each block by itself: block.compile(fullgraph=True)"
+        )
+        disabled: Callable[..., None] = torch.compiler.disable(hook, reason=why)  # type: ignore[no-untyped-call]
+        return disabled
 
 
 def within_passes(run: Run) -> Run:

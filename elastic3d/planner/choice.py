@@ -173,6 +173,9 @@ def _by_shape(cluster: Cluster, profile: ModelProfile, request: Layout, speeds: 
             layouts = legal_layouts(used * slots, profile, request)
             if layouts:
                 return Plan(layout=_cut_for(speeds, layouts[0], slots, profile, request), nodes=used)
+    else:
+        # Whatever else is wrong with other sizes, these ranks share a node.
+        raise LayoutError(_nothing(nodes, slots, profile, request, []))
     worlds = [used * slots for used in range(nodes, 0, -1)]
     asked = (layout for world in worlds for layout in _asked_for(world, request))
     # If the sizes would do, the reason is something else about the model, which more nodes do not change.

@@ -24,7 +24,7 @@ from checkpointing.interchange.ranges import FileRanges
 from checkpointing.interchange.tensors import buffer_of, tensor_of
 from checkpointing.reading.announcing import announced
 from checkpointing.reading.resolver import resolve
-from checkpointing.stores.address import redacted, split_name
+from checkpointing.stores.address import NO_USER, redacted, split_name
 from elastic3d.devices import ComputeDevice
 from elastic3d.errors import StateError
 from elastic3d.parallel.restore_buffers import RestoreBuffers
@@ -69,11 +69,14 @@ def open_source(named: str, key: str = "") -> WeightsSource:
 
     named: path of a file or folder, or `URL@checkpoint` for a store of ours. key: file with a store's key, "" for none.
     """
+    url, checkpoint = split_name(named)
     try:
-        url, checkpoint = split_name(named)
-        if checkpoint or (Path(url) / "refs" / "latest").is_file() or "://" in url:
+        path = Path(url).expanduser()
+    except RuntimeError:
+        raise StateError(f"weights={named!r}: {NO_USER}") from None
+    try:
+        if checkpoint or (path / "refs" / "latest").is_file() or "://" in url:
             return StoreWeights(StoreAt(url=url, key=key), checkpoint or "latest")
-        path = Path(named)
         if not path.exists():
             raise StateError(
                 f"weights={named!r}: there is no such file or folder on this node. Trying again does not help: give a "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from os import PathLike, fspath
+from typing import Any
 
 import torch
 from torch import nn
@@ -46,7 +47,9 @@ class Weights:
     def __init__(self, named: str | PathLike[str], accept: str | Iterable[str] = (), *, key: str = "") -> None:
         self._named = fspath(named) if isinstance(named, PathLike) else named
         self._key = key
-        self._accept = (accept,) if isinstance(accept, str) else tuple(accept)
+        given: Any = accept
+        one = isinstance(given, str) or not isinstance(given, Iterable)
+        self._accept: tuple[str, ...] = (given,) if one else tuple(given)
         if not isinstance(self._named, str) or not self._named:
             raise UsageError(f"run.shard: weights={named!r}: give a path, or URL@checkpoint for a store of elastic3d")
         if not all(isinstance(pattern, str) for pattern in self._accept):

@@ -17,6 +17,7 @@ OF_TROUBLE = frozenset(
     {
         "checkpoint.failed",
         "checkpoint.behind",
+        "checkpoint.abandoned",
         "checkpoint.unverified",
         "checkpoint.uncollected",
         "checkpoint.unvetted",

@@ -48,7 +48,7 @@ class Replicator:
     altered: called with a snapshot whose bytes do not have their digests any more, the tensor, and whether no newer
     snapshot can become safe.
     ended: called after each attempt, with whether the snapshot is now the newest one held twice, the seconds it took,
-    and the bytes that a buddy has taken; buffers may have become free.
+    the bytes that a buddy has taken, and its address; buffers may have become free.
     unreachable: called with the buddy's address, the seconds and the last error when nothing could be sent to it for
     `patience` seconds, and again after as long. All are called on the replicator's thread.
     """
@@ -59,7 +59,7 @@ class Replicator:
         *,
         digested: Callable[[Mark], None],
         altered: Callable[[Mark, str, bool], None] = lambda mark, tensor, fatal: None,
-        ended: Callable[[Mark, bool, float, int], None],
+        ended: Callable[[Mark, bool, float, int, str | None], None],
         unreachable: Callable[[str, float, str], None] = lambda buddy, seconds, error: None,
         patience: float = PATIENCE,
         clock: Clock = SYSTEM,
@@ -149,7 +149,7 @@ class Replicator:
                 held = held and same
                 newer = self._memory.replicated(work.stored.mark, held=held, refused=altered or (stale and same))
         sent = work.stored.data.nbytes if held and buddy is not None else 0
-        self._ended(work.stored.mark, newer, self._clock.monotonic() - begun, sent)
+        self._ended(work.stored.mark, newer, self._clock.monotonic() - begun, sent, buddy)
         self._judge(buddy, error)
         return not error
 

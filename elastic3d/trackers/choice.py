@@ -14,8 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from checkpointing.stores.address import NO_USER, redacted
+from checkpointing.stores.address import redacted
 from elastic3d.errors import UsageError
+from elastic3d.paths import expanded
 from elastic3d.trackers.tracker import Tracker
 
 GROUP = "elastic3d.trackers"
@@ -171,7 +172,4 @@ def _is_url(place: str) -> bool:
 
 
 def _path(place: str) -> Path:
-    try:
-        return Path(place).expanduser().absolute()
-    except RuntimeError:
-        raise UsageError(f"elastic3d.run(trackers=...): {place}: {NO_USER}") from None
+    return expanded(place, "elastic3d.run: trackers").absolute()

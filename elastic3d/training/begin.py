@@ -61,8 +61,11 @@ def run_alone(
 ) -> Run:
     """Run `main` in this process, as the only rank; return the run as `main` left it.
 
-    There are no snapshots and no checkpoints. threads: for tensor operations; torch's own choice by default. device:
-    its kind. islands: what it merges with, None for none; name: of the run, and so of its island.
+    There are no snapshots and no checkpoints. A stream with a state of its own is as an earlier run of this process
+    left it: make it in `main`, so that each run has the same samples.
+
+    threads: for tensor operations; torch's own choice by default. device: its kind. islands: what it merges with, None
+    for none; name: of the run, and so of its island.
     """
     run = Run(StandalonePort(run_id=name, threads=threads or torch.get_num_threads(), device=device), islands=islands)
     main(run)

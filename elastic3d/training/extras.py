@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -53,10 +54,12 @@ class Extras:
             _check(name, one, owned, own)
             if isinstance(one, AveragedModel):
                 average_on_shards(one, name)
+        states = self._states()
         try:
-            self._apart()
+            _apart(states)
         except StateUnfit as error:
             raise UsageError(f"run.restore: {error}") from error
+        self._anew = frozenset(_classes(states))
         self._mesh: Mesh | None = None
         self._before: frozenset[str] = frozenset()
         self._everywhere: frozenset[str] = frozenset()
@@ -196,10 +199,12 @@ class Extras:
 
         StateUnfit for what cannot be kept. tp: this rank's number on that axis.
         """
+        states = self._states()
+        self._say_what_comes_back_plain(states)
         tiles: list[Tile] = []
         kept: dict[str, KeptExtra] = {}
         self._said = {}
-        for name, apart in self._apart().items():
+        for name, apart in _apart(states).items():
             kept[name] = KeptExtra(kind=kind_of(self._objects[name]), state=apart.plain)
             self._said |= _of_values(name, apart.plain)
             for key, tensor in apart.tensors.items():
@@ -237,8 +242,25 @@ class Extras:
         """Return all tensors."""
         return [TensorInMemory(spec=specification(key, one), tensor=one) for key, one in self._tensors().items()]
 
+    def _states(self) -> dict[str, Any]:
+        return {name: one.state_dict() for name, one in self._objects.items()}
+
     def _apart(self) -> dict[str, tree.Apart]:
-        return {name: tree.taken_apart(name, one.state_dict()) for name, one in self._objects.items()}
+        return _apart(self._states())
+
+    def _say_what_comes_back_plain(self, states: Mapping[str, Any]) -> None:
+        """Warn, once for each place, of what has a class that no object made anew has there."""
+        plain = dict(set(_classes(states)) - self._anew)
+        self._anew |= plain.items()
+        if plain:
+            where, kind = min(plain.items())
+            more = f", and {len(plain) - 1} more are of such classes" if len(plain) > 1 else ""
+            warnings.warn(
+                f"{where} is {kind.__name__}, and there was none when the object was made{more}: where the state is "
+                "loaded it is the plain tuple, dictionary, number or text that it also is. Have load_state_dict make "
+                "it anew, or keep plain values there",
+                stacklevel=2,
+            )
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         return {key: tensor for apart in self._apart().values() for key, tensor in apart.tensors.items()}
@@ -289,6 +311,15 @@ class Extras:
                 "parameter is kept once for all ranks. Make it from what all of them share, such as run.steps, "
                 "loss.item() after run.step, or a generator with one seed; or leave it out of extra="
             )
+
+
+def _apart(states: Mapping[str, Any]) -> dict[str, tree.Apart]:
+    return {name: tree.taken_apart(name, state) for name, state in states.items()}
+
+
+def _classes(states: Mapping[str, Any]) -> Iterator[tuple[str, type]]:
+    for name, state in states.items():
+        yield from tree.classes(state, f"extra[{name!r}]")
 
 
 class _WithMetadata(dict[str, Any]):

@@ -60,7 +60,7 @@ from elastic3d.parallel.tensor.taking import Tensor, take
 from elastic3d.parallel.vote import Outcome
 from elastic3d.planner.passing import passed_on
 from elastic3d.planner.schedules import stages_of_rank
-from elastic3d.port import LocalState, Port, StateRestored
+from elastic3d.port import LocalState, Port, StateRestored, StepRecord
 from elastic3d.pretrained.adapters import configurations
 from elastic3d.pretrained.weights import KeptWeights, Weights
 from elastic3d.provenance import compared
@@ -127,6 +127,7 @@ class Run:
         self._unclipped = UnclippedGradient()
         self._extras = Extras(None)
         self._ending: Outcome | None = None
+        self._last_record: StepRecord | None = None
         self._step_timer = StepTimer(port.assignment, clock)
         self._timer = CheckpointTimer(port.assignment, clock)
         self._interval = Interval(port.assignment.snapshot_every)
@@ -332,7 +333,8 @@ class Run:
         dataset: map-style, which is shuffled anew for each epoch by `seed`; or iterable, a stream that is the same each
         time it is started, and is read in its own order, over and over, by every rank. A stream's iterator may have
         `skip(n)`, which passes over n samples and returns how many there were; the data set may have `state_dict` and
-        `load_state_dict`, of values that JSON can hold, and `set_epoch`.
+        `load_state_dict`, of values that JSON can hold, and `set_epoch`. Make one with such a state in `main`: after
+        another run of the process it has what that one left, and gives other samples.
         global_batch, micro_batch: in samples; the second divides the first and stays the same for the whole run. The
         first may be a function of the step, such as `Growing((0, 256), (1000, 512))`, or follow the gradient's noise:
         `Adaptive(256, 4096)`. The second may be as many as fit a budget of tokens, `TokenBudget(8192)`, where samples
@@ -526,8 +528,8 @@ class Run:
         """Run this rank's micro-batches of a step forward and back.
 
         `loss_fn(output, target)` returns the mean loss of a micro-batch; or, where micro-batches differ in their number
-        of tokens, a pair (sum over its tokens, their number): the step's gradient is then the mean over all tokens of
-        the global batch. The output is in the compute dtype: compute losses from `output.float()`.
+        of tokens, a pair (sum over its tokens, their number, of an integer type): the step's gradient is then the mean
+        over all tokens of the global batch. The output is in the compute dtype: compute losses from `output.float()`.
 
         The loss that is returned is a number once `run.step` has taken it. Until then `loss.item()` is that of the step
         before, NaN in the first one, the same on every rank, and warns (`elastic3d.training.loss`).
@@ -552,7 +554,7 @@ class Run:
         passed = objected if self._health.looks_at_micro_batches else None
         loss = Loss(made, batch, passed=passed, before=self._last_loss)
         assert self._optimizer is not None
-        self._unclipped.hold(model, self._optimizer)
+        self._unclipped.hold(self._optimizer)
         self._progress.in_script()
         return loss
 
@@ -590,7 +592,7 @@ class Run:
                 "run.step needs the loss that run.backward returned for the batch of this step: by it the step's "
                 "samples are accounted for"
             )
-        self._unclipped.release(assembly.model)
+        self._unclipped.release(optimizer)
         assert self._outside is not None
         done = batches.step + 1
         due = self._timer.due(done)
@@ -667,24 +669,27 @@ class Run:
         self._ending = outcome
         if not self._extras:
             self._keep_step()
-        self._port.committed(
-            self._step_timer.record(
-                batches,
-                outcome,
-                loss,
-                norm=change.norm,
-                interval=self._interval,
-                why=why,
-                spiked=spiked,
-                health=self._health.facts,
-                ledger=self._ledger,
-                clean=self._health.clean,
-                data=self._progress.spent(Phase.DATA),
-                copy=self._progress.spent(Phase.COPY),
-                agreed=agreed,
-                resized=resized,
-            )
+        record = self._step_timer.record(
+            batches,
+            outcome,
+            loss,
+            norm=change.norm,
+            interval=self._interval,
+            why=why,
+            spiked=spiked,
+            health=self._health.facts,
+            ledger=self._ledger,
+            clean=self._health.clean,
+            data=self._progress.spent(Phase.DATA),
+            copy=self._progress.spent(Phase.COPY),
+            agreed=agreed,
+            resized=resized,
         )
+        if self._extras and done == batches.goal:
+            # It is kept when the loop asks for more, as the snapshot is; `log` may add to it until then.
+            self._last_record = record
+        else:
+            self._port.committed(record)
         if outcome.leave and not self._extras:
             self._leave()
         self._progress.step(done)
@@ -702,6 +707,13 @@ class Run:
 
     def _end_step(self) -> None:
         """Keep the step that was made last, with what the script has done since to objects of its own."""
+        if self._last_record is not None:
+            record, self._last_record = self._last_record, None
+            with self._peers.followed():
+                logged = self._scalars.last(self._made().mesh)
+            self._port.committed(
+                replace(record, logged={**record.logged, **logged}) if self._assignment.slot == 0 else record
+            )
         if self._ending is not None:
             self._merge(self._ending)
             if self._keep_step():
@@ -757,7 +769,8 @@ class Run:
         goes. To be called between a batch and its `run.step`, on any ranks, as often as is right: the last value of a
         name counts. It waits for nobody: the vote of the step carries the numbers, and one gather a name that is new,
         the first time it is logged. A step that is made again after a death is logged again by the script, and is one
-        point.
+        point. With `extra=`, numbers of the run's last step, such as an evaluation of what it leaves, may come after
+        `run.step` as well, until the loop asks for the next batch.
 
         Args:
             reduce: How the numbers of the ranks that log a name become one: "mean", the default, "sum", "max", or
@@ -772,7 +785,7 @@ class Run:
 
         UsageError for what is no number, a name that is ours, such as "loss", and a call between two steps.
         """
-        if self._batches is None or not self._batches.under_way:
+        if self._last_record is None and (self._batches is None or not self._batches.under_way):
             raise UsageError(
                 "run.log was called when no step was being made: call it between the batch and its run.step, so that a "
                 "job that goes on after a death logs the same. What is known only after run.step belongs before the "

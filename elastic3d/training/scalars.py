@@ -101,22 +101,38 @@ class Scalars:
         different reductions, or all together have too many names.
         """
         values = {name: list(column) for name, column in zip(self._known, outcome.scalars, strict=True)}
+        stop = self._gather(mesh, values) if outcome.tells else ""
+        return Agreed(scalars=self._settled(values), stop=stop)
+
+    def last(self, mesh: Mesh) -> Mapping[str, float]:
+        """Return what all ranks gave after the vote of the run's last step, the same on each; a collective.
+
+        UsageError as from `settle`.
+        """
+        self._numbers = {name: float(value) for name, (_, value) in self._given.items()}
+        values: dict[str, list[float]] = {}
+        self._gather(mesh, values)
+        return self._settled(values)
+
+    def _gather(self, mesh: Mesh, values: dict[str, list[float]]) -> str:
+        """Add to the numbers by name those of names that are not there; return why the run is to end, "" to go on."""
         stop = ""
-        if outcome.tells:
-            mesh.progress.begin_step(fingerprint(_TELLING))
-            new = [[name, how, self._numbers[name]] for name, (how, _) in self._given.items() if name not in values]
-            for said in mesh.gather(json.dumps([new, self._stop]).encode()):
-                theirs, why = json.loads(said)
-                for name, how, number in theirs:
-                    if self._known.setdefault(name, how) != how:
-                        raise UsageError(_unlike(name, self._known[name], how))
-                    values.setdefault(name, []).append(number)
-                stop = stop or why
-            if len(self._known) > MOST:
-                raise UsageError(_too_many(self._known))
+        mesh.progress.begin_step(fingerprint(_TELLING))
+        new = [[name, how, self._numbers[name]] for name, (how, _) in self._given.items() if name not in values]
+        for said in mesh.gather(json.dumps([new, self._stop]).encode()):
+            theirs, why = json.loads(said)
+            for name, how, number in theirs:
+                if self._known.setdefault(name, how) != how:
+                    raise UsageError(_unlike(name, self._known[name], how))
+                values.setdefault(name, []).append(number)
+            stop = stop or why
+        if len(self._known) > MOST:
+            raise UsageError(_too_many(self._known))
+        return stop
+
+    def _settled(self, values: Mapping[str, list[float]]) -> Mapping[str, float]:
         self._given, self._stop = {}, ""
-        scalars = {name: _one(self._known[name], column) for name, column in values.items() if column}
-        return Agreed(scalars=scalars, stop=stop)
+        return {name: _one(self._known[name], column) for name, column in values.items() if column}
 
 
 def _one(how: str, values: Sequence[float]) -> float:

@@ -18,7 +18,7 @@ from elastic3d.clock import SYSTEM
 from elastic3d.data import Batches
 from elastic3d.data.ledger import Ledger
 from elastic3d.data.noise import NoiseScale
-from elastic3d.errors import StateError, StateUnfit
+from elastic3d.errors import StateError, StateUnfit, UsageError
 from elastic3d.log import process_log
 from elastic3d.parallel.assembly import Assembly
 from elastic3d.parallel.numerics.scale import LossScale
@@ -104,9 +104,7 @@ class StateLoader:
         store, rank = self.assignment.store, self.assignment.rank
         with self.peers():
             self.extras.meet(self.assembly.mesh)
-            samples = set(self.assembly.mesh.gather(self.batches.samples.encode()))
-            if len(samples) > 1:
-                self.batches.samples = ""  # they are others each time: states say the same on all ranks
+            self._compare_samples()
         ledger: Ledger = ()
         own = dict(self.optimizer.state)
         begins_again = False
@@ -228,6 +226,28 @@ class StateLoader:
         brought = [] if saved is None else self.extras.brought(saved.extra)
         if deferred is not None and deferred.without_values(brought):
             self.assembly.initialise()
+
+    def _compare_samples(self) -> None:
+        """Raise UsageError where ranks make other samples of the same numbers, each of them the same each time.
+
+        Those that are only drawn are no error, and states say nothing of them: all ranks have to say the same.
+        """
+        mesh, batches = self.assembly.mesh, self.batches
+        samples = mesh.gather(batches.samples.encode())
+        if len(set(samples)) == 1:
+            return
+        drawn = not all(samples)
+        batches.samples = ""
+        mine = [] if drawn else batches.later_samples()
+        later = [json.loads(said) for said in mesh.gather(json.dumps(mine).encode())]
+        for rank, there in enumerate(later):
+            if there and all(one and other and one != other for one, other in zip(later[0], there, strict=True)):
+                raise UsageError(
+                    f"run.restore: the data set makes other samples of the same numbers on rank {rank} than on rank 0: "
+                    "some would be trained twice, and others never. Make it alike in every process: sort what it "
+                    "lists, and shuffle by a seed of its own, such as random.Random(17).shuffle(files), or not at all: "
+                    "run.batches shuffles"
+                )
 
     def _decide(self, go: Go, damaged: tuple[str, ...], spoilt: tuple[tuple[int, int], ...]) -> restoring.Decision:
         given, mesh = self.assignment, self.assembly.mesh

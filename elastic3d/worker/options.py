@@ -7,18 +7,18 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 from checkpointing.format.announcement import ANNOUNCED_AFTER
 from checkpointing.format.fields import LARGEST_TILE
 from checkpointing.format.grid import SMALL_BYTES, TILE_BYTES
 from checkpointing.retention.collection import GRACE
-from checkpointing.stores.address import NO_USER, redacted
+from checkpointing.stores.address import redacted
 from checkpointing.stores.retrying import PATIENCE
 from elastic3d.errors import UsageError
 from elastic3d.health.options import Watching
 from elastic3d.log import LIMIT
 from elastic3d.metrics.address import MetricsAddress
+from elastic3d.paths import expanded
 from elastic3d.planner.costs import Costs
 from elastic3d.quantities import Every, every, rate, seconds, size, whole
 from elastic3d.snapshots.interval import AUTO
@@ -203,15 +203,12 @@ def store_at(url: str | os.PathLike[str] | None, given: Checkpointing | None = N
             f"elastic3d.run(store={redacted(str(url))!r}): give a URL such as s3://bucket/run, or a path such as ./run"
         )
     if not re.match(r"^[a-z0-9+]+://", path):
-        try:
-            path = str(Path(path).expanduser().absolute())
-        except RuntimeError:
-            raise UsageError(f"elastic3d.run(store={path!r}): {NO_USER}") from None
+        path = str(expanded(path, "elastic3d.run: store").absolute())
     return StoreAt(
         url=path,
         key=os.fspath(given.key or ""),
         register=given.register or "",
-        cache=os.fspath(given.cache or ""),
+        cache=str(expanded(given.cache, f"{_OF}: cache")) if given.cache else "",
         cache_bytes=size(given.cache_limit, f"{_OF}: cache_limit") if given.cache else 0,
         patience=seconds(given.patience, f"{_OF}: patience"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -37,7 +38,7 @@ class Figures:
         self._health, self._failed = WELL, -1
         self._snapshot_every = self._until = 0
         self._busy = -1.0
-        self._made: dict[int, float] = {}
+        self._made: deque[tuple[int, float]] = deque()
         self._stale = self._training = self._store = ""
 
     def training(self, trouble: str) -> None:
@@ -62,10 +63,14 @@ class Figures:
             )
         self._snapshot_every, self._until = record.snapshot_every, record.until
         oldest = max(record.safe_step, record.step - KEPT)
-        self._made = {step: at for step, at in self._made.items() if oldest <= step < record.step}
-        self._made[record.step] = now
+        while self._made and self._made[-1][0] >= record.step:
+            self._made.pop()
+        while self._made and self._made[0][0] < oldest:
+            self._made.popleft()
+        self._made.append((record.step, now))
         if record.safe_step >= 0 and (self._snapshot is None or self._snapshot[0] != record.safe_step):
-            self._snapshot = (record.safe_step, self._made.get(record.safe_step, now))
+            first, at = self._made[0]
+            self._snapshot = (record.safe_step, at if first == record.safe_step else now)
 
     def sheet(self, row: Row) -> None:
         """Take note of what the newest steps of this node's first rank went into; () where that was not told."""

@@ -116,8 +116,8 @@ class CallbackFlow:
         self._run.log(**known)
         self._pending = {}
 
-    def after_step(self, loss: float) -> None:
-        """Call what comes after a step, and do what callbacks decide."""
+    def after_step(self, loss: float, *, ends: bool) -> None:
+        """Call what comes after a step, and do what callbacks decide. ends: no step follows."""
         before = self._epochs_begun()
         self._losses += loss
         self._count()
@@ -130,6 +130,10 @@ class CallbackFlow:
             self._act()
             if not last:
                 self._call("on_epoch_begin")
+        if ends:
+            known: dict[str, Any] = self._pending
+            self._run.log(**known)
+            self._pending = {}
 
     def end(self) -> None:
         """Call what comes after the last step of the run."""

@@ -184,7 +184,7 @@ class Trainer:
             loss = run.backward(model, step, loss_fn)
             flow.before_update()
             run.step(optimizer, schedule, loss=loss, clip=args.max_grad_norm or None)
-            flow.after_step(loss.value)
+            flow.after_step(loss.value, ends=batches.step == batches.goal)
         flow.end()
 
     def _collate(self, args: Any, model: nn.Module) -> tuple[Collate | None, bool]:

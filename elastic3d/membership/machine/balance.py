@@ -289,7 +289,8 @@ def _what(kind: RungKind, *, back: bool) -> str:
 def _line(rung: Rung) -> str:
     """Return a rung in words, for people."""
     if not rung.pays:
-        return f"{rung.kind}: steps of {rung.after:.3g} s, {max(0.0, rung.gain):.0%} less: not worth a change"
+        share = f"{abs(rung.gain):.0%} {'more' if round(rung.gain, 2) < 0 else 'less'}"
+        return f"{rung.kind}: steps of {rung.after:.3g} s, {share}: not worth a change"
     when = f"is made once that has lasted for {rung.patience:.0f} s" if rung.acts else "is left to you"
     return (
         f"{rung.kind}: steps of {rung.after:.3g} s, {rung.gain:.0%} less, at a price of {rung.price:.0f} s; it {when}"

@@ -43,6 +43,8 @@ def crowd(
     is not being dead.
     """
     view, roster = situation.view, situation.roster
+    # A tomb may be under way: what is decided now would be of a member that is out by then.
+    without = {*without, *situation.leader_state.buried}
     fit: list[str] = []
     others: list[str] = []
     for id in roster.eligible:
@@ -110,14 +112,21 @@ def form(situation: Situation, there: Crowd, bound: MemoryBound | None = None) -
 
 
 def suffice(situation: Situation, ids: Iterable[str]) -> bool:
-    """Return whether a generation can be formed of these members alone: enough by the policy, and a layout fits."""
-    current = situation.view.generation
+    """Return whether a generation can be formed of these members alone: enough by the policy, and a layout fits.
+
+    Planning takes part of a second, and may be asked for at every event: the leader remembers the answer.
+    """
+    current, sufficed = situation.view.generation, situation.leader_state.sufficed
     there = Crowd(candidates=tuple(situation.roster.members[id] for id in ids))
-    try:
-        chosen, _ = _fit(situation, there, current.layout if current is not None else None, bound_of(situation))
-    except LayoutError:
-        return False
-    return bool(chosen)
+    # After one generation it is a matter of their number alone: where nodes are slow a layout is slow, too.
+    count = len(there.candidates)
+    if count not in sufficed:
+        try:
+            chosen, _ = _fit(situation, there, current.layout if current is not None else None, bound_of(situation))
+        except LayoutError:
+            chosen = []
+        sufficed[count] = bool(chosen)
+    return sufficed[count]
 
 
 def bound_of(situation: Situation) -> MemoryBound | None:

@@ -92,6 +92,7 @@ class LeaderState:
     everywhere. rewritten: members for which the generation's record was written again, as a whole. able: since when
     everybody has been able to write. standstill: what was found about ranks that stand still. balance: about slow ones.
     bounded: the generation's key and what was missing on which node, and the bound that follows from it.
+    sufficed: whether a generation can follow the sealed one with so many nodes, as far as it was asked.
     """
 
     buried: dict[str, None]
@@ -122,6 +123,7 @@ class LeaderState:
     standstill: Standstill = field(default_factory=Standstill)
     balance: Balance = field(default_factory=Balance)
     bounded: tuple[object, MemoryBound | None] | None = None
+    sufficed: dict[int, bool] = field(default_factory=dict)
     _sealed: int = -1
 
     def next_attempt(self) -> int:
@@ -149,9 +151,10 @@ class LeaderState:
         self.apart = _later(self.apart, seconds, now)
 
     def turn_to(self, revision: int) -> None:
-        """Forget the waits of an earlier generation; `revision` is the record's."""
+        """Forget the waits of an earlier generation, and what could follow it; `revision` is the record's."""
         if revision != self._sealed:
             self._sealed = revision
+            self.sufficed.clear()
             self.below = self.unplanned = self.orphan = self.peer_lost = None
             self.proposed = self.waiting = self.lost_at = self.raised = self.apart = self.ended = None
 

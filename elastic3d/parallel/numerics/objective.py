@@ -4,7 +4,8 @@
   weighed by its number of samples. Where lengths vary, a mean over tokens gives those of short micro-batches more
   weight.
 - A pair (sum, count) is a sum over the tokens of a micro-batch and their number. The step's gradient is that of
-  the sum over the global batch divided by its number of tokens, whatever the layout and the micro-batches.
+  the sum over the global batch divided by its number of tokens, whatever the layout and the micro-batches. The number
+  is an int, or a tensor of an integer dtype: many loss functions return (loss, accuracy), which is no such pair.
 
 The step vote knows the total. Sums are therefore differentiated as they are, and the gradient is divided once,
 elementwise, before it is clipped: there is no further collective, and nothing depends on the layout. In fp16 sums of
@@ -15,6 +16,7 @@ the first few steps.
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -42,6 +44,13 @@ def objective(loss_fn: UserLoss, scale: float) -> Callable[[Any, Any], torch.Ten
                 "micro-batch, or a pair (sum over its tokens, number of tokens)"
             )
         total, count = value
+        if not _is_number(total) or not _is_count(count):
+            raise UsageError(
+                f"the loss function returned a pair of {_said(total)} and {_said(count)}. A pair is (sum over the "
+                "tokens of the micro-batch, number of tokens): two numbers, the second an int or a tensor of an "
+                "integer dtype, such as mask.sum().long(). If it is a metric, such as an accuracy, return the mean "
+                "loss alone, and give the metric to run.log"
+            )
         if not isinstance(count, torch.Tensor):
             # By a kernel: a copy of a number of the host's waits for the device.
             count = torch.full((), count, dtype=torch.float64, device=total.device)
@@ -53,6 +62,22 @@ def objective(loss_fn: UserLoss, scale: float) -> Callable[[Any, Any], torch.Ten
 def weighed(loss: torch.Tensor, divisor: float) -> torch.Tensor:
     """Return what to differentiate, from the result of `objective`: a sum as it is, a mean divided by `divisor`."""
     return loss[0] if loss.dim() else loss / divisor
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.dim()
+
+
+def _is_count(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not value.dim() and not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    return type(value).__name__
 
 
 def _scaled(loss: torch.Tensor, scale: float) -> torch.Tensor:

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from elastic3d.errors import ModelError
 from elastic3d.global_random import Repeated
 from elastic3d.parallel.randomness import Randomness
 
@@ -43,14 +44,24 @@ class Recompute(StrEnum):
     FULL = "full"
 
 
-def recompute(blocks: Iterable[nn.Module], choice: Recompute, randomness: Randomness) -> None:
-    """Let each block's `forward` keep only what `choice` says. Call it before FSDP and after tensor parallelism."""
+def recompute(blocks: Iterable[tuple[str, nn.Module]], choice: Recompute, randomness: Randomness) -> None:
+    """Let each block's `forward` keep only what `choice` says. Call it before FSDP and after tensor parallelism.
+
+    blocks: by name. ModelError for one that is compiled in place, and would be computed again as torch compiles that:
+    with other random numbers, or in a process's first step alone as it is written.
+    """
     if choice is Recompute.NONE:
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if choice is Recompute.SELECTIVE:
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy)
-    for block in blocks:
+    for name, block in blocks:
+        if block._compiled_call_impl is not None:
+            raise ModelError(
+                f"block {name!r} is compiled in place, with what recompute={choice.value!r} makes of it, and would not "
+                "have the same bits. Leave recompute= out; or, for recompute='full', decorate its forward with "
+                "@torch.compile in place of block.compile()"
+            )
         block.forward = functools.partial(_checkpointed, block, block.forward, options, randomness)
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from elastic3d.parallel.constants import Constants
-from elastic3d.parallel.foreign import Caller
+from elastic3d.parallel.foreign import Caller, uncompiled
 from elastic3d.parallel.pipeline.absent import Absent, Reached, Role, first_of
 from elastic3d.parallel.pipeline.frame import entries_of
 
@@ -159,6 +159,7 @@ def watch(
         try:
             with (
                 torch.random.fork_rng(devices=[]),
+                uncompiled(),
                 torch.device(device),
                 torch.set_grad_enabled(recording),
                 constants,

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from elastic3d.errors import ModelError
 from elastic3d.parallel.constants import Constants
-from elastic3d.parallel.foreign import Caller
+from elastic3d.parallel.foreign import Caller, uncompiled
 from elastic3d.parallel.pipeline.stages import find_blocks
 from elastic3d.parallel.tensor.styles import Scheme, Style
 
@@ -67,7 +67,8 @@ def prove(model: nn.Module, blocks: str | None, example: Any, scheme: Scheme) ->
     tp = next((factor for factor in (2, 3, 5, 7) if scheme.divisor % factor == 0), 0)
     if blocks is None or not tp:
         return ()
-    return tuple(call.name for call in _calls(model, blocks, example, scheme) if _prove(call, tp))
+    with uncompiled():
+        return tuple(call.name for call in _calls(model, blocks, example, scheme) if _prove(call, tp))
 
 
 def _calls(model: nn.Module, blocks: str, example: Any, scheme: Scheme) -> list[_Call]:

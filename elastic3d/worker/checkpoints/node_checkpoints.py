@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from checkpointing import Store
+from elastic3d import threads
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.distrust import Distrust
 from elastic3d.membership.records import SavedStep
@@ -165,8 +166,15 @@ class Checkpoints:
         self._close([uploader.close for uploader in self._uploaders], patience)
 
     def close_committer(self, patience: float) -> None:
-        """End the commits and the verification of the last one; they share `patience` seconds."""
+        """End the commits and the verification of the last one; they share `patience` seconds.
+
+        What is under way after that, be it a write, keeps this process from ending only where it cannot be killed.
+        """
         self._close([self._committer.close, self._housekeeper.close], patience)
+        for slot, uploader in enumerate(self._uploaders):
+            if uploader.writing is not None:
+                self._journal.emit("checkpoint.abandoned", step=uploader.writing, slot=slot)
+        threads.forget_pools()
 
     def _close(self, closes: Sequence[Callable[[float], None]], patience: float) -> None:
         until = self._clock.monotonic() + patience

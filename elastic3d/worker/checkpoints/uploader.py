@@ -104,6 +104,12 @@ class Uploader:
         """Whether a checkpoint would be written at once."""
         return not self._busy
 
+    @property
+    def writing(self) -> int | None:
+        """The step of the write under way, None while there is none."""
+        job = self._writing
+        return None if job is None else job.step
+
     def offer(self, step: int, generation: Generation) -> None:
         """Write the pinned snapshot of `step`, made in `generation`; unpin it if the previous write is not done."""
         if self._busy or self._offered == (step, generation.key):
@@ -131,7 +137,7 @@ class Uploader:
     def _put(self, step: int, generation: Generation, *, last: bool) -> None:
         with self._lock:
             self._busy, self._offered = True, (step, generation.key)
-        self._jobs.put(_Job(step=step, generation=generation, last=last))
+            self._jobs.put(_Job(step=step, generation=generation, last=last))
 
     def _run(self) -> None:
         while True:
@@ -168,9 +174,10 @@ class Uploader:
     def _rested(self) -> None:
         """Become ready again, unless more is waiting to be written."""
         self._waits = None
-        if self._jobs.empty():
-            self._busy = False
-            self._slot.set_ready(True)
+        with self._lock:
+            if self._jobs.empty():
+                self._busy = False
+                self._slot.set_ready(True)
 
     def _after(self, said: TilesUploaded | WriteFailed) -> float:
         """Return how long to rest."""

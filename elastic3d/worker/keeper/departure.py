@@ -23,9 +23,9 @@ from elastic3d.values import Generation, Node
 
 if TYPE_CHECKING:
     from elastic3d.worker.checkpoints.node_checkpoints import Checkpoints
+    from elastic3d.worker.checkpoints.uploader import TilesUploaded, WriteFailed
     from elastic3d.worker.journal import Journal
     from elastic3d.worker.keeper.generations import Generations
-    from elastic3d.worker.keeper.trainer_group import TrainerGroup
 
 MARGIN = 2.0
 """Seconds before the deadline (a quarter of a short one) that are reserved for an orderly exit."""
@@ -36,6 +36,8 @@ LAST_PATIENCE = 10.0
 GOING_PATIENCE = 60.0
 """The same on a node that has to leave and has no deadline: it alone holds what is being copied, and whoever asked it
 to leave ends it when they have waited long enough."""
+LAST_REST = 1.0
+"""The most seconds after which such a write that failed is tried again."""
 CLOSE_PATIENCE = 10.0
 """Seconds that writes to the store have to end when a node leaves without a deadline."""
 
@@ -190,11 +192,11 @@ class LeaveRequest:
         for slot, trainer in self._generations.trainers(key):
             slot.ask_leave(trainer)
 
-    def flushed(self, slot: int, step: int) -> None:
-        """Take note that a slot's part of a step is in the store, or will not be."""
+    def heard(self, event: TilesUploaded | WriteFailed) -> None:
+        """Take note of how a write ended; one of the last state that failed is tried again while there is time."""
         for world in self._generations.worlds.values():
-            if world.leaving_since is not None and world.flushing and world.step == step:
-                world.flushed.add(slot)
+            if world.leaving_since is not None and world.flushing:
+                world.wrote(event, world.step, self._clock.monotonic(), longest_rest=LAST_REST)
 
     def look(self) -> None:
         """Report that trainers have left, once their state is safe or waiting longer would not help.
@@ -206,8 +208,9 @@ class LeaveRequest:
         for key, world in list(self._generations.worlds.items()):
             if world.leaving_since is None or not world.over:
                 continue
-            if world.last and not world.flushing:
-                self._flush(world)
+            if world.last and self._checkpoints is not None:
+                # That step may not have been due for a checkpoint.
+                world.write(self._checkpoints, world.step, now)
             going = GOING_PATIENCE if self._departure.leaving else HELD_PATIENCE
             patience = LAST_PATIENCE if world.last else going
             until = self._departure.waits_until(world.leaving_since, patience)
@@ -221,9 +224,3 @@ class LeaveRequest:
         """Return the seconds that writes to the store still have when the node's part ends well."""
         now = self._clock.monotonic()
         return max(0.0, self._departure.waits_until(now, CLOSE_PATIENCE) - now)
-
-    def _flush(self, world: TrainerGroup) -> None:
-        """Write the trainers' last state to the store: that step may not have been due for a checkpoint."""
-        assert self._checkpoints is not None
-        world.flushing = True
-        world.flushed |= self._checkpoints.flush(world.step, world.generation)

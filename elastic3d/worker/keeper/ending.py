@@ -32,7 +32,6 @@ class Ending:
         clock: Clock = SYSTEM,
     ) -> None:
         self._generations, self._checkpoints, self._tell, self._clock = generations, checkpoints, tell, clock
-        self._again: dict[int, float] = {}
         self._error = ""
 
     @property
@@ -42,15 +41,11 @@ class Ending:
 
     def heard(self, event: TilesUploaded | WriteFailed) -> None:
         """Take note of how a write ended, before the membership learns of it."""
-        step = event.saved.step if isinstance(event, TilesUploaded) else event.step
         for world in self._generations.worlds.values():
-            if world.returned_at is None or world.unsaved != step or not world.flushing:
-                continue
-            if isinstance(event, WriteFailed):
-                self._error = event.error
-                self._again[event.slot] = self._clock.monotonic() + event.rest
-            elif event.saved.made_in == world.generation.number and event.saved.attempt == world.generation.attempt:
-                world.flushed.add(event.slot)
+            if world.returned_at is not None and world.flushing:
+                world.wrote(event, world.unsaved, self._clock.monotonic())
+                if isinstance(event, WriteFailed) and event.step == world.unsaved:
+                    self._error = event.error
 
     def look(self) -> None:
         """Report that `main` has returned once its last state is in the store, or that it could not be written."""
@@ -59,7 +54,9 @@ class Ending:
             if world.returned_at is None:
                 continue
             if self._checkpoints is not None and world.unsaved >= 0:
-                self._write(self._checkpoints, world, now)
+                if not world.flushing:
+                    self._error = ""
+                world.write(self._checkpoints, world.unsaved, now)
                 if len(world.flushed) < len(world.trainers):
                     if now > world.returned_at + END_PATIENCE:
                         del self._generations.worlds[key]
@@ -68,16 +65,6 @@ class Ending:
             del self._generations.worlds[key]
             self._generations.finished = True
             self._tell(m.MainFinished(key=key))
-
-    def _write(self, checkpoints: Checkpoints, world: TrainerGroup, now: float) -> None:
-        if not world.flushing:
-            world.flushing = True
-            self._again.clear()
-            self._error = ""
-            world.flushed |= checkpoints.flush(world.unsaved, world.generation)
-        for slot in [slot for slot, due in self._again.items() if due <= now]:
-            del self._again[slot]
-            checkpoints.retry(slot, world.unsaved, world.generation)
 
     def _failure(self, world: TrainerGroup) -> str:
         why = self._error or f"it was not written within {END_PATIENCE:g} s"

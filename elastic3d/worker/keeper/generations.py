@@ -359,6 +359,8 @@ class Generations:
         self._journal.emit(
             "snapshot.held", step=event.step, sent=event.sent, slot=event.slot, generation=event.generation
         )
+        if event.buddy != (self._address_of(self.buddy, event.slot) if self.buddy is not None else None):
+            return  # a former buddy's: the present one may not have it yet
         self._held_at[event.slot], self._patience = self._clock.monotonic(), HELD_WITHIN
         for world in self.worlds.values():
             if world.generation.number == event.generation:

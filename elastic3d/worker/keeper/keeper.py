@@ -504,8 +504,7 @@ class Keeper:
                 self._exit = acts.Exit(failed=True, detail=f"slot {event.slot} is lost: {event.detail}")
             case TilesUploaded() | WriteFailed():
                 assert self._checkpoints is not None
-                step = event.saved.step if isinstance(event, TilesUploaded) else event.step
-                self._leaving.flushed(event.slot, step)
+                self._leaving.heard(event)
                 self._ending.heard(event)
                 saved = self._checkpoints.heard(event)
                 if saved is not None:

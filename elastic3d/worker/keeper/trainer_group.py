@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from elastic3d.health.numerics import NonFinite, Spike
 from elastic3d.port import Assignment, AuditReport
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.trust.credentials import Credentials
 from elastic3d.values import DeviceFacts, Generation, ProvenChain
+from elastic3d.worker.checkpoints.uploader import LONGEST_REST, TilesUploaded, WriteFailed
 from elastic3d.worker.keeper.network import interface_of
 from elastic3d.worker.options import RunOptions
+
+if TYPE_CHECKING:
+    from elastic3d.worker.checkpoints.node_checkpoints import Checkpoints
 
 
 @dataclass(slots=True)
@@ -20,9 +25,9 @@ class TrainerGroup:
 
     unsaved: where `main` returned, the step that goes to the store before other nodes learn of it, -1 for none. failed:
     a trainer ended otherwise than by returning or leaving. last: no node takes over from memory, so that its last state
-    goes to the store; `flushed`: slots that have written theirs. convicted: what an audit, or another check of what a
-    rank made, found for which its trainers ended, None otherwise; said: the membership knows. asked: the membership
-    has asked them to leave.
+    goes to the store; `flushed`: slots that have written theirs; `again`: when those whose write failed try it again.
+    convicted: what an audit, or another check of what a rank made, found for which its trainers ended, None otherwise;
+    said: the membership knows. asked: the membership has asked them to leave.
     """
 
     generation: Generation
@@ -41,6 +46,7 @@ class TrainerGroup:
     last: bool = False
     flushing: bool = False
     flushed: set[int] = field(default_factory=set)
+    again: dict[int, float] = field(default_factory=dict)
     convicted: AuditReport | None = None
     said: bool = False
 
@@ -58,6 +64,27 @@ class TrainerGroup:
         """Whether the last snapshots are at home and at the buddies, and in the store where no node takes over."""
         held = all(self.held.get(slot, -1) >= self.step for slot in self.trainers)
         return held and (not self.flushing or len(self.flushed) == len(self.trainers))
+
+    def wrote(
+        self, event: TilesUploaded | WriteFailed, step: int, now: float, *, longest_rest: float = LONGEST_REST
+    ) -> None:
+        """Take note of how a write ended; if one of its last `step` failed, it is due again after a rest."""
+        made = self.generation
+        if isinstance(event, TilesUploaded):
+            saved = event.saved
+            if (saved.step, saved.made_in, saved.attempt) == (step, made.number, made.attempt):
+                self.flushed.add(event.slot)
+        elif event.step == step:
+            self.again[event.slot] = now + min(event.rest, longest_rest)
+
+    def write(self, checkpoints: Checkpoints, step: int, now: float) -> None:
+        """Have the last state, of `step`, written to the store, and again where that failed and is due again."""
+        if not self.flushing:
+            self.flushing = True
+            self.flushed |= checkpoints.flush(step, self.generation)
+        for slot in [slot for slot, at in self.again.items() if at <= now]:
+            del self.again[slot]
+            checkpoints.retry(slot, step, self.generation)
 
 
 def assignment(

@@ -132,13 +132,14 @@ class SnapshotTaken:
 class SnapshotHeld:
     """A snapshot is held at home and at the buddy (at home alone while there is no buddy).
 
-    sent: bytes of snapshots that a buddy has taken since the one before.
+    sent: bytes of snapshots that a buddy has taken since the one before. buddy: its address, None for none.
     """
 
     slot: int
     generation: int
     step: int
     sent: int = 0
+    buddy: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,8 +161,8 @@ class SlotLoop:
         if acted and trainer is not None:
             self._supervisor.send(template.Kill(trainer=trainer.number))
 
-    def replicated(self, mark: Mark, newer: bool, seconds: float, sent: int) -> None:
-        """Note that a snapshot was sent in so many seconds, or could not be. sent: bytes that a buddy has taken."""
+    def replicated(self, mark: Mark, newer: bool, seconds: float, sent: int, buddy: str | None) -> None:
+        """Note that a snapshot was sent in so many seconds, or could not be. sent: bytes that the buddy has taken."""
         self.grant()
         self._sent += sent
         if not newer:
@@ -171,7 +171,9 @@ class SlotLoop:
         if trainer is not None and trainer.assignment.generation == mark.generation:
             self._send(trainer, channel.SnapshotSafe(step=mark.step, seconds=seconds))
         sent, self._sent = self._sent, 0
-        self._tell(events.SnapshotHeld(slot=self._index, generation=mark.generation, step=mark.step, sent=sent))
+        self._tell(
+            events.SnapshotHeld(slot=self._index, generation=mark.generation, step=mark.step, sent=sent, buddy=buddy)
+        )
 
     def unreachable(self, address: str, seconds: float, error: str) -> None:
         """Report that nothing can be sent to the buddy."""

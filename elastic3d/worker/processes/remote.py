@@ -34,6 +34,8 @@ from elastic3d.worker.processes.slot import PinnedSnapshot
 from elastic3d.worker.processes.slot_frames import EVENTS
 
 _CLOSE_SECONDS = 5.0
+_GONE = "the companion keeper is gone; use another copy"
+_NO_FILES = "this process may open no more files; raise `ulimit -n`, or try again once it has fewer open"
 _PING = frame_of({"call": "ping"})
 
 INTERVAL = 0.5
@@ -162,11 +164,13 @@ class RemoteSlot:
             send(connection, {"pin": step})
             answer = receive(connection)
             if answer is None or "error" in answer:
-                raise StateError(answer["error"] if answer else "the companion keeper is gone; use another copy")
+                raise StateError(answer["error"] if answer else _GONE)
             pinned = answer["pinned"]
             table = tables.from_wire(pinned["table"])
-            _, (descriptor,), _, _ = socket.recv_fds(connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
-            arena = Arena(descriptor)
+            data, descriptors, _, _ = socket.recv_fds(connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            if not descriptors:
+                raise StateError(_NO_FILES if data else _GONE)  # the kernel leaves out what may not be opened
+            arena = Arena(descriptors[0])
             try:
                 yield PinnedSnapshot(
                     generation=pinned["generation"],

@@ -206,7 +206,7 @@ class LocalSlot:
             self._memory,
             digested=lambda mark: loop.post(lambda: loop.digested(mark)),
             altered=lambda *altered: loop.post(lambda: loop.altered(*altered)),
-            ended=lambda mark, newer, seconds, sent: loop.post(lambda: loop.replicated(mark, newer, seconds, sent)),
+            ended=lambda *ended: loop.post(lambda: loop.replicated(*ended)),
             unreachable=lambda *unreached: loop.post(lambda: loop.unreachable(*unreached)),
             name=f"replicator-{index}",
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from elastic3d import environment
-from elastic3d.worker.processes import process, template
+from elastic3d.worker.processes import packets, process, template
 from elastic3d.worker.processes.template import TrainerMain
 
 # This runs in an empty interpreter, before the imports, which take seconds: from here on the child dies with its
@@ -111,7 +111,7 @@ def start_bare_template(script: Script) -> tuple[subprocess.Popen[bytes], socket
 
 
 def _start(script: Script, arguments: Sequence[str], *, role: bool) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    ours, theirs = template.socket_pair()
+    ours, theirs = packets.socket_pair()
     with theirs:
         variables = {**os.environ, environment.THREADS.name: "1", environment.NVML_CHECK.name: "1"}
         if role:

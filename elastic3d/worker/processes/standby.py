@@ -28,10 +28,8 @@ from elastic3d.devices import ComputeDevice, contract, device_at, oom_killer
 from elastic3d.port import Assignment
 from elastic3d.shortfall import STANDBY
 from elastic3d.values import from_json
-from elastic3d.worker.processes import process
+from elastic3d.worker.processes import packets, process
 
-_PACKET = 128 * 1024
-_DESCRIPTORS = 16
 _ANSWER_SECONDS = 1.0
 """Seconds for it to answer when it is to be the trainer: it computes one number on its device first."""
 
@@ -53,7 +51,7 @@ class Standby:
     def hear(self) -> float | None:
         """Read a word of it; return the seconds that it has taken to be warm, if it says that it is now."""
         try:
-            said = json.loads(self.control.recv(_PACKET) or b"{}")
+            said = json.loads(self.control.recv(packets.LONGEST) or b"{}")
         except OSError:
             return None
         self.error = said.get("error", self.error)
@@ -67,9 +65,9 @@ class Standby:
         if not self.warm:
             return False
         try:
-            socket.send_fds(self.control, [spec.encode()], descriptors)
+            packets.send(self.control, spec.encode(), descriptors)
             if select.select([self.control], [], [], _ANSWER_SECONDS)[0]:
-                answer = json.loads(self.control.recv(_PACKET) or b"{}")
+                answer = json.loads(self.control.recv(packets.LONGEST) or b"{}")
                 self.error = answer.get("error", self.error)
                 return "taken" in answer
         except OSError:
@@ -93,9 +91,10 @@ def stand_by(control: socket.socket, spec: str) -> tuple[str, tuple[int, ...]]:
         if short := _short(device.free(), int(_LEAST_FREE * assignment.device_free)):
             _fail(control, short)
         control.sendall(json.dumps({"seconds": SYSTEM.monotonic() - begun}).encode())
-        data, descriptors, _, _ = socket.recv_fds(control, _PACKET, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
-        if not data:
+        received = packets.receive(control)
+        if received is None:
             process.leave(process.ExitCode.ORPHANED)
+        data, descriptors = received
         device.begin_reading([torch.ones(1, device=device.torch_device)]).wait()
         _renamed(former)
         control.sendall(json.dumps({"taken": True}).encode())

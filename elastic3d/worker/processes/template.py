@@ -34,15 +34,13 @@ from typing import NoReturn, get_args
 from elastic3d import output
 from elastic3d.clock import SYSTEM
 from elastic3d.tagged import Tagged
-from elastic3d.worker.processes import process
+from elastic3d.worker.processes import packets, process
 from elastic3d.worker.processes.standby import Standby, stand_by
 
 TrainerMain = Callable[[str, tuple[int, ...]], object]
 """Becomes a trainer: it is called with a spec and inherited descriptors in a fresh child, and ends the process
 itself."""
 
-_PACKET = 128 * 1024
-_DESCRIPTORS = 16
 _GROUP_SECONDS = 1.0
 
 
@@ -133,27 +131,16 @@ _PACKETS: Tagged[Packet] = Tagged(get_args(Packet))
 
 def send(control: socket.socket, packet: Packet, descriptors: Sequence[int] = ()) -> None:
     """Send one packet whole, with descriptors."""
-    data = json.dumps(_PACKETS.to_json(packet)).encode()
-    socket.send_fds(control, [data], list(descriptors))
+    packets.send(control, json.dumps(_PACKETS.to_json(packet)).encode(), descriptors)
 
 
 def receive(control: socket.socket) -> tuple[Packet, list[int]] | None:
     """Return the next packet and its descriptors (closed on exec), None at the end."""
-    size = socket.CMSG_SPACE(_DESCRIPTORS * 4)
-    data, ancillary, flags, _ = control.recvmsg(_PACKET, size, socket.MSG_CMSG_CLOEXEC)
-    descriptors: list[int] = []
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.extend(memoryview(payload[: len(payload) - len(payload) % 4]).cast("i"))
-    if not data:
+    received = packets.receive(control)
+    if received is None:
         return None
-    assert not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC), "a packet was cut"
+    data, descriptors = received
     return _PACKETS.from_json(*json.loads(data)), descriptors
-
-
-def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Return a SEQPACKET pair: the keeper's end and the template's."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def fork_template(trainer_main: TrainerMain, others: Sequence[socket.socket] = ()) -> tuple[int, socket.socket]:
@@ -163,7 +150,7 @@ def fork_template(trainer_main: TrainerMain, others: Sequence[socket.socket] = (
     thread before there is another thread (`process.fork_hazard` returns None).
     """
     keeper = os.getpid()
-    ours, theirs = socket_pair()
+    ours, theirs = packets.socket_pair()
     sys.stdout.flush()
     sys.stderr.flush()
     pid = _fork()
@@ -292,7 +279,7 @@ class _Template:
     def _stand(self, spec: str) -> None:
         if self._standby is not None:
             return
-        ours, theirs = socket_pair()
+        ours, theirs = packets.socket_pair()
 
         def stand(spec: str, _: tuple[int, ...]) -> None:
             ours.close()
