@@ -30,9 +30,9 @@ test: $(TO_DEVELOP)
 check: $(TO_DEVELOP)
 	$(PYTEST) -m "long and not slow"
 
-# Hours, and thousands of cases.
+# Hours, and thousands of cases. Properties are tried on examples drawn anew each time.
 slow: $(TO_DEVELOP)
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=drawn
 
 # The fast tests and those of several ranks on every supported torch of which there is a build for CPUs; hours.
 # `make matrix MATRIX="--only 2.12,2.13 --json"` chooses; `--help` says more.

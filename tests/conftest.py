@@ -34,8 +34,10 @@ MARK = "ELASTIC3D_TEST"
 # Made by torch's launcher and compiler, which never remove them: not counted.
 FOREIGN = ("torchelastic_", "torchinductor_", "pymp-")
 
-# The duration of an example means nothing on a busy machine.
-settings.register_profile("elastic3d", deadline=None)
+# The duration of an example means nothing on a busy machine. A commit's examples are the same each time; `make slow`
+# draws others.
+settings.register_profile("elastic3d", deadline=None, derandomize=True)
+settings.register_profile("drawn", deadline=None)
 settings.load_profile("elastic3d")
 
 

@@ -58,6 +58,8 @@ BARE = {
     "elastic3d/data/remote.py": "IndexError is how a data set ends",
     "elastic3d/data/stratified.py": "IndexError is how a data set ends",
     "elastic3d/data/tokens.py": "IndexError is how a data set ends",
+    "elastic3d/event_file.py": "caught there, as a disk that is full is, and said",
+    "elastic3d/event_process.py": "an error of the disk, raised again in the process that asked",
     "elastic3d/health/evidence.py": "caught there, as a disk that is full is, and said",
     "elastic3d/health/past_verdicts.py": "caught there: the file is left out, and said",
     "elastic3d/integrations/transformers/trainer.py": "AttributeError is how an object says that it has no such name",

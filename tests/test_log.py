@@ -68,16 +68,18 @@ def test_a_full_disk_loses_only_events(capfd: pytest.CaptureFixture[str]) -> Non
 
 HALF = """
 import resource, sys
+from pathlib import Path
 from elastic3d.log import EventLog
 
 with EventLog(sys.argv[1]) as log:
+    writer = int(Path("/proc/thread-self/children").read_text())
     log.emit("snapshot.held", step=1)
     log.flush(10)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (80, resource.RLIM_INFINITY))
+    resource.prlimit(writer, resource.RLIMIT_FSIZE, (80, resource.RLIM_INFINITY))
     log.emit("snapshot.held", step=2)
     log.emit("snapshot.held", step=3)
     log.flush(10)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    resource.prlimit(writer, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     log.emit("snapshot.held", step=4)
 """
 

@@ -106,10 +106,13 @@ BARE = ("Thread", "Timer", "start_new_thread")
 
 
 def test_no_thread_is_started_without_an_edge() -> None:
-    """threading.Thread and its like are called in one place; pools pass exceptions to whoever asks for the result."""
+    """threading.Thread and its like are called in one place; pools pass exceptions to whoever asks for the result.
+
+    What writes events has none of elastic3d's modules, and its thread only ends the process.
+    """
     wrong = []
     for path in sorted((ROOT / "elastic3d").rglob("*.py")):
-        if path == ROOT / "elastic3d" / "threads.py":
+        if path in (ROOT / "elastic3d" / "threads.py", ROOT / "elastic3d" / "event_file.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from chaos.machine.processes import free_port
 from elastic3d.calibration.record import load
 from elastic3d.cli import application
 from elastic3d.cli.calibrate import busy
@@ -99,9 +99,7 @@ def _children(pid: int) -> list[int]:
 
 def test_two_nodes_measure_the_link_between_them(tmp_path: Path) -> None:
     """One listens, the other is given its address; both save the same link."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     small = ["--for", "500ms", "--device", "cpu"]
     one = start(*small, "--listen", str(port), "-o", str(tmp_path / "one.json"), said=tmp_path / "said-1")
     other = start(*small, "--peer", f"127.0.0.1:{port}", "-o", str(tmp_path / "other.json"), said=tmp_path / "said-2")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from chaos.machine.processes import free_port
 from elastic3d.calibration import link
 from elastic3d.errors import CalibrationFailed
 from tests.paths import ROOT
@@ -39,9 +39,7 @@ def test_a_slot_that_fails_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_another_node_that_leaves_is_a_failure_with_words() -> None:
     """In the middle of the measurement, by Ctrl-C there."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     other = subprocess.Popen([sys.executable, "-c", LEAVES, str(port)], env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
         with pytest.raises(CalibrationFailed, match=f"the exchange with the other node at 127.0.0.1:{port} failed"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 
 from elastic3d.clock import processor_seconds
@@ -16,6 +15,7 @@ SHARE = 0.2
 """Of a core, with an update a second."""
 
 FIRST_PAINT = 1.0
+"""Seconds of a core."""
 
 
 def test_an_update_a_second_takes_less_than_a_fifth_of_a_core() -> None:
@@ -38,9 +38,9 @@ def test_an_update_a_second_takes_less_than_a_fifth_of_a_core() -> None:
             spent.append(processor_seconds() - begun)
             assert kind == "change"
         assert sorted(spent)[UPDATES // 2] < SHARE, spent
-        begun = time.monotonic()
+        begun = processor_seconds()
         response, body = served.get("/")
         assert response.status == 200
         assert b"gpu-0999" in body
-        assert time.monotonic() - begun < FIRST_PAINT
+        assert processor_seconds() - begun < FIRST_PAINT
         assert len(json.dumps(stream.state)) > 300_000

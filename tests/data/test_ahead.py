@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from chaos.machine.processes import wait_until
 from elastic3d.data import Batches
 from elastic3d.errors import UsageError
 
@@ -90,19 +91,17 @@ def all_of(made: Batches, until: int = 5) -> list[Any]:
 
 def test_exactly_one_step_is_loaded_ahead() -> None:
     """However long the present step takes; leaving the loop ends the thread."""
-    data = Watched()
+    data, before = Watched(), set(threading.enumerate())
     made = batches(data)
     steps = made.until(step=20)
     next(steps)
-    for _ in range(100):
-        if len(data.made) == 8:
-            break
-        time.sleep(0.02)
+    assert wait_until(lambda: len(data.made) == 8, 60.0)
     time.sleep(0.1)
     assert len(data.made) == 8
     assert "elastic3d-samples" in data.threads
     steps.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "elastic3d-samples"]
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name == "elastic3d-samples"]
 
 
 @pytest.mark.parametrize("kind", ["torch", "numpy", "python", "seeds"])

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from elastic3d.data import Batches, Order, Share
+from elastic3d.data.collating import digest_of
 from elastic3d.errors import UsageError
 from elastic3d.parallel.foreign import Caller
 from elastic3d.training import Run, run_alone
@@ -84,6 +85,33 @@ def test_a_dictionary_is_an_input_and_its_labels() -> None:
     assert inputs["x"].shape == (2, 2)
     assert torch.equal(target, torch.tensor([[4, 5, 6]] * 2))
     assert torch.equal(one_batch([{"x": torch.ones(1), "label": 1}] * 2)[1], torch.tensor([1, 1]))
+
+
+def test_the_order_of_a_dictionarys_entries_means_nothing() -> None:
+    """Lines of JSON have them as whoever wrote them liked; entries that others lack are named."""
+    samples = [{"a": [1, 2], "b": [3], "labels": 1}, {"labels": 1, "b": [3], "a": [1, 2]}]
+    inputs, target = one_batch(samples)
+    assert {name: value.tolist() for name, value in inputs.items()} == {"a": [[1, 2]] * 2, "b": [[3]] * 2}
+    assert target.tolist() == [1, 1]
+    pairs = [({"x": torch.ones(1), "y": {"b": 1, "a": 2}}, 0), ({"y": {"a": 2, "b": 1}, "x": torch.ones(1)}, 0)]
+    assert one_batch(pairs)[0]["y"]["a"].tolist() == [2, 2]
+    with pytest.raises(
+        UsageError, match=r"\['a'\] \[2\], \['[bc]'\] \[1\], \[\] and sample . .* \['[bc]'\] \[1\], \[\]; pad"
+    ):
+        one_batch([{"a": [1, 2], "b": [3], "labels": 1}, {"a": [1, 2], "c": [3], "labels": 1}])
+    with pytest.raises(UsageError, match=r"\['a'\] list, \[\]"):
+        one_batch([{"a": [], "labels": 1}, {"labels": 1}])
+
+
+def test_halves_of_a_pair_may_be_what_tokenizers_return() -> None:
+    """Such a UserDict is as a dictionary is: its tensors are moved to the device, cast, and told from others."""
+    encoded = [(UserDict(ids=torch.tensor([n, n])), UserDict(ids=torch.tensor([n]))) for n in range(2)]
+    for samples, collate in ((encoded, None), ([0, 0], lambda samples: encoded[1])):
+        inputs, target = one_batch(samples, collate=collate)
+        assert type(inputs) is type(target) is dict
+    assert digest_of(one_batch(encoded)) != digest_of(one_batch(encoded[::-1]))
+    with pytest.raises(UsageError, match="must be of one shape"):
+        one_batch([encoded[0], (UserDict(ids=torch.ones(3)), encoded[0][1])])
 
 
 def test_samples_and_results_that_are_no_pair_are_refused_by_name() -> None:

@@ -157,6 +157,21 @@ def test_what_was_read_to_learn_shapes_is_read_again(make: Callable[[], Any]) ->
     assert read(one, 3) == whole
 
 
+@pytest.mark.parametrize("make", STREAMS.values(), ids=STREAMS)
+def test_a_stream_that_the_script_has_looked_into_begins_at_one_place(make: Callable[[], Any]) -> None:
+    """Also where shapes are learnt from it, on some ranks alone: the others would train on other samples."""
+
+    def looked_into() -> Any:
+        stream = make()
+        next(iter(stream))
+        return stream
+
+    whole = read(batches(looked_into()), 3)
+    one = batches(looked_into())
+    one.example()
+    assert read(one, 3) == whole
+
+
 def test_two_ranks_share_what_one_would_read() -> None:
     """Each reads all of the stream, and keeps its own part."""
     whole = read(batches(plain()))

@@ -106,4 +106,12 @@ def test_states_have_a_digest_of_samples_only_where_all_ranks_have_the_same() ->
     """What a state says beside its tensors is the same on all ranks, or it could not be saved."""
     (same,) = finished(run_world(mains.digest_of_samples, Orders(layout=Layout(pp=1, dp=2))))
     assert same
-    assert finished(run_world(partial(mains.digest_of_samples, apart=1), Orders(layout=Layout(pp=1, dp=2)))) == {""}
+    first = partial(mains.digest_of_samples, apart=1, first=True)
+    assert finished(run_world(first, Orders(layout=Layout(pp=1, dp=2)))) == {""}
+
+
+def test_a_data_set_that_is_another_one_on_each_rank_is_refused() -> None:
+    """As one is whose files are shuffled by each process: some samples would be trained twice, and others never."""
+    for report in run_world(partial(mains.digest_of_samples, apart=1), Orders(layout=Layout(pp=1, dp=2))):
+        assert report.ended == "raised"
+        assert "other samples of the same numbers on rank 1 than on rank 0" in report.error

@@ -61,6 +61,18 @@ def test_samples_that_are_flipped_now_and_then_are_seldom_taken_for_the_same_eac
     assert sum(digest(Listed(SORTED, lambda: float(own.random() < 0.5))) != "" for _ in range(100)) <= 5
 
 
+def test_further_samples_tell_data_sets_apart_from_draws() -> None:
+    """Those that are drawn have no digest there, and those of other files are others in every place."""
+
+    def later(dataset: Any) -> list[str]:
+        return Batches(dataset, global_batch=4, micro_batch=2, seed=5).later_samples()
+
+    one, other = later(Listed(SORTED)), later(Listed(random.Random(1).sample(SORTED, 40)))
+    assert one == later(Listed(SORTED))
+    assert all(a != b for a, b in zip(one, other, strict=True))
+    assert set(later(Listed(SORTED, np.random.default_rng().random))) == {""}
+
+
 def test_tensors_of_every_type_have_a_digest() -> None:
     samples = [
         (torch.tensor(number, dtype=dtype), torch.zeros(()))

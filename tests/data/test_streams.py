@@ -99,17 +99,19 @@ def test_a_step_that_was_begun_and_never_made_is_begun_again() -> None:
 
 
 class Slow(Stateful):
-    """The same, which takes its time in the thread that loads ahead."""
+    """The same, which takes its time in the thread that loads ahead, at the 18th sample until it may go on."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.read, self.disturbed = threading.Event(), False
+        self.read, self.go_on, self.disturbed = threading.Event(), threading.Event(), False
 
     def __iter__(self) -> Iterator[Any]:
         for sample in super().__iter__():
             if threading.current_thread().name == "elastic3d-samples":
                 self.read.set()
                 time.sleep(0.05)
+                if self.made == 18:
+                    self.go_on.wait(60)
                 self.read.clear()
             yield sample
 
@@ -129,7 +131,8 @@ def test_a_step_is_loaded_anew_when_the_thread_that_loads_it_has_ended(monkeypat
         samples[batch.step] = [int(x) for part in batch.micro_batches for x in part.input.flatten()]
         one.step += 1
         if one.step == 2:
-            assert data.read.wait(10)
+            assert data.read.wait(60)
+            threading.Timer(0.2, data.go_on.set).start()
             one.resize(2, 10)
     assert not data.disturbed
     assert samples == whole

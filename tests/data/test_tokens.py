@@ -74,6 +74,15 @@ def test_token_files_load_ahead_in_a_thread_and_in_workers(tmp_path: Path) -> No
     assert rows[:4] == rows[4:]
 
 
+def test_a_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the name of a file, and in a glob."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "a.bin", range(13))
+    assert len(TokenFile("~/a.bin", length=4)) == len(TokenFile(["~/*.bin"], length=4)) == 3
+    with pytest.raises(UsageError, match="TokenFile: path=7: give a path"):
+        TokenFile([7], length=4)  # type: ignore[list-item]
+
+
 def test_malformed_token_files_are_named(tmp_path: Path) -> None:
     """Size, dtype, shape and header are checked when the data set is made."""
     odd = tmp_path / "odd.bin"

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from chaos.machine.processes import wait_until
 from elastic3d.errors import EtcdError
 from elastic3d.etcd import EtcdClient, Tls
 from elastic3d.etcd_server.binary import find_etcd
+from elastic3d.etcd_server.process import free_ports
 from tests.deploy.manifests import documents, pods
 from tests.paths import ROOT
 
@@ -36,15 +36,6 @@ def certificates(folder: Path) -> None:
     commands = re.sub("^    ", "", block[1], flags=re.MULTILINE)
     done = subprocess.run(["bash", "-euc", commands], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody has at the moment."""
-    with ExitStack() as held:
-        bound = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in bound:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in bound]
 
 
 class Machine:

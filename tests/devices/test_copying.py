@@ -68,10 +68,12 @@ def test_a_mark_made_too_early_shows_as_poison(arena: Arena) -> None:
 
     class Early(EmulatedDevice):
         def mark(self) -> object:
-            return 1
+            return 0
 
-    given = tiles()
-    assert bytes([POISON]) * 2400 in copied(Early(0, late=0.2), arena, given)
+    device, over = Early(0), threading.Event()
+    device.note(over.wait)
+    assert bytes([POISON]) * 2400 in copied(device, arena, tiles())
+    over.set()
 
 
 def bounced(stream: EmulatedStream, device: EmulatedDevice, given: list[torch.Tensor]) -> bytes:
@@ -109,8 +111,10 @@ def test_a_buffer_that_is_emptied_too_early_shows_as_poison(monkeypatch: pytest.
     """The emulated stream is a witness: this is what a missing wait would put into a snapshot."""
     monkeypatch.setattr(EmulatedBuffer, "wait", lambda self: None)
     device = entered()
-    stream = EmulatedStream(device, nbytes=2400, late=0.2)
+    stream, over = EmulatedStream(device, nbytes=2400), threading.Event()
+    stream.queue(over.wait)
     assert bytes([POISON]) * 2400 in bounced(stream, device, [torch.zeros(600), torch.zeros(600)])
+    over.set()
 
 
 def test_what_a_failed_copy_left_does_not_reach_the_next_snapshot() -> None:

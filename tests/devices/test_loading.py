@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -37,11 +39,12 @@ def test_the_two_buffers_take_turns(nbytes: int) -> None:
 def test_a_buffer_that_is_filled_too_early_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The emulated stream is a witness: this is what a missing wait would put on a device."""
     monkeypatch.setattr(EmulatedBuffer, "wait", lambda self: None)
-    stream = EmulatedStream(entered(EmulatedDevice(0)), nbytes=1600, late=0.2)  # type: ignore[arg-type]
+    stream, filled = EmulatedStream(entered(EmulatedDevice(0)), nbytes=1600), threading.Event()  # type: ignore[arg-type]
+    stream.queue(filled.wait)
     given = loads(60)
     load(given, *stream.buffers)
-    done = stream.mark()
-    done.wait()
+    filled.set()
+    stream.mark().wait()
     assert not torch.equal(given[0].source, given[0].target)
 
 

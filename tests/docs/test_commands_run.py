@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chaos.machine.cluster import Cluster, Launch
-from chaos.playing.play import TRAIN_GPT
+from chaos.playing.setting import TRAIN_GPT
 from chaos.servers.etcd import EtcdServer
 from elastic3d.cli import application
 from tests.docs.commands_run import ELSEWHERE, HERE, NOT_RUN, NOWHERE

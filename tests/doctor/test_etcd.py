@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -163,11 +163,9 @@ def test_a_full_database_is_told() -> None:
 
 
 @pytest.mark.usefixtures("soon")
-def test_nobody_there_or_somebody_else() -> None:
+def test_nobody_there_or_somebody_else(refusing_port: Callable[[], int]) -> None:
     """Each is told for what it is, in bounded time: nobody, a name of nobody, who never answers, who drips."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    assert member(at(f"127.0.0.1:{port}")).error == "the host answers, and nobody listens there"
+    assert member(at(f"127.0.0.1:{refusing_port()}")).error == "the host answers, and nobody listens there"
     assert member(at("no-such-host.invalid")).error.startswith("cannot be reached: ")
     done = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -327,6 +327,7 @@ def test_a_store_is_judged() -> None:
         (StoreFacts(**GOOD, reads=Flow(rate=2e6, size=1 << 20)), False, WARNING, "bandwidth, read"),
         (StoreFacts(**{**GOOD, "swaps": False}), False, FAILURE, "conditional writes"),
         (StoreFacts(**{**GOOD, "swaps": False}), True, OK, "conditional writes"),
+        (StoreFacts(**{**GOOD, "url": "smb://b/p", "swaps": False}), True, WARNING, "whole objects"),
         (StoreFacts(**{**GOOD, "whole": False}), False, FAILURE, "write and read"),
         (StoreFacts(**{**GOOD, "unfit": "no ranges"}), False, FAILURE, "ranges, listings, deletions"),
         (StoreFacts(url="s3://b", stopped=StoreDenied("store s3://b: no")), False, FAILURE, "reach"),

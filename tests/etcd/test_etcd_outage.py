@@ -72,10 +72,14 @@ def test_one_stopped_member_costs_one_deadline(one_binary: Path) -> None:
             assert client.session.endpoints[client.session.order()[0]].port == victim.port
             client.put("k", b"")
             victim.pause()
-            began = time.monotonic()
+            took = []
             for _ in range(200):
+                began = time.monotonic()
                 client.get("k")
-            assert 0.9 < time.monotonic() - began < 3.0
+                took.append(time.monotonic() - began)
+            # Together they take as long as two busy members need: what counts is who waited for the third.
+            assert [number for number, seconds in enumerate(took) if seconds > 0.9] == [0]
+            assert took[0] < 3.0
 
 
 def test_reads_wait_for_a_restarting_server(binary: Path) -> None:

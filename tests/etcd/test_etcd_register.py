@@ -7,14 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from chaos.servers.etcd import EtcdServer
-from checkpointing import commit, fence, open_checkpoint, read_latest
+from checkpointing import commit, fence, open_checkpoint, open_store, read_latest
 from checkpointing.errors import Fenced, StoreError
+from checkpointing.format import names
+from checkpointing.retention.protection import tags
 from checkpointing.stores.local import LocalStore
 from checkpointing.stores.register import RegisteredStore
+from elastic3d.cli import ckpt
 from elastic3d.etcd import EtcdClient
 from elastic3d.etcd_refs import EtcdRegister
+from elastic3d.planner.shares import MeshSizes
+from tests.cli.ckpt import scenes
 from tests.worker.checkpoints.test_committer import write
 
 pytestmark = pytest.mark.etcd
@@ -83,6 +89,23 @@ def test_an_older_leader_is_fenced_by_the_register(registers: list[EtcdRegister]
     latest = read_latest(one)
     assert latest is not None
     assert latest.generation == 2
+
+
+def test_the_command_line_decides_by_the_register(server: EtcdServer, tmp_path: Path) -> None:
+    """It tags what the job then sees, and is refused where it names another register than the job's."""
+    url, prefix = str(tmp_path / "run"), "/test/commands"
+    with EtcdClient(server.endpoints) as client:
+        store = open_store(url, register=EtcdRegister(client, prefix, url))
+        scenes.save(store, 100, MeshSizes())
+        command = ["--register", f"etcd://{server.endpoint}{prefix}"]
+        done = CliRunner().invoke(ckpt.app, ["tag", url, "best", "100", *command])
+        assert done.exit_code == 0, done.output
+        assert tags(store).keys() == {"best"}
+        LocalStore(Path(url), create=False).put(names.LATEST, b"damaged")
+        assert "best" in CliRunner().invoke(ckpt.app, ["tag", url, *command]).stdout
+        other = CliRunner().invoke(ckpt.app, ["tag", url, "worst", "100", *command[:1], f"{command[1]}/other"])
+        assert (other.exit_code, "the register does not know it" in other.stderr) == (2, True), other.output
+        assert tags(store).keys() == {"best"}
 
 
 def test_an_unavailable_etcd_is_a_store_error(one_binary: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_member_is_what_it_says() -> None:
 
 def test_three_members_that_are_well_need_nothing() -> None:
     """One leads, the others follow."""
-    seen = judge((member(1, leads=True), member(2), member(3)))
+    seen = judge((member(1, leads=True), member(2), member(3)), 3)
     assert seen.serving
     assert seen.warnings == ()
 
@@ -53,7 +53,8 @@ def test_three_members_that_are_well_need_nothing() -> None:
         ((member(1, has_leader=False), AWAY, AWAY), False, "takes no writes"),
         ((member(1), member(2), AWAY), True, "if one more member were lost"),
         ((AWAY,), False, "takes no writes"),
-        ((member(1, leads=True), member(2)), True, "run an odd number; or, if there are more, name all of them"),
+        ((member(1, leads=True), AWAY, AWAY), True, "only 1 of its 3 members answer here"),
+        ((member(1, leads=True), member(2)), True, "2 members stand no more losses than 1 would: run an odd number"),
         ((member(1, leads=True), member(2, cluster=7), member(3)), False, "different clusters"),
         ((member(1, leads=True, version="3.5.2"), member(2), member(3)), True, r"3\.5\.2 loses data"),
         ((member(1, leads=True, in_use=2 << 30), member(2), member(3)), True, "half of its database"),
@@ -65,7 +66,7 @@ def test_what_is_wrong_is_said(members: tuple[ServerStatus, ...], serving: bool,
     """And whether it takes writes all the same."""
     import re
 
-    seen = judge(members)
+    seen = judge(members, len(members))
     assert seen.serving is serving
     assert [one for one in seen.warnings if re.search(warning, one)], seen.warnings
 
@@ -75,20 +76,27 @@ def test_the_space_in_use_is_judged_by_the_quota_that_a_member_has() -> None:
     three = {
         quota: (member(1, leads=True, in_use=3 << 30, quota=quota), member(2), member(3)) for quota in (0, 8 << 30)
     }
-    assert "half of its database" in " ".join(judge(three[0]).warnings)
-    assert judge(three[8 << 30]).warnings == ()
+    assert "half of its database" in " ".join(judge(three[0], 3).warnings)
+    assert judge(three[8 << 30], 3).warnings == ()
     small = (member(1, leads=True, in_use=60 << 20, quota=100 << 20), member(2), member(3))
-    assert "half of its database" in " ".join(judge(small).warnings)
+    assert "half of its database" in " ".join(judge(small, 3).warnings)
 
 
 def test_one_endpoint_is_enough_though_another_member_leads() -> None:
     """A service's name, or one host's, stands for the cluster: its member follows, so that somebody leads."""
-    seen = judge((member(2),))
+    seen = judge((member(2),), 0)
     assert seen.serving
-    assert seen.warnings == ()
+    assert [one for one in seen.warnings if "name all of them" in one], "whether it stands a loss is not known"
+
+
+def test_members_without_a_vote_make_no_majority() -> None:
+    """Of two with a vote and a learner, the loss of one stops all writes."""
+    seen = judge((member(1, leads=True), member(2), member(3, learner=True)), 2)
+    assert seen.serving
+    assert [one for one in seen.warnings if "2 members stand no more losses" in one]
 
 
 def test_a_version_that_nobody_can_read_is_none_of_the_list() -> None:
     """Such as a build of one's own."""
-    assert judge((member(1, leads=True, version="3.5.1+git"),)).warnings != ()
-    assert judge((member(1, leads=True, version="main"),)).warnings == ()
+    assert judge((member(1, leads=True, version="3.5.1+git"),), 1).warnings != ()
+    assert judge((member(1, leads=True, version="main"),), 1).warnings == ()

@@ -139,18 +139,60 @@ def test_members_are_kept_running_and_leave_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "data", "half.db", "jobs.db", "up.err"]
 
 
+def test_the_members_of_an_etcd_are_counted_not_its_endpoints(tmp_path: Path) -> None:
+    """One endpoint of three, by two names: who does not answer is seen, and what that means for the rest."""
+    with up(tmp_path / "data", "--members", 3) as (first, _process):
+        pids = [member["pid"] for member in first["members"]]
+        one: str = first["members"][0]["endpoint"]
+        endpoint = f"{one},{one.replace('127.0.0.1', 'localhost')}"
+
+        def status() -> dict[str, Any]:
+            document: dict[str, Any] = json.loads(run("status", "--endpoint", endpoint, "--json").stdout)
+            return document
+
+        seen = status()
+        assert sorted(member["state"] for member in seen["members"]) == ["follows", "follows", "leads"]
+        assert (seen["serving"], [text for text in seen["warnings"] if "members" in text]) == (True, [])
+        os.kill(pids[1], signal.SIGSTOP)
+        assert wait_until(lambda: any("one more member" in text for text in status()["warnings"]), PATIENCE)
+        seen = status()
+        assert (seen["serving"], [member["state"] for member in seen["members"]].count("does not answer")) == (True, 1)
+        os.kill(pids[2], signal.SIGSTOP)
+        assert wait_until(lambda: not status()["serving"], PATIENCE)
+        assert [member["state"] for member in status()["members"]].count("does not answer") == 2
+        for pid in pids[1:]:
+            os.kill(pid, signal.SIGCONT)
+
+
 def test_a_port_that_is_taken_and_data_that_are_gone_are_named(tmp_path: Path) -> None:
-    """And what to do; before a member is started on them."""
+    """And what to do; before a member is started on them, or on a folder that has none."""
     data = tmp_path / "data"
     with up(data, "--members", 1) as (first, _process):
         port = first["endpoint"].rpartition(":")[2]
         other = run("up", "--data", tmp_path / "other", "--members", 1, "--port", port, *version())
         assert other.returncode == 2
         assert f"port {port} of m0 cannot be had" in other.stderr
-    (data / "m0").rename(tmp_path / "taken-away")
-    lost = run("up", "--data", data, *version())
-    assert lost.returncode == 2
-    assert "the data of m0 are not in" in lost.stderr
+    for part in (data / "m0" / "member", data / "m0"):
+        part.rename(tmp_path / f"{part.name}-taken-away")
+        lost = run("up", "--data", data, *version())
+        assert lost.returncode == 2
+        assert "the data of m0 are not in" in lost.stderr
+
+
+def test_a_member_whose_data_are_taken_away_while_it_runs_is_not_started_empty(tmp_path: Path) -> None:
+    """It would come up as if there had never been a job; it goes on once they are back."""
+    data, away = tmp_path / "data", tmp_path / "taken-away"
+    with up(data, "--members", 1) as (first, _process), EtcdClient(first["endpoint"]) as client:
+        client.put("/elastic3d/x", b"1", idempotent=True, budget=PATIENCE)
+        (data / "m0").rename(away)
+        os.kill(first["members"][0]["pid"], signal.SIGKILL)
+        told = tmp_path / "up.err"
+        assert wait_until(lambda: "the data of m0 are not in" in told.read_text(), PATIENCE)
+        assert not (data / "m0").exists()
+        away.rename(data / "m0")
+        item = client.get("/elastic3d/x", budget=PATIENCE)
+        assert item is not None
+        assert item.value == b"1"
 
 
 def test_a_cluster_with_certificates_is_started_again_without_openssl(
@@ -172,7 +214,7 @@ def test_a_cluster_with_certificates_is_started_again_without_openssl(
 def test_what_is_said_of_a_member_whose_data_are_gone_can_be_followed(tmp_path: Path) -> None:
     """A backup of the others, restored, has three members again, and what was written since that one ended."""
     data, copy, again = tmp_path / "data", tmp_path / "jobs.db", tmp_path / "again"
-    advice = "its data are gone, and the others know it: take a backup of the others by `elastic3d etcd backup`"
+    advice = "Restore a backup, of the others if they serve (elastic3d etcd backup), into another folder"
     with up(data, "--members", 3) as (first, _process), EtcdClient(first["endpoint"]) as client:
         client.put("/elastic3d/x", b"1", idempotent=True, budget=PATIENCE)
         shutil.rmtree(data / "m1" / "member")

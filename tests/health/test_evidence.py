@@ -136,6 +136,18 @@ def test_a_disk_that_hangs_holds_nobody_up_and_takes_no_memory_for_ever(
     assert len(errors) == 1
 
 
+def test_what_a_disk_that_hangs_has_not_taken_at_the_end_is_told(tmp_path: Path, ranks: dict[int, RankStall]) -> None:
+    """Nobody looks for it there then, and knows what holds the process where the kernel does."""
+    errors: list[str] = []
+    writer = EvidenceWriter(str(tmp_path), "n1", 0, limit=1 << 24, failed=errors.append)
+    hanging = tmp_path / "evidence" / f"4.1-{ranks[0].step}-stuck-n1" / "slot0" / "stall.json.part"
+    hanging.parent.mkdir(parents=True)
+    os.mkfifo(hanging)
+    writer.take(taken(ranks[0], 0))
+    assert not writer.flush(0.1)
+    assert errors == [f"{tmp_path / 'evidence'}: what was to be kept there could not be written within 0.1 s"]
+
+
 def test_a_disk_that_is_full_keeps_what_fits_and_harms_nothing(tmp_path: Path, ranks: dict[int, RankStall]) -> None:
     """It is told once, nothing unfinished stays, and what was kept goes when the rank moves again."""
     small = tmp_path / "small"

@@ -13,9 +13,13 @@ import torch
 from accelerate.state import AcceleratorState
 from torch.distributed.checkpoint.api import CheckpointException
 
+from checkpointing import open_store
+from checkpointing.errors import StoreUnfit
+from checkpointing.stores.register import StoreRegister
 from elastic3d.errors import UsageError
 from elastic3d.integrations.accelerate import AcceleratorCheckpoints
 from elastic3d.integrations.newest import newest_step
+from tests.checkpointing.states import SMALL, make_state, save_and_commit
 from tests.integrations.scripts import accelerate_ddp
 
 
@@ -35,6 +39,14 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path, capfd: pytes
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     assert newest_step(str(tmp_path / "parts")) == 8
     assert "begin rank=0 world=1 step=4" in capfd.readouterr().out
+
+
+def test_what_a_register_decides_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    """The job that has it would write over what the script commits."""
+    register = StoreRegister(open_store(str(tmp_path / "register")))
+    save_and_commit(open_store(str(tmp_path / "run"), register=register), make_state(SMALL, seed=1))
+    with pytest.raises(StoreUnfit, match="a register decides here"):
+        newest_step(str(tmp_path / "run"))
 
 
 def prepared(**more: Any) -> Any:

@@ -23,6 +23,7 @@ from elastic3d.integrations.transformers.columns import KnownColumns
 from elastic3d.integrations.transformers.losses import TokenLoss
 from elastic3d.integrations.transformers.optimizers import optimizer_of
 from elastic3d.training import Run, run_alone
+from elastic3d.training.standalone import StandalonePort
 from elastic3d.training.tiers import KeepersAndStore
 from tests.integrations.llamas import VOCABULARY, Rows, arguments, llama, perplexed
 from tests.pretrained.beginning import Host
@@ -114,6 +115,26 @@ def test_callbacks_are_called_around_epochs_and_evaluations() -> None:
     evaluated = [line for line in ears.logs if "eval_near_loss" in line]
     assert [line["step"] for line in evaluated] == [2, 4, 5]
     assert {"eval_far_loss", "eval_near_perplexed", "eval_far_perplexed"} < evaluated[0].keys()
+
+
+@pytest.mark.parametrize(("callbacks", "steps"), [([], 5), (["stops"], 4)], ids=["all", "stopped"])
+def test_trackers_have_each_evaluation(callbacks: list[str], steps: int) -> None:
+    """At the step that follows it, and that of the last step at the last one."""
+    trainer = Trainer(
+        llama,
+        lambda: arguments(max_steps=5, eval_strategy="steps", eval_steps=2),
+        train_dataset=Rows,
+        eval_dataset=lambda: Rows(3),
+        callbacks=[StopsAt(3) for _ in callbacks],
+    )
+    ears = Heard()
+    trainer._callbacks.append(ears)
+    port = run_alone(trainer.main)._port
+    assert isinstance(port, StandalonePort)
+    losses = {line["step"]: line["eval_loss"] for line in ears.logs if "eval_loss" in line}
+    written = {record.step: record.logged["eval_loss"] for record in port.records if "eval_loss" in record.logged}
+    assert [record.step for record in port.records] == list(range(1, steps + 1))
+    assert written == {3: losses[2], steps: losses[steps]}
 
 
 def test_early_stopping_ends_the_run() -> None:

@@ -73,10 +73,13 @@ def test_a_node_lost_within_an_island_changes_nothing(tmp_path: Path) -> None:
 
 def test_an_island_that_dies_is_left_out_of_the_next_outer_step(tmp_path: Path) -> None:
     """The other goes on alone, takes over its samples, and has the bits that the records say."""
-    both = Together(tmp_path, minimum=1, patience=2)
+    both, go = Together(tmp_path, minimum=1, patience=2), tmp_path / "go"
     both.start("west", main=partial(mains.train, die_at=mains.EVERY + 1), options={"minimum": 2})
     both.await_that(lambda exchange: exchange.joined())
-    both.start("east")
+    # It waits for the other's first delta as long as that takes, and then two seconds for one that never comes.
+    both.start("east", main=partial(mains.train, wait_at=(mains.EVERY - 1, str(go))))
+    both.await_that(lambda exchange: exchange.sent_by(1, "west.1"))
+    go.touch()
     assert both.end("west", "died")
     east = results(both.end("east"))
     records = both.records

@@ -1,6 +1,6 @@
 """A member as a process of its own, whose trainers obey at once.
 
-    python -m tests.membership.node ENDPOINT ROOT NAME ADDRESS MAXIMUM
+    python -m tests.membership.node ENDPOINT ROOT NAME ADDRESS MAXIMUM SILENCE
 
 Each line on stdout is a JSON object with `at`, monotonic seconds that all processes of one machine share, and what
 happened: `go` (number, cause and names of a generation that runs here), `stop`, `exit` (rejoin, detail), `joined`
@@ -47,10 +47,10 @@ def planner(
     return plan(nodes, len(record.node.slots), PROFILE, Layout(), previous=present, speeds=speeds, counts=counts)
 
 
-def main(endpoint: str, root: str, name: str, address: str, maximum: str) -> None:
+def main(endpoint: str, root: str, name: str, address: str, maximum: str, silence: str) -> None:
     inbox: queue.SimpleQueue[acts.Local | None] = queue.SimpleQueue()
     client = EtcdClient(endpoint)
-    links = Links(address, lambda event: member.tell(event), secret="5e" * 32)
+    links = Links(address, lambda event: member.tell(event), secret="5e" * 32, silence=float(silence))
     policy = Policy(minimum=1, maximum=int(maximum), first_gather=3.0, reach_again=2.0)
     record = MemberRecord(
         node=Node(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from chaos.servers.etcd import EtcdServer
+from elastic3d.membership.driver.links import SILENCE
 
 
 class NodeProcess:
@@ -78,13 +79,17 @@ class Nodes:
         address: Callable[[str], str] = lambda name: "127.0.0.1",
         within: Callable[[str], Sequence[str]] = lambda name: (),
         endpoint: str | None = None,
+        silence: float = SILENCE,
     ) -> None:
-        """Start these; `within` is a command that runs the process, such as one that enters a namespace."""
+        """Start these; `within` is a command that runs the process, such as one that enters a namespace.
+
+        silence: seconds without a beat of a neighbour after which it is reported.
+        """
         for name in names:
             command = (
                 *within(name),
                 *(sys.executable, "-m", "tests.membership.node", endpoint or self.etcd.endpoint),
-                *(self.root, name, address(name), str(maximum)),
+                *(self.root, name, address(name), str(maximum), str(silence)),
             )
             self.all[name] = NodeProcess(name, command)
 

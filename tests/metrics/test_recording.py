@@ -333,10 +333,10 @@ def test_a_step_costs_far_less_than_a_millisecond() -> None:
     row = StepSheet(work=1.0, rounds=4.0, forward=0.2, backward=0.4).row
     best = math.inf
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()
         for step in range(100):
             node.step(step)
             node.recorder.stepped(step, node.now, row=row)
             node.emit("snapshot.held", step=step)
-        best = min(best, (time.perf_counter() - began) / 100)
+        best = min(best, (time.thread_time() - began) / 100)
     assert best < 0.001, best

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from elastic3d.data import Batches
 from elastic3d.errors import UsageError
 from elastic3d.training import Run
+from tests.parallel.extra_mains import Counted
 from tests.parallel.models import Model, Sentences, loss_fn
 
 STEPS = 4
@@ -50,6 +52,27 @@ def log_all_kinds(run: Run) -> tuple[str, list[int]]:
         run.step(optimizer, loss=loss, clip=0.5)
     dist.all_gather = gather
     return run.digest(), gathers
+
+
+def log_after_the_last(run: Run) -> None:
+    """Log after each step, which is refused but for the last one."""
+    model = run.shard(Model, blocks="blocks", seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batches = run.batches(Sentences(), global_batch=14, micro_batch=2, seed=11)
+    run.restore(model=model, optimizer=optimizer, batches=batches, extra={"counted": Counted(seen=0)})
+    for batch in batches.until(step=STEPS):
+        loss = run.backward(model, batch, loss_fn)
+        run.log(rank=run.rank, before=1.0)
+        run.step(optimizer, loss=loss, clip=0.5)
+        if run.steps < STEPS:
+            with pytest.raises(UsageError, match="when no step was being made"):
+                run.log(rank=7)
+            continue
+        run.log(rank=2 + run.rank)
+        if run.rank == 1:
+            run.log(reduce="max", **{"eval/loss": torch.tensor(0.25)})
+    with pytest.raises(UsageError, match="when no step was being made"):
+        run.log(rank=7)
 
 
 def log_nothing(run: Run, *, global_batch: int = 14) -> str:

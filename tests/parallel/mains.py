@@ -423,21 +423,29 @@ def train_padded_alike(run: Run) -> str:
 
 
 class TurnedBy(Sentences):
-    """Samples that are turned by so many tokens."""
+    """Samples that are turned by so many tokens. only: those of these numbers, all by default."""
 
     def __init__(self, by: int) -> None:
         super().__init__()
         self.by = by
+        self.only = range(len(self))
 
     def __getitem__(self, index: int) -> Any:
         inputs, targets = super().__getitem__(index)
-        return inputs.roll(self.by), targets
+        return inputs.roll(self.by) if index in self.only else inputs, targets
 
 
-def digest_of_samples(run: Run, *, apart: int = 0) -> str:
-    """Return what states say of the first micro-batch. apart: by which the samples of ranks are turned."""
+def digest_of_samples(run: Run, *, apart: int = 0, first: bool = False) -> str:
+    """Return what states say of the first micro-batch. apart: by which the samples of ranks are turned.
+
+    first: only one of the first micro-batch is.
+    """
     model = run.shard(Model, blocks="blocks", seed=3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    batches = run.batches(TurnedBy(apart * run.rank), global_batch=14, micro_batch=2, seed=11)
+    dataset = TurnedBy(apart * run.rank)
+    batches = run.batches(dataset, global_batch=14, micro_batch=2, seed=11)
+    if first:
+        number = batches.order.micro_batch_samples(0, 0)[0]
+        dataset.only = range(number, number + 1)
     run.restore(model=model, optimizer=optimizer, batches=batches)
     return batches.samples

@@ -45,9 +45,10 @@ def test_a_failure_is_told_once_and_counts_as_a_lost_peer() -> None:
 def test_nobody_looks_after_the_end() -> None:
     """Ranks that are done end one after the other, which is no failure."""
     failures: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-    device = Broken(2)
+    device = EmulatedDevice(0)
     errors = GroupErrors(GROUPS, device, failures.put)
     errors.stop()
+    device.broken = "NCCL reports REMOTE_ERROR"
     with pytest.raises(queue.Empty):
         failures.get(timeout=5 * EVERY)
 

@@ -43,6 +43,17 @@ def test_what_ranks_log_is_one_number_by_name_on_every_rank(layout: Layout) -> N
     assert {report.result[0] for report in reports} == digests
 
 
+@pytest.mark.parametrize("layout", [Layout(pp=1, dp=1), Layout(pp=1, dp=2), Layout(pp=2, dp=1)], ids=str)
+def test_the_last_step_has_what_is_logged_after_it(layout: Layout) -> None:
+    """Such as an evaluation of what it leaves. It waits for that where something of the script's own is kept anyway."""
+    ranks = range(layout.world)
+    for report in ended(run_world(logged_mains.log_after_the_last, Orders(layout=layout))):
+        *others, last = (dict(record.logged) for record in report.records)
+        assert others == [{"rank": sum(ranks) / len(ranks), "before": 1.0}] * (logged_mains.STEPS - 1)
+        late = {"eval/loss": 0.25} if layout.world > 1 else {}
+        assert last == {"rank": 2 + sum(ranks) / len(ranks), "before": 1.0, **late}
+
+
 def test_a_name_that_ranks_reduce_in_two_ways_is_refused_on_all_of_them() -> None:
     """None is left waiting for another."""
     for report in run_world(logged_mains.log_unlike, Orders(layout=Layout(pp=1, dp=2))):

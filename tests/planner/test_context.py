@@ -79,6 +79,8 @@ def test_cp_is_one_unless_it_is_asked_for_or_left_free() -> None:
     assert plan(2, 4, LONG, Layout(cp=2)).layout == Layout(pp=1, dp=4, cp=2)
     with pytest.raises(LayoutError, match="cp must divide the slots"):
         plan(2, 4, LONG, Layout(cp=8))
+    with pytest.raises(LayoutError, match=r"\(asked for: cp=2\); .*cp must divide the slots"):
+        plan(4, 1, replace(LONG, chunks=2), Layout(cp=2))
     previous = Layout(pp=1, dp=4, cp=2)
     assert plan(2, 4, LONG, Layout(cp=4), previous=previous).layout == Layout(pp=1, dp=2, cp=4)
 

@@ -195,6 +195,20 @@ def test_nothing_in_common_is_refused_whatever_is_accepted(tmp_path: Path) -> No
         begin(llama, tmp_path / "a.safetensors", weights_accept="*")
 
 
+def test_weights_may_be_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file, and as a store without a checkpoint's name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    state = state_of()
+    as_safetensors(state, tmp_path)
+    _, model = begin(llama, "~/my.safetensors")
+    assert torch.equal(model.model.norm.weight, state["model.norm.weight"])
+    open_store(f"{tmp_path}/store").put("refs/latest", b"")
+    with pytest.raises(StateError, match=r"weights='~/store' cannot be used: .*refs/latest"):
+        begin(llama, "~/store")
+    with pytest.raises(StateError, match=r"weights='~nobody-here/llama': .*no such user"):
+        begin(llama, "~nobody-here/llama")
+
+
 @pytest.mark.parametrize(
     ("named", "said"),
     [
@@ -233,6 +247,13 @@ def test_what_names_no_weights_is_refused(named: Any) -> None:
     """With the argument's name."""
     with pytest.raises(UsageError, match=r"weights=.*: give a path, or URL@checkpoint"):
         Run(Host()).shard(llama, weights=named)
+
+
+@pytest.mark.parametrize("accept", [5, None, ("lm_head.*", 5), b"lm_head.*"])
+def test_what_are_no_patterns_is_refused(accept: Any) -> None:
+    """With the argument's name, before anything is read."""
+    with pytest.raises(UsageError, match=r"weights_accept=.*: give patterns of names"):
+        Run(Host()).shard(llama, weights="nowhere", weights_accept=accept)
 
 
 def test_weights_accept_needs_weights() -> None:

@@ -12,6 +12,7 @@ import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousConnectionError
 
 from chaos.servers.etcd import EtcdServer
+from elastic3d import output
 from elastic3d.errors import EtcdUnavailable, JobEnded
 from elastic3d.etcd import PasswordRefused
 from elastic3d.membership.policy import Policy
@@ -64,16 +65,23 @@ def test_an_etcd_that_never_answers_is_an_error(
     assert "more" not in capsys.readouterr().err
 
 
-def test_a_password_that_is_being_changed_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """etcd has the new one, and the file that the node reads it from has it a second later; not for ever."""
+def test_a_password_that_is_being_changed_is_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """etcd has the new one, and the file that the node reads it from has it a moment later; not for ever."""
     file = tmp_path / "password"
     file.write_text("new")
     with EtcdServer(password="old") as server:
         agreed = replace(settings(server.endpoint, below_minimum=2.0), user="root", password_file=str(file))
-        changed = threading.Timer(1.0, lambda: file.write_text("old"))
-        changed.start()
-        connect(agreed).close()
-        changed.join()
+        with monkeypatch.context() as waits:
+            say = output.say
+
+            def said(text: str) -> None:
+                say(text)
+                file.write_text("old")
+
+            waits.setattr(output, "say", said)
+            connect(agreed).close()
         assert "wrong user name or password; trying for 2 s more" in capsys.readouterr().err
         file.write_text("other")
         with pytest.raises(PasswordRefused):

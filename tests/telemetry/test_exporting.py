@@ -22,6 +22,12 @@ RECORDER = MetricRecorder("a")
 
 
 @pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the machine is busy with: what got no answer in time is sent twice."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "20")
+
+
+@pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within its timeout an exporter tries again by itself."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
@@ -90,6 +96,7 @@ def test_spans_and_metrics_go_out_by_themselves(receiver: Receiver, sending: Cal
     assert one.exporter.counts.failures == {Signal.TRACES: 0, Signal.METRICS: 0}
 
 
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(
     "answer", [only(500), only(503), lambda call: call.wfile.write(b"\0" * 99)], ids=["500", "503", "garbage"]
 )
@@ -114,6 +121,7 @@ def test_what_is_wrong_is_told_once_and_again_when_it_works(
     assert one.events[1][1]["lost"] is None
 
 
+@pytest.mark.usefixtures("short")
 def test_a_collector_that_comes_later_gets_the_newest_spans(
     refusing_port: Callable[[], int], sending: Callable[..., Sending]
 ) -> None:
@@ -160,9 +168,7 @@ def test_what_is_left_is_sent_at_the_end(receiver: Receiver, sending: Callable[.
     assert "elastic3d-telemetry" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_collector_that_hangs_holds_nobody_up(
-    receiver: Receiver, sending: Callable[..., Sending], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_collector_that_hangs_holds_nobody_up(receiver: Receiver, sending: Callable[..., Sending]) -> None:
     """Putting spans takes no time, nor does counting; the end of the node waits as long as it says, and tells."""
     hold = threading.Event()
 
@@ -171,7 +177,6 @@ def test_a_collector_that_hangs_holds_nobody_up(
         call.close_connection = True
 
     receiver.answer = hang
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "20")
     one = sending(receiver.url, kept=5000)
     one.exporter.put(numbered(0, 1))
     receiver.until(lambda: receiver.requests == 1)

@@ -147,6 +147,7 @@ def test_the_end_waits_for_a_bounded_time_and_says_what_is_not_written(shelf: Sh
     shelf.broken = True
     node.begin()
     node.add(1, 7)
+    assert eventually(lambda: node.said("tracker.failed"))
     began = SYSTEM.monotonic()
     node.end(0.3)
     assert SYSTEM.monotonic() - began < 5

@@ -54,7 +54,7 @@ def half_squares(output: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
 
 def summed(output: torch.Tensor, there: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of the losses of all points, and how many there are."""
-    return (output.square().sum(2) * there).sum() / 2, there.sum()
+    return (output.square().sum(2) * there).sum() / 2, there.sum().long()
 
 
 def known(points: torch.Tensor) -> float:

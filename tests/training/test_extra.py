@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import io
+import math
 import pickle
-from collections import OrderedDict, defaultdict
+import warnings
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -170,6 +173,65 @@ def test_dictionaries_come_back_as_those_that_the_object_has(tmp_path: Path) -> 
     assert list(table) == ["b", "n", "a"]
     table.move_to_end("b")
     assert list(again.state["last"]) == ["z", "y"]
+
+
+class Stage(StrEnum):
+    """Of a curriculum."""
+
+    EASY = "easy"
+    HARD = "hard"
+
+
+class Best(NamedTuple):
+    """The best step."""
+
+    step: int
+    loss: float
+
+
+def test_named_tuples_and_enums_come_back_as_those_that_the_object_has(tmp_path: Path) -> None:
+    """So that a script finds its names and members in the first step after a death, too; whatever else is there."""
+
+    def made(stage: Stage, best: Best, **more: Any) -> Counted:
+        pair = [Best(0, math.inf), stage]
+        return Counted(seen=0, stage=stage, best=best, pair=pair, shape=torch.Size([best.step]), plain=(1, 2.5), **more)
+
+    saved = made(
+        Stage.HARD, Best(2, 0.5), table={"w": torch.ones(1)}, since=Stage.HARD, other="impossible", list=[1, 2]
+    )
+    state = leave(tmp_path, {"c": saved})
+    again = made(Stage.EASY, Best(0, 1.0), table={}, since=None, other=Stage.EASY, list=[Best(0, 1.0)])
+    live(lambda run: train(run, {"c": again}), take=state)
+    assert again.state["stage"] is Stage.HARD
+    assert again.state["best"].loss == 0.5
+    assert again.state["pair"][0].step == 0
+    assert again.state["pair"][1] is Stage.HARD
+    assert again.state["shape"].numel() == 2
+    assert again.state["plain"] == (1, 2.5)
+    assert (again.state["since"], again.state["other"], again.state["list"]) == ("hard", "impossible", [1, 2])
+
+
+def test_what_comes_back_as_another_class_is_said_where_it_is_saved(tmp_path: Path) -> None:
+    """Once for each place: a list that is filled in training has no class to go by where the object is made anew."""
+    saved = Counted(seen=0, best=[], tally=defaultdict(int), stages={}, counted=Counter())
+
+    def main(run: Run) -> None:
+        train(run, {"c": saved}, steps=1)
+        saved.state["best"] += [Best(1, 0.5), Best(2, 0.25)]
+        saved.state["stages"]["last"] = Stage.HARD
+        saved.state["counted"]["hard"] += 1
+        with pytest.warns(UserWarning, match=r"extra\['c'\]\['best'\]\[0\] is Best, .* and 2 more are .* plain tuple"):
+            run._snapshot(checkpoint=False, wait=True)
+        saved.state["best"][0] = saved.state["best"].pop()
+        run._snapshot(checkpoint=False, wait=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        live(main, keep=tmp_path)
+    again = Counted(seen=0, best=[], tally=defaultdict(int), stages={}, counted=Counter())
+    live(lambda run: train(run, {"c": again}, steps=1), take=tmp_path)
+    assert type(again.state["best"][0]) is tuple
+    assert type(again.state["stages"]["last"]) is str
 
 
 def test_a_step_after_which_the_script_raised_leaves_no_snapshot(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ from checkpointing import Box, Piece, TensorSpec, commit, open_store, resolve, s
 from checkpointing.errors import MissingTile
 from checkpointing.reading.sources import Offered
 from checkpointing.stores.keys import Key
+from checkpointing.stores.register import StoreRegister
 from elastic3d.errors import ConfigurationError, StateError
 from elastic3d.storage import open_checked
 from elastic3d.training import restoring
 from elastic3d.training.tiers import KeepersAndStore
 from elastic3d.values import StoreAt
+from tests.checkpointing.states import SMALL, make_state, save_and_commit
 
 SPEC = TensorSpec(key="model/w", dtype="float32", shape=(1024,))
 WHOLE = Box(start=(0,), stop=(1024,))
@@ -133,6 +135,16 @@ def test_each_rank_begins_with_another_keeper() -> None:
     tiers = KeepersAndStore("run")
     orders = ["".join(name[0] for name in tiers.sources(decision, None, rank)) for rank in range(4)]
     assert orders == ["abc", "bca", "cab", "abc"]
+
+
+def test_a_job_does_not_write_beside_a_register(tmp_path: Path) -> None:
+    """The jobs that have it would not see its checkpoints, nor be fenced."""
+    at, register = StoreAt(url=str(tmp_path / "run")), StoreRegister(open_store(str(tmp_path / "register")))
+    store, _ = open_checked(at, register)
+    save_and_commit(store, make_state(SMALL, seed=1))
+    assert open_checked(at, register)[1] == 1
+    with pytest.raises(ConfigurationError, match=r"a register decides here.*register='etcd'"):
+        open_checked(at, None)
 
 
 def test_no_secret_of_a_store_url_is_repeated(tmp_path: Path) -> None:

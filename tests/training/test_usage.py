@@ -57,25 +57,32 @@ def test_a_step_takes_the_loss_of_its_own_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "why"),
+    ("of", "call", "options", "why"),
     [
-        ("step", r"AdamW.step\(\) was called between run.backward and run.step.* Leave it out"),
-        ("zero_grad", r"the gradients that run.backward left were zeroed.* Leave out the zero_grad\(\)"),
+        ("optimizer", "step", {}, r"AdamW.step\(\) was called between run.backward and run.step.* Leave it out"),
+        ("optimizer", "zero_grad", {}, r"AdamW.zero_grad\(\) was called between run.backward and run.step"),
+        ("model", "zero_grad", {}, r"the gradients that run.backward left were zeroed.* Leave out"),
+        ("model", "zero_grad", {"set_to_none": False}, r"the gradients that run.backward left were zeroed"),
     ],
+    ids=str,
 )
-def test_what_a_plain_loop_does_with_its_gradient_is_left_to_run_step(call: str, why: str) -> None:
+def test_what_a_plain_loop_does_with_its_gradient_is_left_to_run_step(
+    of: str, call: str, options: dict[str, Any], why: str
+) -> None:
     """Left in the loop, the one would make a second update, not clipped, and the other none at all."""
 
     def main(run: Run, early: bool) -> None:
         model, optimizer, batches = begun(run)
+        owner = optimizer if of == "optimizer" else model
         for batch in batches.until(step=2):
             if early:
-                getattr(optimizer, call)()
+                getattr(owner, call)(**options)
             loss = run.backward(model, batch, loss_fn)
             if not early:
-                getattr(optimizer, call)()
+                getattr(owner, call)(**options)
             run.step(optimizer, loss=loss, clip=1.0)
             assert not optimizer._optimizer_step_pre_hooks
+            assert "zero_grad" not in vars(optimizer)
 
     with pytest.raises(UsageError, match=why):
         run_alone(lambda run: main(run, early=False))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from elastic3d.errors import MembershipError
 from elastic3d.port import Assignment
 from elastic3d.trust.credentials import Credentials
-from elastic3d.worker.processes import process, template
+from elastic3d.worker.processes import packets, process, template
 from elastic3d.worker.processes.events import SlotEvent
 from elastic3d.worker.processes.remote import RemoteSlot
 
@@ -141,7 +141,7 @@ class Nursery:
         self._folder = folder
         self._numbers = itertools.count(1)
         self._keepers: list[Keeper] = []
-        ours, theirs = template.socket_pair()
+        ours, theirs = packets.socket_pair()
         with theirs:
             environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent.parent)}
             self._process = subprocess.Popen(

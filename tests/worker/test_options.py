@@ -96,6 +96,20 @@ def test_a_home_of_nobody_is_refused() -> None:
             open_store(place)
 
 
+def test_a_home_is_meant_wherever_a_script_gives_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody wants a folder that is called `~`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    at = store_at("~/run", Checkpointing(cache="~/cache"))
+    assert at is not None
+    assert (at.url, at.cache) == (f"{tmp_path}/run", f"{tmp_path}/cache")
+    with pytest.raises(UsageError, match=r"elastic3d\.run: events='~nobody-here/events': .*no such user"):
+        elastic3d.run(lambda run: None, events="~nobody-here/events")
+    with pytest.raises(UsageError, match=r"elastic3d\.run: events=7: give a path"):
+        elastic3d.run(lambda run: None, events=7)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=rf"{tmp_path}/calibration\.json.*cannot be read"):
+        elastic3d.run(lambda run: None, calibration="~/calibration.json")
+
+
 @pytest.mark.parametrize("wrong", [{"key": "k"}, {"register": "etcd"}, {"cache": "/tmp"}])
 def test_store_options_need_a_store(wrong: dict[str, Any]) -> None:
     """Otherwise a user might believe that something is encrypted or cached."""

@@ -6,7 +6,6 @@ import json
 import os
 import queue
 import signal
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -212,6 +211,24 @@ def test_a_spare_is_not_judged_by_what_it_trained(scene: Callable[..., Scene]) -
     assert one.fail() == "host:2"
 
 
+def test_what_a_former_buddy_holds_is_not_held_by_the_present_one(scene: Callable[..., Scene]) -> None:
+    """Its answer was on its way as the snapshots went to another, who may be the only one of both that stays."""
+    one = scene(3)
+    former = one.slot.buddies[-1]
+    present = one.fail()
+    assert former != present
+    (world,) = one.generations.worlds.values()
+    one.generations.held(w.SnapshotHeld(slot=0, generation=1, step=9, buddy=former))
+    assert world.held == {}
+    one.generations.held(w.SnapshotHeld(slot=0, generation=1, step=8, buddy=present))
+    assert world.held == {0: 8}
+    one.generations.keep_with(None)
+    one.generations.held(w.SnapshotHeld(slot=0, generation=1, step=9, buddy=present))
+    assert world.held == {}
+    one.generations.held(w.SnapshotHeld(slot=0, generation=1, step=9))
+    assert world.held == {0: 9}
+
+
 def test_an_unreachable_buddy_is_replaced(scene: Callable[..., Scene]) -> None:
     """In the next generation too; after a while the best one is tried again."""
     one = scene(4)
@@ -356,7 +373,7 @@ def test_a_stale_safe_step_is_reported_and_gets_another_buddy(scene: Callable[..
     assert one.figures.pulse("active", 1, one.clock.now).health == "ok"
 
 
-def test_a_replicator_reports_a_buddy_that_takes_nothing() -> None:
+def test_a_replicator_reports_a_buddy_that_takes_nothing(refusing_port: Callable[[], int]) -> None:
     """Repeatedly, until it is given another; the pending snapshot goes there."""
     home, buddy = Memory(0), Memory(1)
     reports: queue.SimpleQueue[tuple[str, float, str]] = queue.SimpleQueue()
@@ -371,8 +388,7 @@ def test_a_replicator_reports_a_buddy_that_takes_nothing() -> None:
         patience=0.2,
     )
     try:
-        with socket.create_server(("127.0.0.1", 0)) as closed:
-            address = f"127.0.0.1:{closed.getsockname()[1]}"
+        address = f"127.0.0.1:{refusing_port()}"
         replicator.set_credentials(home.credentials)
         home.begin(1)
         buddy.begin(1)

@@ -18,9 +18,10 @@ import pytest
 from elastic3d.etcd_server.certificates import Certificates
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
-from elastic3d.membership.driver.links import Links
+from elastic3d.membership.driver import neighbour
+from elastic3d.membership.driver.links import SILENCE, Links
 from elastic3d.membership.driver.messages import SHAPE
-from elastic3d.membership.driver.neighbour import LONGEST
+from elastic3d.membership.driver.neighbour import LONGEST, Neighbour
 from elastic3d.trust.channel import answer, dial
 from elastic3d.trust.credentials import Credentials
 from elastic3d.trust.encryption import Encryption, load
@@ -56,10 +57,13 @@ class Watcher:
         address: str = "127.0.0.1",
         secret: str = SECRET,
         encryption: Encryption | None = None,
+        silence: float = SILENCE,
     ) -> None:
         self.events: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self.refused: queue.SimpleQueue[Refusal] = queue.SimpleQueue()
-        self.links = Links(address, self.events.put, secret=secret, encryption=encryption, refused=self.refused.put)
+        self.links = Links(
+            address, self.events.put, secret=secret, encryption=encryption, refused=self.refused.put, silence=silence
+        )
         self.links.speak_for(f"{name}@1")
         self.address = address
 
@@ -182,10 +186,10 @@ def test_of_two_a_refusal_is_no_death_of_one_that_is_heard(watcher: Watcher) -> 
 
 def test_a_peer_that_never_listened_is_reported_as_dead(watcher: Watcher) -> None:
     """It died before anybody watched it."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
-    watcher.watch(at(port))
-    assert isinstance(watcher.next(0.5), e.PeerRefused)
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        watcher.watch(at(held.getsockname()[1]))
+        assert isinstance(watcher.next(0.5), e.PeerRefused)
 
 
 def test_end_of_file_alone_is_no_death(watcher: Watcher) -> None:
@@ -313,38 +317,63 @@ def test_two_processes_stopped_together_accuse_nobody() -> None:
         other.close()
 
 
-def test_short_pauses_are_not_silence(watcher: Watcher, child: Child) -> None:
-    """A process stopped for 0.7 s at a time, with a moment between, is heard all the time at both ends."""
-    watcher.watch(child.peer, expected=("b@1",))
-    child.watch("a@1", watcher.links.port)
-    assert watcher.next(5) == heard("b@1")
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher]:
+    """Links that take all twice as long: a busy machine adds to the pauses of a test, too."""
+    monkeypatch.setattr(neighbour, "LONGEST", 2 * LONGEST)
+    watcher = Watcher(silence=2 * SILENCE)
+    yield watcher
+    watcher.links.close()
+
+
+def test_short_pauses_are_not_silence(patient: Watcher, child: Child) -> None:
+    """A process stopped for two thirds of the limit at a time, with a moment between, is heard all the time."""
+    patient.watch(child.peer, expected=("b@1",))
+    child.watch("a@1", patient.links.port)
+    assert patient.next(5) == heard("b@1")
     for _pause in range(4):
         child.signal(signal.SIGSTOP)
-        time.sleep(0.7)
+        time.sleep(1.4)
         child.signal(signal.SIGCONT)
         time.sleep(0.5)
-    assert watcher.events.empty()
+    assert patient.events.empty()
 
 
-def test_a_slow_peer_is_given_more_time(watcher: Watcher, child: Child) -> None:
+def test_a_slow_peer_is_given_more_time(patient: Watcher, child: Child) -> None:
     """On an overloaded host beats are late before they are very late: the worst gap so far sets the patience.
 
-    Pauses of 0.8 s are no silence. After them 1.5 s is none either, although it would be for a prompt peer. A lasting
+    Pauses of 1.4 s are no silence. After them 2.6 s is none either, although it would be for a prompt peer. A lasting
     one is still reported.
     """
-    watcher.watch(child.peer, expected=("b@1",))
-    child.watch("a@1", watcher.links.port)
-    assert watcher.next(5) == heard("b@1")
+    patient.watch(child.peer, expected=("b@1",))
+    child.watch("a@1", patient.links.port)
+    assert patient.next(5) == heard("b@1")
     time.sleep(1.0)
-    for pause in (0.8, 1.5):
+    for pause in (1.4, 2.6):
         child.signal(signal.SIGSTOP)
         time.sleep(pause)
         child.signal(signal.SIGCONT)
         time.sleep(0.6)
-    assert watcher.events.empty()
+    assert patient.events.empty()
     child.signal(signal.SIGSTOP)
-    assert watcher.next(LONGEST + 3) == silent("b@1")
+    assert patient.next(2 * LONGEST + 3) == silent("b@1")
     child.signal(signal.SIGCONT)
+
+
+def test_the_worst_gap_of_late_sets_the_patience() -> None:
+    """Never less than the limit of all, nor more than a lease; a gap of long ago counts no more."""
+    one = Neighbour(silent_at=0.0, alive=True)
+    patience = []
+    now = 100.0
+    for gap in (0.0, 0.2, 0.8, 1.5, 0.2):
+        now += gap
+        one.heard(now, SILENCE)
+        patience.append(one.silent_at - now)
+    assert patience == pytest.approx([SILENCE, SILENCE, 2.0, LONGEST, LONGEST])
+    for _beat in range(1000):
+        now += 0.2
+        one.heard(now, SILENCE)
+    assert one.silent_at - now == pytest.approx(SILENCE)
 
 
 def test_a_restored_path_is_noticed_without_waiting_for_tcp(watcher: Watcher) -> None:
@@ -430,8 +459,12 @@ def test_links_work_over_ipv6() -> None:
 def test_close_leaves_no_thread_and_no_socket() -> None:
     """Links can be opened and closed any number of times."""
 
-    def open_files() -> int:
-        return len(os.listdir("/proc/self/fd"))
+    def open_files() -> set[tuple[str, str]]:
+        files = set()
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+                files.add((number, os.readlink(f"/proc/self/fd/{number}")))
+        return files
 
     before = open_files()
     for _time in range(3):
@@ -441,7 +474,8 @@ def test_close_leaves_no_thread_and_no_socket() -> None:
         one.links.close()
         other.links.close()
         one.links.close()
-    assert open_files() == before
+    # What this process had open before may be closed meanwhile, where the garbage of another test is collected.
+    assert open_files() <= before
 
 
 def test_an_order_given_while_another_is_read_is_obeyed(watcher: Watcher) -> None:

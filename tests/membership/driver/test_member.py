@@ -458,8 +458,13 @@ def test_a_member_survives_its_revoked_lease(job: Job) -> None:
     job.trains("ab", 2, 5)
     (lease,) = set(job.client.leases()) - before
     job.client.revoke(lease)
-    assert job.registered() == "a*"
-    wait(lambda: job.registered() == "ab*", 2.5)
+
+    def back() -> bool:
+        item = job.client.get(f"{job.root}roll/members/{job.all['b'].id}")
+        return item is not None and item.lease != lease
+
+    wait(back, 2.5)
+    assert job.registered() == "ab*"
     time.sleep(POLICY.lease + POLICY.grace + 0.5)
     job.trains("ab", 2, 0.1)
     assert len(job.all["b"].went) == 1

@@ -126,6 +126,14 @@ def test_without_stages_a_slow_node_gets_fewer_micro_batches_until_it_is_well() 
     assert [line.partition(":")[0] for line in story.verdicts[0].verdict.rungs] == ["shares", "evict"]
 
 
+def test_what_would_be_slower_is_said_to_be() -> None:
+    """By how much, as of what is quicker; what changes nothing saves nothing."""
+    story = Noting(SPARE.replace("pp=4", "pp=1 zero=2"), "> lags b 1.2\n> run 300")
+    recut, _, evict = story.verdicts[0].verdict.rungs
+    assert recut == "recut: steps of 57.6 s, 0% less: not worth a change"
+    assert evict == "evict: steps of 72 s, 25% more: not worth a change"
+
+
 def test_a_spare_is_better_than_fewer_micro_batches() -> None:
     """And the layout is for equal nodes then."""
     story = Noting(

@@ -6,17 +6,19 @@ import dataclasses
 
 import pytest
 
+from elastic3d.errors import LayoutError
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership.machine.core import Core
 from elastic3d.membership.machine.leader import COMMIT_LIMIT
 from elastic3d.membership.machine.reach import STANDING
+from elastic3d.membership.machine.situation import Planner
 from elastic3d.membership.machine.trainers import TrainersPhase
 from elastic3d.membership.policy import Policy
 from elastic3d.membership.records import Claim, End, MemberRecord, Out, Report, SavedStep, Tomb, decode
 from elastic3d.membership.transactions import transaction
 from elastic3d.planner import Plan
-from elastic3d.values import Cause, Generation, Layout, Node
+from elastic3d.values import Cause, Generation, Layout, ModelProfile, Node
 from tests.membership.keys import Keys
 from tests.membership.story import Story
 
@@ -38,17 +40,39 @@ def test_late_news_of_an_unwatched_peer_is_ignored() -> None:
 NODES = [Node(name=name, incarnation=f"{name}1", address="h", slots=(), heartbeat_port=1) for name in "abc"]
 
 
-def member(name: str, *, leader: str = "a", maximum: int = 3) -> Core:
-    """Return a core that knows a, b, c as registered and active in generation 1."""
-    core = Core(
-        MemberRecord(node=next(node for node in NODES if node.name == name)),
-        Policy(maximum=maximum, beside=False),
-        lambda nodes, record, present, speeds=(): Plan(layout=Layout(), nodes=nodes),
-    )
+PROFILE = ModelProfile(blocks=8, parameters=1, micro_batches=8, micro_batch=1, digest="job")
+
+
+def any_number(nodes: int, *_: object) -> Plan:
+    return Plan(layout=Layout(), nodes=nodes)
+
+
+def member(
+    name: str,
+    *,
+    leader: str = "a",
+    maximum: int = 3,
+    profile: ModelProfile | None = None,
+    planner: Planner = any_number,
+    raised: tuple[str, ...] = (),
+) -> Core:
+    """Return a core that knows a, b, c as registered and active in generation 1. raised: where, in the tries before."""
+    records = {node.name: MemberRecord(node=node, profile=profile) for node in NODES}
+    core = Core(records[name], Policy(maximum=maximum, tries=2, beside=bool(raised)), planner)
     members = tuple(
-        e.MemberPut(record=MemberRecord(node=node), order=i + 1, revision=i + 1) for i, node in enumerate(NODES)
+        e.MemberPut(record=record, order=i + 1, revision=i + 1) for i, record in enumerate(records.values())
     )
-    generation = Generation(number=1, attempt=1, cause=Cause.START, nodes=tuple(NODES))
+    job = profile.job if profile is not None else ""
+    generation = Generation(
+        number=1,
+        attempt=1,
+        cause=Cause.ERROR if raised else Cause.START,
+        nodes=tuple(NODES),
+        job=job,
+        tries=bool(raised),
+        tried_at=0,
+        raised=raised,
+    )
     sealed = e.GenerationPut(generation=generation, revision=8)
     lead = e.LeaderPut(claim=Claim(name=leader, incarnation=f"{leader}1"), revision=5)
     core.handle([e.Listed(tier=e.Tier.BOARD, items=(lead, sealed), revision=9, gap=False)], 0.0)
@@ -92,6 +116,60 @@ def test_a_leader_has_one_write_under_way_during_an_eviction() -> None:
     later = core.alarm(1.3)
     assert later == pytest.approx(1.4)
     assert [a for a in core.handle([e.Tick()], later) if isinstance(a, acts.Seal)]
+
+
+def test_no_generation_is_sealed_with_a_node_whose_tomb_is_under_way() -> None:
+    """Its port refuses the leader just when a trainer fails: it would end as soon as the tomb is there."""
+    core = member("a")
+    failed = Report(incarnation="c1", failed="1.1", detail="killed")
+    actions = core.handle([*refused("b"), e.ReportPut(id="c@c1", report=failed, revision=10)], 1.0)
+    assert [action.id for action in actions if isinstance(action, acts.Bury)] == ["b@b1"]
+    (seal,) = [action for action in actions if isinstance(action, acts.Seal)]
+    assert [node.name for node in seal.generation.nodes] == ["a", "c"]
+
+
+def test_without_nodes_that_stand_apart_is_planned_once() -> None:
+    """Whatever is heard while a layout needs them: a plan for many nodes takes part of a second."""
+    planned: list[int] = []
+
+    def all_three(nodes: int, *_: object) -> Plan:
+        planned.append(nodes)
+        if nodes < len(NODES):
+            raise LayoutError("it takes three")
+        return Plan(layout=Layout(), nodes=nodes)
+
+    core = member("a", profile=PROFILE, planner=all_three)
+    for step in range(1, 5):
+        apart = Report(incarnation="b1", unreachable=("c@c1",), step=step)
+        core.handle([e.ReportPut(id="b@b1", report=apart, revision=20 + step)], float(step))
+    once = len(planned)
+    assert set(planned) == {2}
+    # Somebody else is there: it is asked anew.
+    more = Node(name="d", incarnation="d1", address="h", slots=(), heartbeat_port=1)
+    record = MemberRecord(node=more, profile=PROFILE)
+    core.handle([e.MemberPut(record=record, order=9, revision=30)], 5.0)
+    assert planned[once:] == [3]
+    assert once == 2  # once more for the words of the error
+
+
+def test_without_a_node_whose_code_raises_each_time_is_planned_once() -> None:
+    """Whatever the others report while they are heard, which may be thousands."""
+    planned: list[int] = []
+
+    def any_two(nodes: int, *_: object) -> Plan:
+        planned.append(nodes)
+        return Plan(layout=Layout(), nodes=nodes)
+
+    core = member("a", profile=PROFILE, planner=any_two, raised=("b@b1",))
+    error = Report(incarnation="b1", error="1.1", detail="its own words")
+    core.handle([e.ReportPut(id="b@b1", report=error, revision=20)], 1.0)
+    assert planned == [2]
+    for number in range(1, 5):
+        silent = Report(incarnation="c1", silent=("b@b1",), step=0, answered=str(number))
+        core.handle([e.ReportPut(id="c@c1", report=silent, revision=20 + number)], 1.0 + number / 10)
+    assert planned == [2]
+    (out,) = [action for action in core.handle([e.Tick()], 3.5) if isinstance(action, acts.Bury)]
+    assert (out.id, "in each of 2 tries" in out.tomb.detail) == ("b@b1", True)
 
 
 def test_the_first_tomb_of_an_incarnation_stays() -> None:

@@ -94,7 +94,7 @@ def test_recomputation_is_selective_or_full(choice: str, products: int, others: 
     """Selectively the products are kept and the rest is computed again; fully all is. Names stay."""
     block = Block(6, 0.1)
     names = [name for name, _ in block.named_parameters()]
-    recompute([block], Recompute(choice), Randomness(1, device_at("cpu", 0)))
+    recompute([("blocks.0", block)], Recompute(choice), Randomness(1, device_at("cpu", 0)))
     with Products() as seen:
         block(torch.randn(2, 3, 6, requires_grad=True)).sum().backward()
     assert (seen.products, seen.others) == (products, others)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -98,6 +100,30 @@ def test_an_invalid_loss_is_refused(value: object, words: str) -> None:
     """A loss is one number, or a sum and a count."""
     with pytest.raises(UsageError, match=words):
         objective(lambda output, target: value, 1.0)(None, None)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (torch.tensor(0.5), "torch.float32"),
+        (torch.tensor(True), "torch.bool"),
+        (torch.tensor([3]), r"shape \(1,\)"),
+        (0.5, "and float"),
+        (True, "and bool"),
+        ("0.5", "and str"),
+    ],
+    ids=str,
+)
+def test_a_metric_beside_the_loss_is_no_count(second: object, words: str) -> None:
+    """A loss with an accuracy is refused: divided by it, the gradient would be another one, and nobody would know."""
+    with pytest.raises(UsageError, match=rf"{words}.*return the mean loss alone, and give the metric to run\.log"):
+        objective(lambda output, target: (torch.tensor(2.0), second), 1.0)(None, None)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("second", [3, np.int64(3), torch.tensor(3), torch.tensor(3, dtype=torch.int32)], ids=repr)
+def test_a_count_is_of_any_integer_type(second: Any) -> None:
+    """Of Python, numpy and torch."""
+    assert objective(lambda output, target: (torch.tensor(2.0), second), 1.0)(None, None).tolist() == [2.0, 3.0]
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])

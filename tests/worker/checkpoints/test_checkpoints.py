@@ -8,6 +8,7 @@ import os
 import queue
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from elastic3d.worker.journal import Journal
 from elastic3d.worker.options import Saving
 from elastic3d.worker.processes.slot import PinnedSnapshot, SlotPort
 from elastic3d.worker.pulse import WELL, Figures
+from tests.paths import ROOT
 from tests.worker.checkpoints.test_uploader import generation
 
 BYTES = 512 << 10
@@ -92,6 +94,43 @@ class Scene:
         self.checkpoints.close_uploaders(10.0)
         self.checkpoints.close_committer(10.0)
         self.journal.close()
+
+
+HANGS = """
+import os, sys, threading
+from pathlib import Path
+from tests.worker.checkpoints.test_checkpoints import Scene, generation
+
+scene = Scene(Path(sys.argv[1]) / "store", Path(sys.argv[1]) / "events")
+never, kept = os.pipe()
+begun = threading.Event()
+
+def put(name, data, *, check=False):
+    begun.set()
+    os.read(never, 1)
+
+scene.store.put = put
+scene.checkpoints.offer(0, 7, generation(1))
+assert begun.wait(30)
+scene.checkpoints.close_uploaders(0.1)
+scene.checkpoints.close_committer(10.0)
+scene.journal.close()
+print("closed", flush=True)
+"""
+
+
+def test_a_node_ends_though_its_store_does_not_answer(tmp_path: Path) -> None:
+    """It says which write it leaves; no thread that waits for the store is waited for."""
+    with subprocess.Popen([sys.executable, "-c", HANGS, tmp_path], cwd=ROOT, stdout=subprocess.PIPE) as node:
+        assert node.stdout is not None
+        try:
+            assert node.stdout.readline() == b"closed\n"
+            assert node.wait(20) == 0
+        finally:
+            node.kill()
+    lines = (tmp_path / "events" / "node-0.jsonl").read_text().splitlines()
+    (said,) = [event for event in map(json.loads, lines) if event["event"] == "checkpoint.abandoned"]
+    assert (said["step"], said["slot"]) == (7, 0)
 
 
 @pytest.fixture

@@ -79,12 +79,15 @@ def step_of(inbox: Told) -> int:
     return done.saved.step
 
 
-def test_the_committer_waits_for_ranks_that_are_still_writing(committer: Committer, store: Store, inbox: Told) -> None:
+def test_the_committer_waits_for_ranks_that_are_still_writing(store: Store, inbox: Told) -> None:
     """A commit requested too early is made once the save is whole, without another request."""
-    saved = write(store, 5, rank=0, world=2)
-    committer.commit(saved, 1)
-    write(store, 5, rank=1, world=2)
-    assert step_of(inbox) == 5
+    committer = Committer(store, inbox.put)
+    try:
+        committer.commit(write(store, 5, rank=0, world=2), 1)
+        write(store, 5, rank=1, world=2)
+        assert step_of(inbox) == 5
+    finally:
+        committer.close(10.0)
 
 
 def test_the_committer_gives_up_ranks_that_never_write(committer: Committer, store: Store, inbox: Told) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,6 +107,39 @@ def test_the_last_snapshot_waits_for_the_write_before_it(uploader: Uploader, she
     shelf.gate.put(None)
     shelf.gate.put(None)
     assert steps(inbox, 2) == [(TilesUploaded, 5), (TilesUploaded, 7)]
+
+
+def test_an_uploader_is_not_ready_while_the_last_snapshot_is_written(
+    shelf: Shelf, inbox: Told, writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked for just as the uploader looked whether more is to be written."""
+    asked: list[threading.Thread] = []
+
+    class Jobs(queue.SimpleQueue[Any]):
+        """Another thread asks for a write once its emptiness was looked at."""
+
+        def empty(self) -> bool:
+            nothing = super().empty()
+            if not asked:
+                asked.append(threading.Thread(target=raced.flush, args=(7, generation(1))))
+                asked[0].start()
+                asked[0].join(0.2)
+            return nothing
+
+    with monkeypatch.context() as patched:
+        patched.setattr(queue, "SimpleQueue", Jobs)
+        raced = Uploader(cast(SlotPort, shelf), writer.write, inbox.put)
+    try:
+        raced.offer(5, generation(1))
+        shelf.gate.put(None)
+        assert steps(inbox, 1) == [(TilesUploaded, 5)]
+        asked[0].join(10)
+        assert not raced.ready
+        shelf.gate.put(None)
+        assert steps(inbox, 1) == [(TilesUploaded, 7)]
+        assert raced.ready
+    finally:
+        raced.close(10.0)
 
 
 def test_the_last_snapshot_is_written_once(uploader: Uploader, shelf: Shelf, inbox: Told) -> None:

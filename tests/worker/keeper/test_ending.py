@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +14,12 @@ import pytest
 from checkpointing import open_store, read_latest
 from elastic3d.errors import StateError
 from elastic3d.membership import events as m
+from elastic3d.membership.records import SavedStep
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.worker.checkpoints.node_checkpoints import Checkpoints
 from elastic3d.worker.checkpoints.uploader import TilesUploaded, WriteFailed
 from elastic3d.worker.journal import Journal
-from elastic3d.worker.keeper.departure import HELD_PATIENCE, LeaveRequest
+from elastic3d.worker.keeper.departure import HELD_PATIENCE, LAST_PATIENCE, LeaveRequest
 from elastic3d.worker.keeper.ending import END_PATIENCE, Ending
 from elastic3d.worker.keeper.generations import Generations
 from elastic3d.worker.keeper.trainer_group import TrainerGroup
@@ -205,6 +207,51 @@ def test_trainers_that_left_before_their_node_was_asked_have_not_left(scenes: An
         scene.clock.now += HELD_PATIENCE + 0.1
     leaving.look()
     assert scene.events == [m.Left(key="1.0", step=9)]
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_a_node_leaves_after_a_failed_last_write_only_when_its_time_is_up(scenes: Any, mended: bool) -> None:
+    """No node takes over from memory: the state is written again until it is in the store, or no time is left."""
+    scene = scenes(failures=1 if mended else 100)
+    leaving = LeaveRequest(
+        scene.generations,
+        scene.checkpoints,
+        scene.events.append,
+        journal=Journal(None, "run", "n"),
+        drain=25.0,
+        clock=scene.clock,
+    )
+    scene.generations.worlds["1.0"] = TrainerGroup(generation=generation(1), first_rank=0, trainers={0: 1}, held={0: 9})
+    scene.generations.heard(w.TrainerExited(slot=0, trainer=1, kind=w.ExitKind.LEFT, step=9, code=0))
+    leaving.ask_leave("1.0")
+    leaving.look()
+    for done in (False, mended):
+        said = scene.inbox.get(timeout=30)
+        assert isinstance(said, TilesUploaded if done else WriteFailed)
+        leaving.heard(said)
+        leaving.look()
+        assert scene.events == ([m.Left(key="1.0", step=9)] if done else [])
+        scene.clock.now += 1.5
+        leaving.look()
+    scene.clock.now += LAST_PATIENCE
+    leaving.look()
+    assert scene.events == [m.Left(key="1.0", step=9)]
+
+
+def test_an_older_generations_write_is_not_that_of_the_last_state(scenes: Any) -> None:
+    """The same step, made again: what a former generation wrote of it is another save."""
+    scene = scenes(failures=100)
+    leaving = LeaveRequest(
+        scene.generations, scene.checkpoints, scene.events.append, journal=Journal(None, "run", "n"), drain=25.0
+    )
+    world = TrainerGroup(generation=generation(2), first_rank=0, trainers={0: 1}, leaving_since=100.0, flushing=True)
+    world.ended[0] = 9
+    scene.generations.worlds["2.0"] = world
+    saved = SavedStep(step=9, made_in=1, attempt=0, world=1)
+    leaving.heard(TilesUploaded(slot=0, saved=saved, bytes=4, new=4))
+    assert not world.flushed
+    leaving.heard(TilesUploaded(slot=0, saved=replace(saved, made_in=2), bytes=4, new=4))
+    assert world.flushed == {0}
 
 
 def test_the_end_of_a_generation_that_another_follows_is_not_waited_for(scenes: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +119,14 @@ def test_events_that_make_no_sense_are_counted_and_no_more(receiver: Receiver, t
     assert [span.name for span in receiver.spans if span.name == "generation"] == ["generation"]
 
 
-def test_a_collector_that_is_not_there_ends_nothing(tmp_path: Path, receiver: Receiver) -> None:
+def test_a_collector_that_is_not_there_ends_nothing(
+    refusing_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is told once, and again when the node ends, which takes no longer than it should."""
-    receiver.close()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "5")
     metrics = NodeMetrics(SETTINGS, None)
-    telemetry = NodeTelemetry(SETTINGS, CollectorAddress(url=receiver.url), failed=metrics.failed)
+    address = CollectorAddress(url=f"http://127.0.0.1:{refusing_port()}")
+    telemetry = NodeTelemetry(SETTINGS, address, failed=metrics.failed)
     emitted: list[str] = []
     observers = NodeObservers(metrics, telemetry)
     journal = Journal(None, "run", "a", observe=observers.observe)

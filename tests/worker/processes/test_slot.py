@@ -57,6 +57,15 @@ def test_a_trainer_prepares_starts_steps_and_leaves(nursery: Nursery) -> None:
     assert ended.step == max(event.record.step for event in keeper.seen if isinstance(event, StepFinished))
 
 
+@pytest.mark.parametrize("nodes", [1000, 3000, 10_000])
+def test_a_trainer_is_told_of_any_number_of_nodes(nursery: Nursery, nodes: int) -> None:
+    """Its assignment names them all, and need not fit a packet of the kernel."""
+    keeper = nursery.keeper("idle")
+    names = tuple(f"ip-10-{number // 256}-{number % 256}-17.eu-central-1.compute.internal" for number in range(nodes))
+    trainer = keeper.slot.prepare(assignment(nodes=names))
+    assert keeper.wait(TrainerReady).trainer == trainer
+
+
 @pytest.mark.parametrize(
     ("entry", "kind", "words"),
     [
@@ -145,7 +154,8 @@ def test_closing_leaves_nothing_behind(nursery: Nursery) -> None:
     """The keeper leaves when its first keeper does, and ends template and trainers."""
     keeper = nursery.keeper("idle")
     keeper.slot.prepare(assignment())
-    pids = [keeper.pid, keeper.template, keeper.wait(Started).pid]
+    # The template may not have run yet when the slot is there: its trainer is waited for.
+    pids = [keeper.wait(Started).pid, keeper.pid, keeper.template]
     keeper.slot.close()
     assert eventually(lambda: all(map(gone, pids)))
 

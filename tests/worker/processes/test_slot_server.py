@@ -78,6 +78,37 @@ def test_a_pin_is_over_when_its_context_is_left(monkeypatch: pytest.MonkeyPatch)
         late.memory.close()
 
 
+@pytest.mark.parametrize(
+    ("sends", "error"),
+    [(False, "the companion keeper is gone"), (True, "may open no more files")],
+    ids=["companion-gone", "too-many-files"],
+)
+def test_a_pin_whose_memory_does_not_arrive_is_refused(
+    monkeypatch: pytest.MonkeyPatch, sends: bool, error: str
+) -> None:
+    """The companion ends after its answer, or this process has too many files open: the write fails as any other."""
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # it is served beside the main thread
+
+    def without(connection: socket.socket, buffers: list[bytes], descriptors: list[int]) -> None:
+        if not sends:
+            raise ConnectionResetError
+        connection.sendall(b"".join(buffers))
+
+    monkeypatch.setattr(socket, "send_fds", without)
+    name = f"elastic3d-test-{os.urandom(8).hex()}"
+    late = LateSlot()
+    server = SlotServer(cast(LocalSlot, late), queue.SimpleQueue(), name)
+    serving = threads.start(server.serve, 20.0, name="slot-server")
+    slot = RemoteSlot(name, queue.SimpleQueue(), patience=20.0)
+    try:
+        with pytest.raises(StateError, match=error), slot.pieces(5):
+            pass
+    finally:
+        slot.close()
+        serving.join(20)
+        late.memory.close()
+
+
 def test_a_pin_for_which_there_is_no_thread_is_refused_and_the_next_one_served(
     reported: queue.SimpleQueue[threads.ThreadFailure], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,7 +95,7 @@ def test_snapshots_survive_the_node(nursery: Nursery) -> None:
     buddy.slot.sealed(1, [home.id])
     home.slot.set_buddy(buddy.server)
     start(home)
-    held = home.wait(SnapshotHeld, where=lambda event: event.step >= 10).step
+    held = home.wait(SnapshotHeld, where=lambda event: event.step >= 10 and event.buddy == buddy.server).step
     os.kill(home.pid, signal.SIGKILL)
     home.wait(SlotLost)
     listed = inventories([home.server, buddy.server], READER)
