@@ -79,9 +79,9 @@ class Network:
         try:
             _ip("link", "add", self._bridge, "address", _ETHERNET, "type", "bridge")
             _ip("link", "set", self._bridge, "alias", maker())
-            self._subnet = self._free_subnet()
-            _ip("address", "add", f"{self.address}/24", "dev", self._bridge)
             _ip("link", "set", self._bridge, "up")
+            self._subnet = self._claimed_subnet()
+            _ip("address", "add", f"{self.address}/24", "dev", self._bridge, "noprefixroute")
         except BaseException:  # also where a person ends it here
             _remove(self._mark)
             raise
@@ -221,11 +221,18 @@ class Network:
     def _cable(self, host: str) -> str:
         return f"{self._mark}v{list(self._hosts).index(host)}"
 
-    def _free_subnet(self) -> str:
-        taken = _ip("-4", "route", "show", "table", "all")
+    def _claimed_subnet(self) -> str:
+        """Return a subnet that is this network's alone: the kernel takes one route to it, from whoever adds it first."""
         for _try in range(TRIES):
             subnet = f"198.{random.choice((18, 19))}.{random.randrange(256)}"
-            if f"{subnet}." not in taken:
+            if f"{subnet}." in _ip("-4", "route", "show", "table", "all"):
+                continue
+            try:
+                _ip("route", "add", f"{subnet}.0/24", "dev", self._bridge)
+            except OSError as error:
+                if "File exists" not in str(error):
+                    raise
+            else:
                 return subnet
         raise OSError(f"no free subnet in 198.18.0.0/15 among {TRIES} tried")
 

@@ -219,6 +219,23 @@ def names() -> set[str]:
     return {line.split()[1].rstrip(":").partition("@")[0] for line in links.splitlines()} | {*spaces.split()}
 
 
+def test_two_networks_that_draw_the_same_subnet_at_once_do_not_share_it(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has looked which are free before the other has taken one."""
+    ip, taken = module._ip, int(network.address.split(".")[2])
+    free = [taken, *(number for number in range(256) if number != taken)]
+
+    def looked_before(*arguments: str, check: bool = True) -> str:
+        return "" if arguments[:3] == ("-4", "route", "show") else ip(*arguments, check=check)
+
+    monkeypatch.setattr(module, "_ip", looked_before)
+    monkeypatch.setattr(module.random, "choice", lambda _: int(network.address.split(".")[1]))
+    monkeypatch.setattr(module.random, "randrange", lambda _: free.pop(0))
+    with Network() as other:
+        assert other.address.split(".")[:3] != network.address.split(".")[:3]
+
+
 def test_what_a_host_sends_is_counted(network: Network, call: Call) -> None:
     """With headers, and also where its cable is impaired; what it is sent is not."""
     for impaired in (False, True):
