@@ -222,7 +222,7 @@ class Network:
         return f"{self._mark}v{list(self._hosts).index(host)}"
 
     def _claimed_subnet(self) -> str:
-        """Return a subnet that is this network's alone: the kernel takes one route to it, from whoever adds it first."""
+        """Return a subnet that is this network's alone: the kernel takes one route to it, the first."""
         for _try in range(TRIES):
             subnet = f"198.{random.choice((18, 19))}.{random.randrange(256)}"
             if f"{subnet}." in _ip("-4", "route", "show", "table", "all"):
