@@ -8,10 +8,11 @@ and events.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from chaos.machine.network import Network
 from chaos.machine.small_disk import SmallDisk
 from chaos.playing.outcome import Outcome
 from chaos.playing.own_script import ANY_SCRIPT, ScriptSetting, known_steps, quiet_run, sound
-from chaos.playing.setting import RESIDENT
+from chaos.playing.setting import RESIDENT, RESTART
 from chaos.playing.step_lines import step_pattern
 from chaos.report.facts import FaultFact, Points, RunFacts, facts
 from chaos.report.folder import PICTURE, write_report
@@ -81,6 +82,13 @@ class Job:
     step_pattern: str = ""
 
     def __post_init__(self) -> None:
+        for name, number in (("nodes", self.nodes), ("slots", self.slots)):
+            if number < 1:
+                raise UsageError(f"{name} {number}: a job has one at least")
+        if not (math.isfinite(self.patience) and self.patience > 0):
+            raise UsageError(f"patience {self.patience:g}: give seconds, more than none")
+        if (mode := self.conf.get("mode", RESIDENT)) not in (RESIDENT, RESTART):
+            raise UsageError(f"mode {mode!r}: it is {RESIDENT} or {RESTART}")
         self.asked()
         check_tolerance(self.tolerance)
         step_pattern(self.step_pattern)
@@ -114,7 +122,7 @@ class Job:
         """Return the job as it is played; UsageError where there is no such script."""
         target = Path(self.script)
         if not target.is_file():
-            raise UsageError(f"--script {self.script}: there is no such file")
+            raise UsageError(f"{self.script}: there is no such file, to be the script")
         return ScriptSetting(
             target=target,
             script=ANY_SCRIPT if self.resident else target,
@@ -349,7 +357,7 @@ def keep(storm: Storm, job: Job, out: Path, workdir: Path) -> Path:
 def write_job(folder: Path, schedule: Schedule, job: Job) -> None:
     """Write into a folder what `kept_storm` reads."""
     (folder / SCHEDULE).write_text(to_toml(schedule))
-    (folder / JOB).write_text(json.dumps(to_json(job), indent=2) + "\n")
+    (folder / JOB).write_text(json.dumps({"schema": SCHEMA, **to_json(job)}, indent=2) + "\n")
 
 
 def copy_logs(workdir: Path, folder: Path) -> None:
@@ -390,13 +398,28 @@ def as_restarted(fact: FaultFact) -> FaultFact:
 
 def kept_storm(folder: Path) -> tuple[Schedule, Job]:
     """Return the schedule and the job of a folder that `keep` wrote; UsageError where it is none."""
+    path = folder / JOB
     try:
-        job = from_json(Job, json.loads((folder / JOB).read_text()))
+        job = _job(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"{folder}: it is no folder of a run: {JOB}: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{folder / JOB}: it is no job: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UsageError(f"{path}: it is no job: {error}") from None
     return load(folder / SCHEDULE, nodes=job.nodes), job
+
+
+def _job(data: Any) -> Job:
+    """Return the job of what `write_job` has written, or a person since; UsageError, ValueError or TypeError."""
+    if not isinstance(data, dict):
+        raise ValueError(f"expected an object, got {data!r}")
+    schema = data.pop("schema", SCHEMA)
+    if schema != SCHEMA:
+        raise UsageError(f"its schema is {schema}, and {SCHEMA} is known here")
+    if unknown := sorted(data.keys() - {one.name for one in fields(Job)}):
+        raise UsageError(f"a job has no {', '.join(unknown)}")
+    return from_json(Job, data)
 
 
 def _rounded(seconds: float | None) -> float | None:

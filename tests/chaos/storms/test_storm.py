@@ -306,8 +306,27 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     """With what is missing in it, or wrong."""
     with pytest.raises(UsageError, match=r"no folder of a run: job.json: No such file"):
         kept_storm(tmp_path)
-    (tmp_path / "job.json").write_text("{}")
-    with pytest.raises(UsageError, match="it is no job"):
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", r"job\.json: it is no job"),
+        ("[]", r"job\.json: it is no job"),
+        ("[" * 100_000, r"job\.json: it is no job"),
+        ('{"script": "train.py", "schema": 2}', r"job\.json: its schema is 2, and 1 is known here"),
+        ('{"script": "train.py", "node": 3}', r"job\.json: a job has no node"),
+        ('{"script": "train.py", "nodes": 0}', r"job\.json: nodes 0: a job has one at least"),
+        ('{"script": "train.py", "slots": -1}', r"job\.json: slots -1: a job has one at least"),
+        ('{"script": "train.py", "patience": NaN}', r"job\.json: patience nan: give seconds"),
+        ('{"script": "train.py", "conf": {"mode": "resume"}}', r"job\.json: mode 'resume': it is resident or"),
+        ('{"script": "train.py", "tolerance": -1}', r"job\.json: .*tolerance"),
+    ],
+)
+def test_a_job_that_a_person_has_spoilt_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    """Before anything is played, with the file and what is wrong in it."""
+    (tmp_path / "job.json").write_text(text)
+    with pytest.raises(UsageError, match=message):
         kept_storm(tmp_path)
 
 
