@@ -17,6 +17,9 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from chaos.faults.catalogue import lacking
+from chaos.faults.fault import Need
+from chaos.machine.clocks import LIBRARIES, Clocks
 from chaos.machine.preloaded import PreloadedServer
 from chaos.machine.processes import Found, all_pids, descendants, marked, wait_until
 from elastic3d import log, threads
@@ -89,8 +92,14 @@ def longest_first(items: Sequence[pytest.Item]) -> Callable[[pytest.Item], tuple
 
 @pytest.fixture(scope="session")
 def preloaded() -> Iterator[PreloadedServer]:
-    """Run one process that forks torchrun agents and their workers: otherwise each would import torch."""
-    with PreloadedServer() as server:
+    """Run one process that forks torchrun agents and their workers: otherwise each would import torch.
+
+    And another, of agents with clocks of their own: a test that started it would leave it behind.
+    """
+    with ExitStack() as stack:
+        server = stack.enter_context(PreloadedServer())
+        if not lacking(Need.COMPILER):
+            server.having(stack.enter_context(Clocks()).environment("node")[LIBRARIES])
         yield server
 
 

@@ -1,7 +1,8 @@
 /* A wall clock that is off: preloaded before the C library, adds an offset to what it says of CLOCK_REALTIME.
  *
  * The offset, an int64 of nanoseconds, is in the file that ELASTIC3D_CLOCK_OFFSET names, which is mapped: a change is
- * seen at once by all processes that map it, and by those that they fork. The monotonic clock is left alone.
+ * seen at once by all processes that map it, and by those that they fork. It is looked for at the first look at a
+ * clock for which there is that name: a process may get its environment after a fork. The monotonic clock is left alone.
  *
  * A wait until a wall time ends when this clock has come to it, also where the clock jumps meanwhile, as in the kernel.
  * It looks every half second: a wait for a condition then returns as if it had been woken for nothing, which POSIX
@@ -26,20 +27,25 @@
 /* No machine has been up for as many seconds: a later time is one of the wall clock. */
 #define WALL 1000000000
 
+static const int64_t none;
 static const volatile int64_t *offset;
 
-__attribute__((constructor)) static void begin(void) {
+static void begin(void) {
     const char *path = getenv("ELASTIC3D_CLOCK_OFFSET");
-    int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    if (file < 0)
+    if (!path)
         return;
-    void *page = mmap(NULL, sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
-    close(file);
-    if (page != MAP_FAILED)
-        offset = page;
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    void *page = file < 0 ? MAP_FAILED : mmap(NULL, sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
+    if (file >= 0)
+        close(file);
+    offset = page == MAP_FAILED ? &none : page;
 }
 
-static int64_t off(void) { return offset ? *offset : 0; }
+static int64_t off(void) {
+    if (!offset)
+        begin();
+    return offset ? *offset : 0;
+}
 
 static int64_t whole(const struct timespec *at) { return at->tv_sec * SECOND + at->tv_nsec; }
 

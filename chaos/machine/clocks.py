@@ -27,6 +27,9 @@ from elastic3d.clock import SYSTEM, Clock
 LEAST, MOST = 60.0, 86400.0
 """Seconds that a clock may jump at once: less is hardly told from a pause, and no node trains long before its build."""
 
+LIBRARIES = "LD_PRELOAD"
+"""The name in an environment of the libraries that a program loads before the C library; see ld.so(8)."""
+
 _SOURCE = Path(__file__).with_name("clock_shim.c")
 _OFFSET = struct.Struct("=q")
 _SECONDS = 60.0
@@ -67,8 +70,8 @@ class Clocks:
         if node not in self._jumps:
             self._jumps[node] = []
             self._offset(node).write_bytes(_OFFSET.pack(0))
-        preloaded = (str(self._library), os.environ.get("LD_PRELOAD", ""))
-        return {"LD_PRELOAD": " ".join(filter(None, preloaded)), "ELASTIC3D_CLOCK_OFFSET": str(self._offset(node))}
+        preloaded = (str(self._library), os.environ.get(LIBRARIES, ""))
+        return {LIBRARIES: " ".join(filter(None, preloaded)), "ELASTIC3D_CLOCK_OFFSET": str(self._offset(node))}
 
     def shift(self, node: str, seconds: float) -> None:
         """Have a node's clock jump by so many seconds, from where it is."""

@@ -310,8 +310,8 @@ class Cluster:
             clock = {} if self.clocks is None else self.clocks.environment(name)
             own = {MARK: self.mark, "TMPDIR": str(temp), **clock}
             whole = {DEVICE.name: "cpu", **os.environ, **self.launch.environment, **(environment or {}), **own}
-            # Neither a library that is preloaded nor a setting that torch reads once reaches a process that is there.
-            start = start_fresh if clock or environment else _starter.get()
+            # A setting that torch reads once does not reach a process that is there.
+            start = start_fresh if environment else _starter.get()
             process = self._start(start, name, conf, folder / "torchrun", whole, output, group.entries)
         node = AgentNode(
             name=name, process=process, log=log, gate=gate, temp=temp, group=group, life=life, reader=reader

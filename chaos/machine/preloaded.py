@@ -10,6 +10,9 @@ an environment of its own, the script run as `__main__`, and every process a chi
 it, which dies with it. What differs: all agents share one hash seed; a process that starts itself again by its command
 line is a fresh interpreter; and only as many workers wait as the agent has slots, later ones are fresh too.
 
+Agents whose environment names libraries to load before the C library, as those of nodes with clocks of their own do,
+come from another such process, which has loaded them: it is started when the first of them is.
+
 Every process has its own environment where others look for it: `/proc/<pid>/environ` shows the block that exec made,
 so the server is started with a block that has room to spare, and each child writes its own environment over it.
 """
@@ -31,11 +34,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
+from chaos.machine.clocks import LIBRARIES
 from chaos.machine.groups import enter
 from chaos.machine.network import move_into
 from chaos.machine.processes import leashed, send
@@ -99,11 +106,14 @@ class PreloadedAgent:
 class PreloadedServer(AbstractContextManager["PreloadedServer"]):
     """Holds the process that forks agents; a `cluster.Starter`. It and they die with the thread that enters it.
 
-    gone: it was found to have ended.
+    gone: it was found to have ended. libraries: what it loads before the C library, as LD_PRELOAD lists it; each has to
+    take from the environment what it needs of it when it is first used, and not before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, libraries: str | None = None) -> None:
         self.gone = False
+        self._libraries = os.environ.get(LIBRARIES, "") if libraries is None else libraries
+        self._others: dict[bytes, PreloadedServer] = {}
         self._asked = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._mine, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -120,6 +130,7 @@ class PreloadedServer(AbstractContextManager["PreloadedServer"]):
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+                LIBRARIES: self._libraries,
                 _ROOM: "x" * _ROOM_BYTES,
             },
         )
@@ -127,6 +138,8 @@ class PreloadedServer(AbstractContextManager["PreloadedServer"]):
         return self
 
     def __exit__(self, *_: object) -> None:
+        while self._others:
+            self._others.popitem()[1].__exit__()
         self._mine.close()
         assert self._process is not None
         self._process.wait()
@@ -149,7 +162,26 @@ class PreloadedServer(AbstractContextManager["PreloadedServer"]):
             "entries": [*map(str, entries)],
             "space": space,
         }
-        return PreloadedAgent(self, int(self.ask(request, [output.fileno()])["pid"]))
+        server = self.having(environment.get(LIBRARIES, ""))
+        return PreloadedAgent(server, int(server.ask(request, [output.fileno()])["pid"]))
+
+    def having(self, libraries: str) -> PreloadedServer:
+        """Return this one, or another that has loaded the same libraries, wherever they were read from.
+
+        It is started where there is none, to die with the calling thread.
+        """
+        if libraries == self._libraries:
+            return self
+        key = b"".join(blake3(Path(one).read_bytes()).digest() for one in libraries.replace(":", " ").split())
+        other = self._others.get(key)
+        if other is None or other.ended:
+            other = self._others[key] = PreloadedServer(libraries).__enter__()
+        return other
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process has ended."""
+        return self.gone or self._process is None or self._process.poll() is not None
 
     def ask(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
         """Return the server's answer; ChildProcessError where it is gone."""
@@ -176,6 +208,10 @@ def serve(end: socket.socket) -> None:
     # Imported objects stay in shared pages: no garbage collection touches them again.
     gc.collect()
     gc.freeze()
+    # What these modules would undo at the end is this process's own: a fork that undid it, torch's operators for
+    # instance, would copy the pages of all that first.
+    for one in tuple(weakref.finalize._registry):  # type: ignore[attr-defined]  # there is no other list of them
+        one.atexit = False
     os.environ.pop(_ROOM, None)
     codes: dict[int, int] = {}
     while True:

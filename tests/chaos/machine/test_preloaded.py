@@ -7,7 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -15,6 +18,9 @@ from typing import NoReturn
 import pytest
 
 from chaos.commands.storm import agents
+from chaos.faults.catalogue import lacking
+from chaos.faults.fault import Need
+from chaos.machine.clocks import Clocks
 from chaos.machine.cluster import Cluster, Launch, started_by
 from chaos.machine.network import Network
 from chaos.machine.preloaded import PreloadedAgent, PreloadedServer
@@ -51,6 +57,50 @@ def launch(folder: Path) -> Launch:
         script_args=(str(folder),),
         environment={"OF_THIS_JOB": "its own"},
     )
+
+
+LOOKS_AT_THE_CLOCK = """
+import os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+child = os.fork()
+who = "child" if child == 0 else "worker"
+for number in range(3):
+    while not (folder / f"look{number}").exists():
+        time.sleep(0.01)
+    (folder / f"part-{who}").write_text(f"{time.time()} {pathlib.Path('/proc/self/cmdline').read_text()}")
+    (folder / f"part-{who}").rename(folder / f"told-{os.environ['NODE']}-{who}{number}")
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.gloo
+def test_a_forked_agent_has_the_clock_of_its_node(preloaded: PreloadedServer, tmp_path: Path) -> None:
+    """It jumps for what the agent starts, and for what that forks; the agents of other nodes have theirs."""
+    if why := lacking(Need.COMPILER):
+        pytest.skip(why)
+    folders = [tmp_path / "node0", tmp_path / "node1"]
+    with started_by(preloaded), Clocks() as clocks, ExitStack() as stack:
+        clusters = []
+        for folder in folders:
+            folder.mkdir()
+            made = replace(launch(folder), slots=1, environment={"NODE": folder.name})
+            made.script.write_text(LOOKS_AT_THE_CLOCK)
+            clusters.append(stack.enter_context(Cluster(made, folder / "nodes", clocks=clocks)))
+            clusters[-1].start_node(folder.name)
+        for number, jump in enumerate((0.0, 3600.0, -7200.0)):
+            clocks.shift("node0", jump)
+            for folder, off in zip(folders, (sum((0.0, 3600.0, -7200.0)[: number + 1]), 0.0), strict=True):
+                (folder / f"look{number}").touch()
+                told = [folder / f"told-{folder.name}-{who}{number}" for who in ("worker", "child")]
+                assert wait_until(lambda told=told: all(one.exists() for one in told), 180)
+                for at, _, command in (one.read_text().partition(" ") for one in told):
+                    assert abs(time.time() + off - float(at)) < 60
+                    assert "chaos.machine.preloaded" in command
+        for cluster, folder in zip(clusters, folders, strict=True):
+            assert cluster.wait(60) == {folder.name: 0}
+            assert cluster.leftovers() == []
 
 
 @pytest.mark.gloo
@@ -91,6 +141,9 @@ def test_a_killed_agent_is_reported_as_killed(preloaded: PreloadedServer, tmp_pa
 HOLDER = """
 import sys, time
 from pathlib import Path
+from chaos.faults.catalogue import lacking
+from chaos.faults.fault import Need
+from chaos.machine.clocks import Clocks
 from chaos.machine.cluster import Cluster, started_by
 from chaos.machine.preloaded import PreloadedServer
 from chaos.report.watching import clean_end
