@@ -41,10 +41,15 @@ class How(StrEnum):
 def sockets(pids: Iterable[int]) -> dict[str, Port]:
     """Return the TCP sockets on which processes listen, by their inodes, which name a socket while it is there."""
     listening: dict[str, Port] = {}
+    # The kernel goes through all that could be connections to list them: once for each network is enough.
+    of_networks: dict[str, dict[str, Port]] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
+            network = os.readlink(f"/proc/{pid}/ns/net")
+            if network not in of_networks:
+                of_networks[network] = listeners(f"/proc/{pid}")
             inodes = {_inode(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
-            listening |= {inode: port for inode, port in listeners(f"/proc/{pid}").items() if inode in inodes}
+            listening |= {inode: port for inode, port in of_networks[network].items() if inode in inodes}
     return listening
 
 
