@@ -140,7 +140,15 @@ def test_an_agent_may_die_after_another_has_finished(agents: Agents, plain: tupl
 def test_a_script_that_always_raises_ends_the_job_everywhere(agents: Agents, tmp_path: Path) -> None:
     """torchrun counts the tries; when one agent gives up, all end with torchrun's exit code 1."""
     script = tmp_path / "raises.py"
-    script.write_text("raise ValueError('this script is wrong')\n")
+    # None raises before both can: the first would have the other's worker ended, which then might have said nothing.
+    script.write_text(
+        "import os, pathlib, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "here = pathlib.Path(__file__).with_name('here-' + os.environ['RANK'])\n"
+        "here.touch()\n"
+        "while len([*here.parent.glob('here-*')]) < 2: time.sleep(0.01)\n"
+        "raise ValueError('this script is wrong')\n"
+    )
     both = [agents.start(name, str(script), nodes="2", restarts=1) for name in ("a", "b")]
     assert [agent.wait(90) for agent in both] == [1, 1]
     assert all("this script is wrong" in agent.text for agent in both)
