@@ -9,7 +9,7 @@ import pytest
 from chaos.score.controls import OUTSIDE, play_control
 from tests.histories.conftest import Quiet
 
-pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(1500), pytest.mark.long]
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(1500), pytest.mark.slow]
 
 
 def test_nobody_is_named_for_a_slow_store_an_etcd_that_is_away_and_nodes_that_join(

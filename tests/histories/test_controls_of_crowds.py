@@ -9,7 +9,7 @@ import pytest
 from chaos.score.controls import CROWDED, play_control
 from tests.histories.conftest import Quiet
 
-pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(1500), pytest.mark.long]
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(1500), pytest.mark.slow]
 
 
 def test_nobody_is_named_where_others_compute_and_lengths_differ(quiet: Quiet, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_job_trains_on_while_its_etcd_is_slow_or_without_a_certificate(quiet_r
     assert [view.cause for view in storm.outcome.picture.generations] == ["start", "death", "join"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_clocks_that_jump(quiet_runs: Path, tmp_path: Path) -> None:
     """The leader's by an hour forwards, others' back: no generation for that, nobody is named, all is saved.
 

@@ -10,7 +10,14 @@ from chaos.commits.schedule import Job, Schedule, Turns, draw, parse
 from elastic3d.errors import UsageError
 
 
-@pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.long) for n in range(251, 1_001, 250))])
+@pytest.mark.parametrize(
+    "first",
+    [
+        1,
+        pytest.param(251, marks=pytest.mark.long),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in range(501, 1_001, 250)),
+    ],
+)
 def test_random_schedules_break_no_invariant(first: int) -> None:
     """In 1,000 random schedules, most of which commit something and refuse something."""
     tally = play_many(first, 250)

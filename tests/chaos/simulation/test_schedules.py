@@ -12,7 +12,14 @@ from elastic3d.errors import UsageError
 EACH = 250
 
 
-@pytest.mark.parametrize("first", [1, *(pytest.param(n, marks=pytest.mark.long) for n in range(1 + EACH, 1001, EACH))])
+@pytest.mark.parametrize(
+    "first",
+    [
+        1,
+        pytest.param(1 + EACH, marks=pytest.mark.long),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in range(1 + 2 * EACH, 1001, EACH)),
+    ],
+)
 def test_a_thousand_schedules_break_no_invariant(first: int) -> None:
     """Every invariant holds at every event; a failure is printed minimised, to be pasted below."""
     tally = play_many(first, EACH, most=1)
