@@ -223,9 +223,10 @@ class Network:
 
     def _claimed_subnet(self) -> str:
         """Return a subnet that is this network's alone: the kernel takes one route to it, the first."""
+        taken = _ip("-4", "route", "show", "table", "all")
         for _try in range(TRIES):
             subnet = f"198.{random.choice((18, 19))}.{random.randrange(256)}"
-            if f"{subnet}." in _ip("-4", "route", "show", "table", "all"):
+            if f"{subnet}." in taken:
                 continue
             try:
                 _ip("route", "add", f"{subnet}.0/24", "dev", self._bridge)

@@ -113,7 +113,7 @@ class PreloadedServer(AbstractContextManager["PreloadedServer"]):
     def __init__(self, libraries: str | None = None) -> None:
         self.gone = False
         self._libraries = os.environ.get(LIBRARIES, "") if libraries is None else libraries
-        self._others: dict[bytes, PreloadedServer] = {}
+        self._others: dict[tuple[bytes, ...], PreloadedServer] = {}
         self._asked = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._mine, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -172,7 +172,7 @@ class PreloadedServer(AbstractContextManager["PreloadedServer"]):
         """
         if libraries == self._libraries:
             return self
-        key = b"".join(blake3(Path(one).read_bytes()).digest() for one in libraries.replace(":", " ").split())
+        key = same_libraries(libraries)
         other = self._others.get(key)
         if other is None or other.ended:
             other = self._others[key] = PreloadedServer(libraries).__enter__()
@@ -199,6 +199,12 @@ class PreloadedServer(AbstractContextManager["PreloadedServer"]):
             pass
         self.gone = True
         raise ChildProcessError("the process that forks agents ended; what it said is on standard error")
+
+
+def same_libraries(listed: str) -> tuple[bytes, ...]:
+    """Return what tells libraries, as LD_PRELOAD lists them: their contents, or the name by which one is looked for."""
+    names = listed.replace(":", " ").split()
+    return tuple(blake3(Path(one).read_bytes()).digest() if "/" in one else one.encode() for one in names)
 
 
 def serve(end: socket.socket) -> None:

@@ -23,7 +23,7 @@ from chaos.faults.fault import Need
 from chaos.machine.clocks import Clocks
 from chaos.machine.cluster import Cluster, Launch, started_by
 from chaos.machine.network import Network
-from chaos.machine.preloaded import PreloadedAgent, PreloadedServer
+from chaos.machine.preloaded import PreloadedAgent, PreloadedServer, same_libraries
 from chaos.machine.processes import marked, wait_until
 
 WORKER = """
@@ -57,6 +57,16 @@ def launch(folder: Path) -> Launch:
         script_args=(str(folder),),
         environment={"OF_THIS_JOB": "its own"},
     )
+
+
+def test_libraries_are_the_same_wherever_they_were_read_from(tmp_path: Path) -> None:
+    """By what is in them; one that the loader looks for by its name has no file to be read."""
+    for folder, text in (("a", "clock"), ("b", "clock"), ("c", "other")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "one.so").write_text(text)
+    one, same, other = (f"{tmp_path / folder / 'one.so'} libnamed.so.2" for folder in "abc")
+    assert same_libraries(one) == same_libraries(same) == same_libraries(one.replace(" ", ":"))
+    assert len({same_libraries(one), same_libraries(other), same_libraries("libnamed.so.2"), same_libraries("")}) == 4
 
 
 LOOKS_AT_THE_CLOCK = """
@@ -141,9 +151,6 @@ def test_a_killed_agent_is_reported_as_killed(preloaded: PreloadedServer, tmp_pa
 HOLDER = """
 import sys, time
 from pathlib import Path
-from chaos.faults.catalogue import lacking
-from chaos.faults.fault import Need
-from chaos.machine.clocks import Clocks
 from chaos.machine.cluster import Cluster, started_by
 from chaos.machine.preloaded import PreloadedServer
 from chaos.report.watching import clean_end
