@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from rich.console import Console
 
 from chaos.faults.fault import Fault
 from chaos.judging.oracle import document, judge
+from chaos.machine.closing import ClosingStack
 from chaos.playing.setting import Etcd, Setting
 from chaos.report.early import say
 from chaos.report.plot import loss_plot
@@ -125,8 +125,7 @@ def _demonstrate(
     as_json: bool,
     console: Console,
 ) -> bool:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(clean_end())
+    with clean_end(), ClosingStack() as stack:
         workdir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastic3d-demo-")))
         server: Etcd = RunningEtcd(etcd) if etcd else stack.enter_context(EtcdServer())
         with EtcdClient(server.endpoint) as client:

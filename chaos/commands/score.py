@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from chaos.machine.closing import ClosingStack
 from chaos.report.early import say
 from chaos.report.watching import clean_end
 from chaos.score.card import card
@@ -70,8 +70,7 @@ def score(
                 raise UsageError(f"--out {out}: there is something in it already; give another folder, or empty it")
         drawn = draw(dict.fromkeys(kinds or KINDS, count), seed, each=each, most=nodes)
         wanted = sum(len(series.trials) for series in drawn)
-        with ExitStack() as stack:
-            stack.enter_context(clean_end())
+        with clean_end(), ClosingStack() as stack:
             workdir = (
                 out.absolute()
                 if out is not None

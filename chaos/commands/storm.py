@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chaos.commands.numbers import finite
+from chaos.machine.closing import ClosingStack
 from chaos.machine.cluster import started_by
 from chaos.machine.preloaded import PreloadedServer
 from chaos.playing.setting import RESIDENT, RESTART
@@ -128,7 +129,7 @@ Compare = Annotated[bool, typer.Option(help="Compare with an undisturbed run, wh
 @contextmanager
 def agents(preloaded: bool) -> Iterator[None]:
     """Start agents as `--preloaded` says while the block runs: fresh ones unless an outer block says otherwise."""
-    with ExitStack() as stack:
+    with ClosingStack() as stack:
         if preloaded:
             stack.enter_context(started_by(stack.enter_context(PreloadedServer())))
         yield

@@ -14,7 +14,6 @@ import shutil
 import statistics
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from chaos.growth.draws import DEFAULT, Draws
 from chaos.growth.sampling import Sample, etcd_sample, folder, processes, servers
 from chaos.judging.oracle import WHOLE, all_is_known, judge, of_one_that_was_ended
 from chaos.judging.promise import Promise
+from chaos.machine.closing import ClosingStack
 from chaos.machine.cluster import started_by
 from chaos.machine.preloaded import PreloadedServer
 from chaos.playing.outcome import Outcome
@@ -160,7 +160,7 @@ def play_soak(
     workdir.mkdir(parents=True, exist_ok=True)
     end = workdir / "end"
     began = clock.monotonic()
-    with ExitStack() as stack:
+    with ClosingStack() as stack:
         # Fresh nodes come all the time: their imports would take the processors from the job.
         stack.enter_context(started_by(stack.enter_context(PreloadedServer())))
         etcd = stack.enter_context(EtcdServer())

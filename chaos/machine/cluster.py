@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from chaos.machine.clocks import Clocks
+from chaos.machine.closing import put_off
 from chaos.machine.groups import NodeGroup, groups_left, parents
 from chaos.machine.network import Network, within
 from chaos.machine.processes import MARK, Found, Part, children, descendants, end_all, leashed, marked, send, wait_until
@@ -405,6 +406,7 @@ class Cluster:
         """Return the files that nodes that were not killed left in their temp folders, except torch's own."""
         return [path for node in self.nodes if not node.killed for path in left_in(node.temp)]
 
+    @put_off()
     def close(self) -> None:
         """End every process by pid, agents first, then whatever carries the mark or is in a node's control group.
 

@@ -10,7 +10,7 @@ import json
 import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from chaos.faults.events import OfReader
@@ -19,6 +19,7 @@ from chaos.faults.orders import Announce, Coming, Join
 from chaos.faults.process import Continue
 from chaos.history.follow import Event, Follower, Injection, Picture, picture
 from chaos.machine.clocks import Clocks
+from chaos.machine.closing import ClosingStack
 from chaos.machine.cluster import Cluster, Launch
 from chaos.machine.hung_files import HungFiles
 from chaos.machine.leftovers import keys_left, leases_left, ports_left, shared_memory, shared_memory_left
@@ -95,7 +96,7 @@ class Player:
         self.out, events = workdir / "out", workdir / "events"
         self.out.mkdir(parents=True)
         events.mkdir()
-        self._beside = ExitStack()
+        self._beside = ClosingStack()
         self._observer: Observer | None = None
         self._clouds: dict[str, tuple[Provider, Cloud]] = {}
         self._events_disks = EventsDisks(events)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from chaos.faults.moment import When
 from chaos.faults.orders import Join
 from chaos.history.follow import Follower
 from chaos.judging.oracle import judge
+from chaos.machine.closing import ClosingStack
 from chaos.machine.cluster import started_by
 from chaos.machine.hogs import hogs
 from chaos.machine.preloaded import PreloadedServer
@@ -150,7 +151,7 @@ class Calm:
 def play_control(control: Control, quiet: Outcome, *, workdir: Path, clock: Clock = SYSTEM) -> Calm:
     """Play a control under `workdir`, with servers of its own. quiet: the same job undisturbed."""
     began = SYSTEM.monotonic()
-    with ExitStack() as stack:
+    with ClosingStack() as stack:
         if control.hogs:
             stack.enter_context(one_processor())
         etcd = stack.enter_context(EtcdServer())

@@ -11,7 +11,6 @@ import json
 import math
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from chaos.judging.oracle import Verdict, all_is_known, judge
 from chaos.judging.oracle import document as history_document
 from chaos.judging.restart import judge_restart
 from chaos.machine.clocks import Clocks
+from chaos.machine.closing import ClosingStack
 from chaos.machine.hung_files import HungFiles
 from chaos.machine.network import Network
 from chaos.machine.small_disk import SmallDisk
@@ -211,7 +211,7 @@ def play_storm(
             check_restart(schedule.faults, steps=setting.steps)
         if job.tolerance is not None and not tells_losses(quiet.picture.steps):
             raise UsageError(f"--tolerance: {setting.target.name} tells no loss; have it print `step 12 loss 0.25`")
-    with ExitStack() as stack:
+    with ClosingStack() as stack:
         needs = {need for fault in makes for need in fault.ABOUT.needs}
         network = stack.enter_context(Network()) if job.on_hosts else None
         also = "" if network is None else network.address
@@ -312,7 +312,7 @@ def undisturbed(job: Job, *, workdir: Path, kept: Path, console: Console) -> tup
     setting = job.setting()
 
     def played() -> Outcome:
-        with ExitStack() as stack:
+        with ClosingStack() as stack:
             network = stack.enter_context(Network()) if job.on_hosts else None
             etcd = stack.enter_context(EtcdServer(also="" if network is None else network.address))
             hosted = replace(setting, network=network)
