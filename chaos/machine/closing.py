@@ -34,8 +34,8 @@ def put_off() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         if came:
-            number, frame = came[0]
-            before[signal.Signals(number)](number, frame)
+            first, frame = came[0]
+            before[signal.Signals(first)](first, frame)
 
 
 class ClosingStack(ExitStack):
@@ -43,6 +43,6 @@ class ClosingStack(ExitStack):
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> bool:
+    ) -> bool | None:
         with put_off():
             return super().__exit__(kind, error, trace)
