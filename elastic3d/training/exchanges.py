@@ -144,15 +144,19 @@ class Exchanges:
         return self._of_sum(min(disputed), report, now) if disputed else None
 
     def _gathered(self) -> list[tuple[int, str]]:
-        """Return the owners and units of the weights that this rank held otherwise; a collective of its shards."""
+        """Return the owners and units of the weights that this rank held otherwise; a collective of its shards.
+
+        A rank that has a copy of the state for itself gathers from itself alone.
+        """
         gathers = [one for reduction in self._assembly.ordered for one in reduction.gathers]
         own = torch.stack([one.own() for one in gathers])
-        group = self._mesh.groups["shard" if self._mesh.layout.replicas > 1 else "dp"]
-        published = [torch.empty_like(own) for _ in range(group.size())]
-        number = self._mesh.progress.enter(Axis.SHARD, fingerprint(_PUBLISHED, len(own)))
-        dist.all_gather(published, own, group=group)
-        self._mesh.progress.leave(Axis.SHARD, number)
-        ranks = dist.get_process_group_ranks(group)
+        ranks, published = [self._mesh.rank], [own]
+        if self._mesh.layout.shards > 1:
+            group = self._mesh.groups["shard" if self._mesh.layout.replicas > 1 else "dp"]
+            ranks, published = dist.get_process_group_ranks(group), [torch.empty_like(own) for _ in range(group.size())]
+            number = self._mesh.progress.enter(Axis.SHARD, fingerprint(_PUBLISHED, len(own)))
+            dist.all_gather(published, own, group=group)
+            self._mesh.progress.leave(Axis.SHARD, number)
         by_unit = zip(gathers, torch.stack(published).T, strict=True)
         return [(ranks[shard], one.flat.name) for one, numbers in by_unit for shard in one.unlike(numbers)]
 

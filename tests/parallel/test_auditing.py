@@ -55,6 +55,8 @@ def quiet(**how: Any) -> str:
         pytest.param(Layout(pp=2, dp=2, zero=2, schedule=Schedule.DUALPIPE_V, virtual=2), 1, marks=pytest.mark.slow),
         pytest.param(Layout(pp=2, dp=2, zero=3, schedule=Schedule.INTERLEAVED, virtual=2), 1, marks=pytest.mark.slow),
         pytest.param(Layout(pp=1, dp=4, zero=3, replicas=2), 1, marks=pytest.mark.long),
+        # A copy of the state on each rank: nobody gathers anything from another one.
+        (Layout(pp=1, dp=2, zero=3, replicas=2), 1),
         pytest.param(Layout(pp=1, dp=2, zero=1), 2, marks=pytest.mark.long),
     ],
     ids=str,
