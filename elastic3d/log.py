@@ -179,7 +179,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         # `generation` g are about the state from which that generation starts. `detail` is there if a person should
         # know more: steps that are lost or repeated beyond the cost of a death, checkpoints that are damaged. `parts`:
         # where the time since the trainer's beginning went, in order: [name, seconds, seconds of processor time] each.
-        "state.restored": _debug("source", "step", "detail", "parts"),
+        # `loss`: of the last of these steps, where there is one. A rank 0 that ends before it tells of a step leaves no
+        # `step.committed` of it; another rank may have a copy of the whole state, from which training goes on.
+        "state.restored": _debug("source", "step", "detail", "parts", "loss"),
         # Written only by the slot that holds rank 0. `step` counts the updates made, this one included. `samples` is
         # [first, stop) in positions of the run, and `sample_sum` a check over the samples themselves. `processor`:
         # seconds of processor time that rank 0 has used for the step. `data`, `copy`: of its `seconds`, those in which

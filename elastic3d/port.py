@@ -220,6 +220,7 @@ class StateRestored:
 
     detail: what a person should know about it. damaged: checkpoints that were passed over. parts: where the time since
     the trainer's beginning went, in order. audits: what is audited from now on, None where nobody asked for audits.
+    loss: of the last step that led to the state, in hexadecimal, "" where the state has none.
     """
 
     source: str
@@ -229,6 +230,7 @@ class StateRestored:
     damaged: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     audits: AuditCoverage | None = None
+    loss: str = ""
 
 
 class Audited(StrEnum):

@@ -61,7 +61,7 @@ class Injection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One committed step. `loss` is `float.hex()` text; `samples` are positions of the run, half-open; `excluded` those
-    of them that are no part of it."""
+    of them that are no part of it. `sample_sum` is None where only the state says that the step was made."""
 
     number: int
     generation: int
@@ -69,7 +69,7 @@ class Step:
     loss: str
     seconds: float
     samples: tuple[int, int]
-    sample_sum: int
+    sample_sum: int | None
     excluded: tuple[tuple[int, int], ...] = ()
 
 
@@ -214,7 +214,8 @@ def picture(events: Iterable[Event], injections: Sequence[Injection] = (), start
     """Return the picture of `events`; `injections` and `started_at` give the generations' causes their time."""
     ordered = sorted(events, key=lambda event: event.at)
     committed = [as_step(event) for event in ordered if event.name == "step.committed"]
-    steps, conflicts = lineage(committed, distrusted(ordered))
+    history, conflicts = lineage(committed, distrusted(ordered))
+    steps = with_untold(history, ordered)
     # Such a node says why: that is no mistake of the script's.
     failed = {done.node for done in injections if done.kind in _FAILED}
     return Picture(
@@ -305,6 +306,30 @@ def lineage(
             conflicts.add(step.number)
         seen[step.number] = history[step.number] = step
     return tuple(history[number] for number in sorted(history)), tuple(sorted(conflicts))
+
+
+def with_untold(steps: Sequence[Step], events: Iterable[Event]) -> tuple[Step, ...]:
+    """Return the steps with those between them that nobody told of, of which states say that they were made.
+
+    Rank 0 may end before it tells of a step. Training goes on from it where another rank has a copy of the whole state.
+    """
+    by_number = {step.number: step for step in steps}
+    for event in events:
+        if event.name != "state.restored" or not event.fields.get("loss"):
+            continue
+        number = int(event.fields["step"])
+        before, after = by_number.get(number - 1), by_number.get(number + 1)
+        if number not in by_number and before is not None and after is not None:
+            by_number[number] = replace(
+                before,
+                number=number,
+                at=event.at,
+                loss=str(event.fields["loss"]),
+                samples=(before.samples[1], after.samples[0]),
+                sample_sum=None,
+                excluded=(),
+            )
+    return tuple(by_number[number] for number in sorted(by_number))
 
 
 def _is_distrusted(step: Step, wrong: Sequence[tuple[int, int]]) -> bool:

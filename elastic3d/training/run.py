@@ -511,6 +511,7 @@ class Run:
                 damaged=decision.damaged,
                 parts=self._parts.ended(),
                 audits=self._health.coverage,
+                loss="" if math.isnan(loaded.loss) else loaded.loss.hex(),
             )
         )
         batches.stepped = self._end_step

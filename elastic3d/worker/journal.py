@@ -245,6 +245,7 @@ class Journal:
                     step=state.step,
                     detail=detail,
                     parts=[[part.name, part.seconds, part.processor] for part in state.parts],
+                    **({"loss": state.loss} if state.loss else {}),
                 )
             case w.StepFinished() if rank == 0:
                 record = event.record

@@ -52,8 +52,9 @@ def sealed(number: int, at: float, cause: str, nodes: list[str], spares: tuple[s
     )
 
 
-def restored(generation: int, at: float, source: str, step: int) -> Event:
-    return event("state.restored", at, generation=generation, rank=0, source=source, step=step, seconds=None)
+def restored(generation: int, at: float, source: str, step: int, loss: float | None = None) -> Event:
+    known = {} if loss is None else {"loss": loss.hex()}
+    return event("state.restored", at, generation=generation, rank=0, source=source, step=step, seconds=None, **known)
 
 
 def step(number: int, at: float, generation: int, *, loss: float | None = None) -> Event:
@@ -70,6 +71,18 @@ def step(number: int, at: float, generation: int, *, loss: float | None = None) 
         samples=[(number - 1) * BATCH, number * BATCH],
         sample_sum=number * 7,
     )
+
+
+def a_step_that_nobody_told_of(loss: float) -> list[Event]:
+    """Return six steps: rank 0 ends before it tells of step 2, from which the next generation goes on."""
+    two = ["node0", "node1"]
+    return [
+        sealed(1, 10.0, "start", two),
+        step(1, 11.0, 1),
+        sealed(2, 12.0, "failure", two),
+        restored(2, 12.5, "memory", 2, loss),
+        *(step(number, 10.0 + number, 2) for number in range(3, 7)),
+    ]
 
 
 def a_death_and_a_join() -> list[Event]:

@@ -9,9 +9,11 @@ from pathlib import Path
 from elastic3d.distrust import Distrust
 from elastic3d.membership import events as m
 from elastic3d.membership.stalls import RankState, Stall
+from elastic3d.port import StateRestored
 from elastic3d.rollback import Rollback
 from elastic3d.values import Layout
 from elastic3d.worker.journal import Journal
+from elastic3d.worker.processes import events as w
 from tests.health.standstill import STEPS, generation, program, stalls, standstill, with_rank
 
 
@@ -38,6 +40,18 @@ def test_a_rank_recovers_by_moving_and_not_by_the_end_of_its_generation(tmp_path
         ("rank.recovered", None),
         ("rank.suspected", "waits for s3://bucket/a"),
     ]
+
+
+def test_a_state_says_the_loss_of_its_last_step(tmp_path: Path) -> None:
+    """Rank 0 may have ended before it told of that step; a state that has no loss says none."""
+    journal = Journal(str(tmp_path), "run", "n0")
+    for number, loss in ((2, (5.5).hex()), (3, "")):
+        state = StateRestored(source="memory", step=6, generation=1, loss=loss)
+        journal.trainer(w.Restored(slot=0, trainer=1, state=state), number, 0)
+    assert journal.flush(30)
+    journal.close()
+    events = [json.loads(line) for line in (tmp_path / "n0-0.jsonl").read_text().splitlines()]
+    assert [one.get("loss") for one in events if one["event"] == "state.restored"] == [(5.5).hex(), None]
 
 
 def test_the_node_that_seals_a_generation_says_which_states_are_not_gone_on_from(tmp_path: Path) -> None:

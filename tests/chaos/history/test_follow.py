@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from chaos.history.follow import Follower, Injection, Ledger, ledger, parse, picture
 from elastic3d.log import EventLog
-from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, restored, sealed, step
+from tests.chaos.made_up_events import (
+    BATCH,
+    a_death_and_a_join,
+    a_step_that_nobody_told_of,
+    event,
+    restored,
+    sealed,
+    step,
+)
 
 
 def test_generations_show_what_each_change_cost() -> None:
@@ -112,6 +120,19 @@ def test_a_node_that_ends_by_what_was_done_to_it_is_no_mistake_of_the_script(kin
     ended = [event("job.ended", 2.0, node=node, kind="error", error=f"{node} is lost") for node in ("node0", "node1")]
     done = Injection(kind=kind, node="node1", at=1.0)
     assert picture(ended, [done]).errors == ("node0 is lost",)
+
+
+def test_a_step_that_nobody_told_of_counts_by_the_state_that_has_it() -> None:
+    """Where the steps on both sides of it are known, with the samples between them."""
+    events = a_step_that_nobody_told_of(4.8)
+    (second,) = (one for one in picture(events).steps if one.number == 2)
+    assert (second.loss, second.samples, second.sample_sum) == ((4.8).hex(), (BATCH, 2 * BATCH), None)
+    assert ledger(picture(events).steps, 6 * BATCH) == Ledger(consumed=6 * BATCH, repeated=0, missing=0)
+    without_first = [one for one in events if one.fields.get("step") != 1]
+    assert [one.number for one in picture(without_first).steps] == [3, 4, 5, 6]
+    (begun,) = (one for one in events if one.name == "state.restored")
+    elsewhere = [replace(one, fields={**one.fields, "step": 1}) if one is begun else one for one in events]
+    assert [one.number for one in picture(elsewhere).steps] == [1, 3, 4, 5, 6]
 
 
 def test_the_ledger_counts_each_sample_once() -> None:

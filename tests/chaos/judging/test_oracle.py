@@ -30,7 +30,7 @@ from chaos.playing.setting import Setting
 from chaos.report.plot import loss_plot
 from chaos.report.view import progress, summary
 from chaos.schedules.scenario import parse_kill
-from tests.chaos.made_up_events import BATCH, a_death_and_a_join, event, sealed, step
+from tests.chaos.made_up_events import BATCH, a_death_and_a_join, a_step_that_nobody_told_of, event, sealed, step
 from tests.paths import ROOT
 
 
@@ -72,6 +72,14 @@ def test_one_different_bit_is_a_broken_promise() -> None:
     changed = judge(outcome([*events, step(6, 15.0, 3, loss=1.0)]), quiet())
     assert changed.same_bits is False
     assert "loss of step 6" in " ".join(changed.broken)
+
+
+def test_a_step_that_nobody_told_of_is_compared_by_what_the_state_says() -> None:
+    """Its loss, and that the samples between its neighbours are those of one step."""
+    right = replace(outcome(a_step_that_nobody_told_of(4.8)), faults=(), killed=(), made=(), hit=())
+    assert judge(right, quiet()).same_bits is True
+    wrong = replace(right, picture=picture(a_step_that_nobody_told_of(4.9)))
+    assert "loss of step 2" in " ".join(judge(wrong, quiet()).broken)
 
 
 def test_a_last_step_without_a_checkpoint_is_a_broken_promise() -> None:
