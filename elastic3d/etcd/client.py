@@ -8,6 +8,7 @@ made it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from elastic3d.errors import EtcdRefused, EtcdUnavailable
 from elastic3d.etcd import diagnosis, failures, messages, transport
 from elastic3d.etcd.codec import Codec
 from elastic3d.etcd.endpoints import parse_endpoints
-from elastic3d.etcd.failures import FailureKind, LeaseGone
+from elastic3d.etcd.failures import Compacted, FailureKind, LeaseGone
 from elastic3d.etcd.operations import Compare, Get, KeyValue, ListedMember, MemberStatus, Operation, TxnResult
 from elastic3d.etcd.session import Session
 from elastic3d.etcd.tls import Tls
@@ -229,8 +230,12 @@ class EtcdClient:
         ) from failure
 
     def compact(self, revision: int) -> None:
-        """Have etcd discard the states of all keys, others' too, before `revision`; current values stay."""
-        self.session.call(transport.COMPACT, messages.new("CompactionRequest", revision=revision), safe=True)
+        """Have etcd discard the states of all keys, others' too, before `revision`; current values stay.
+
+        Nothing happens where that is done already: by somebody else, or by a request whose answer was lost.
+        """
+        with contextlib.suppress(Compacted):
+            self.session.call(transport.COMPACT, messages.new("CompactionRequest", revision=revision), safe=True)
 
     def grant(self, ttl: float, *, budget: float | None = None) -> tuple[int, float]:
         """Return the id of a new lease and its time to live in seconds, which etcd may have raised (least about 2 s).

@@ -21,7 +21,7 @@ from dataclasses import replace
 from elastic3d import threads
 from elastic3d.clock import Clock
 from elastic3d.errors import EtcdError, EtcdUnavailable
-from elastic3d.etcd import Compacted, EtcdClient, Impaired, Lease, LeaseGone, LeaseKeeper
+from elastic3d.etcd import EtcdClient, Impaired, Lease, LeaseGone, LeaseKeeper
 from elastic3d.membership import actions as acts
 from elastic3d.membership import events as e
 from elastic3d.membership import transactions
@@ -301,8 +301,8 @@ class MemberWriter:
         refused = ""
         try:
             self._client.compact(past)
-        except (EtcdUnavailable, Compacted):
-            return  # etcd is away, or somebody else was faster: the next one covers this one
+        except EtcdUnavailable:
+            return  # the next one covers this one
         except EtcdError as error:
             refused = f"{error}; {MEND}"
         if bool(refused) is not self._uncompacted:
