@@ -51,6 +51,9 @@ def main(out: Path, steps: int, pause: float) -> None:
     if rank == 0:
         rounded = b"".join(one.detach().round(decimals=6).numpy().tobytes() for one in net.parameters())
         (out / "result.json").write_text(json.dumps({"digest": hashlib.sha256(rounded).hexdigest()}) + "\n")
+    # DDP's reducer would otherwise be the last to let go of the group, and hold the interpreter's lock meanwhile. That
+    # waits for gloo's threads, which may want the lock to let go of tensors (pytorch/pytorch#56297).
+    del model
     dist.destroy_process_group()
 
 
