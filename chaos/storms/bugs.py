@@ -189,4 +189,19 @@ FOUND: tuple[RealBug, ...] = (
         wrong="it came back and was not taken, since one node is allowed: the other waited for a second one for ever",
         test="testdata/membership/layout-needs-the-machine.txt",
     ),
+    RealBug(
+        met="a job in which each rank had a copy of the state for itself came to its first audited step",
+        wrong="there was no group to ask what others had gathered, and every rank raised `KeyError`",
+        test="parallel/test_auditing.py::test_audits_change_no_bit",
+    ),
+    RealBug(
+        met="etcd was compacted while it was slow, and the answer was lost",
+        wrong="the request was sent again, and that it was done already was an error",
+        test="etcd/test_etcd_client.py::test_what_was_compacted_already_is_compacted",
+    ),
+    RealBug(
+        met="rank 0 died before it told of a step of which another rank had a copy of the whole state",
+        wrong="no event said that the step had been made, nor with which loss",
+        test="worker/test_journal.py::test_a_state_says_the_loss_of_its_last_step",
+    ),
 )
