@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from chaos.faults.moment import When
 from chaos.faults.network import Delay
 from chaos.faults.orders import Join
 from chaos.faults.process import Slow
-from chaos.machine.closing import ClosingStack
 from chaos.machine.hogs import hogs
 from chaos.machine.hung_files import HungFiles
 from chaos.machine.network import Network
@@ -90,7 +90,7 @@ def play_trial(
     faults += [Join(when=When(step=trial.step))] if kind.joins else []
     if kind.late:
         faults.append(Delay(node=node, late=kind.late, seconds=math.inf, when=When(step=trial.step)))
-    with ClosingStack() as stack:
+    with ExitStack() as stack:
         stack.enter_context(hogs(kind.hogs))
         if kind.late:
             try:

@@ -16,11 +16,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from chaos.judging.oracle import compare
-from chaos.machine.closing import ClosingStack
 from chaos.machine.cluster import started_by
 from chaos.machine.preloaded import PreloadedServer
 from chaos.playing.outcome import Outcome
@@ -246,7 +246,7 @@ def play_all(
 def _lane(number: int, work: _Work, workdir: Path, steps: int, heard: Callable[[Result], None]) -> None:
     clock = _Stoppable(work.over)
     try:
-        with ClosingStack() as stack:
+        with ExitStack() as stack:
             etcd = stack.enter_context(EtcdServer())
             # Agents that import torch each would keep a small machine busy for longer than the trials themselves.
             stack.enter_context(started_by(stack.enter_context(PreloadedServer())))
