@@ -312,6 +312,7 @@ def with_untold(steps: Sequence[Step], events: Iterable[Event]) -> tuple[Step, .
     """Return the steps with those between them that nobody told of, of which states say that they were made.
 
     Rank 0 may end before it tells of a step. Training goes on from it where another rank has a copy of the whole state.
+    How long it took is not known: what the step before it took stands for that.
     """
     by_number = {step.number: step for step in steps}
     for event in events:
