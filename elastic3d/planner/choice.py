@@ -178,12 +178,17 @@ def _by_shape(cluster: Cluster, profile: ModelProfile, request: Layout, speeds: 
         raise LayoutError(_nothing(nodes, slots, profile, request, []))
     worlds = [used * slots for used in range(nodes, 0, -1)]
     asked = (layout for world in worlds for layout in _asked_for(world, request))
-    # If the sizes would do, the reason is something else about the model, which more nodes do not change.
+    # If the sizes would do, the reason is something else, of the model or the schedule, which more nodes do not change.
     freed = replace(profile, heads=request.tp or 1, chunks=1, compress="", recompute="none")
     sizes = replace(freed, tied=False, unstaged="", experts=0)
-    fitting = (layout for layout in islice(asked, LOOKED_AT) if unfit(replace(layout, cp=1), sizes) is None)
+    fitting = (layout for layout in islice(asked, LOOKED_AT) if unfit(_plainest(layout), sizes) is None)
     reasons = [why for layout in fitting if (why := unfit(layout, profile)) is not None]
     raise LayoutError(_nothing(nodes, slots, profile, request, reasons))
+
+
+def _plainest(layout: Layout) -> Layout:
+    """Return the layout of the same pp, dp and tp that asks for the least."""
+    return replace(layout, cp=1, schedule=None, virtual=1, cuts=())
 
 
 def _cut_for(speeds: Sequence[float], layout: Layout, slots: int, profile: ModelProfile, request: Layout) -> Layout:
@@ -225,13 +230,10 @@ def _simple(pp: int, dp: int, cp: int, tp: int, request: Layout) -> Layout:
 def _nothing(
     nodes: int, slots: int, profile: ModelProfile, request: Layout, reasons: list[str], *, more_nodes_help: bool = False
 ) -> str:
-    axes = [f"{axis}={getattr(request, axis)}" for axis in ("pp", "dp") if getattr(request, axis)]
-    axes += [f"{axis}={size}" for axis, size in (("cp", request.cp), ("tp", request.tp)) if size > 1]
-    asked = ", ".join(axes) or "none"
     leaves = f" in leaves of {profile.leaf}" if profile.leaf > 1 else ""
     head = (
         f"no layout fits {nodes} node(s) x {slots} slot(s) with {profile.blocks} blocks and {profile.micro_batches} "
-        f"micro-batches per step{leaves} (asked for: {asked})"
+        f"micro-batches per step{leaves} (asked for: {request.request()})"
     )
     several = list(dict.fromkeys(reasons))
     if several and not more_nodes_help:

@@ -69,6 +69,25 @@ def test_the_obstacle_is_named_if_more_nodes_would_not_help() -> None:
         assert "add nodes" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("asked", "micro_batches", "why"),
+    [
+        ("pp=2,schedule=zero-bubble,virtual=2", 4, "use zero=2, or schedule=interleaved or 1f1b"),
+        ("pp=2,dp=2,zero=2,schedule=dualpipev,virtual=2", 4, "schedule dualpipev needs as many as stages (4)"),
+        ("pp=2,schedule=interleaved,virtual=3", 4, "has more pipeline stages (6) than the model has blocks (4)"),
+        ("pp=2,cuts=1/3", 4, "2 stages have 1 cuts between them, not 2"),
+    ],
+)
+def test_what_a_schedule_does_not_allow_is_said_with_what_it_needs(asked: str, micro_batches: int, why: str) -> None:
+    """All that was asked for is repeated, and no sizes are named which would do: more nodes do not help."""
+    with pytest.raises(LayoutError, match="no layout fits") as caught:
+        plan(4, 1, profile(4, micro_batches), Layout.parse(asked))
+    said = str(caught.value)
+    assert why in said
+    assert all(part in said for part in asked.split(","))
+    assert "add nodes" not in said
+
+
 @given(st.integers(1, 16), st.integers(1, 8), SIZES, SIZES, AXES, AXES)
 def test_every_request_gives_a_plan_or_a_helpful_error(
     nodes: int, slots: int, blocks: int, micro_batches: int, pp: int, dp: int
