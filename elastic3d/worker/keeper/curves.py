@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from elastic3d.clock import SYSTEM, Clock
-from elastic3d.port import StepRecord
+from elastic3d.port import StateRestored, StepRecord
 from elastic3d.trackers.choice import Named
 from elastic3d.trackers.points import Point, Points, Void
 from elastic3d.trackers.turn import Turn
@@ -55,20 +55,26 @@ class Curves:
         else:
             self._waiting = turn
 
-    def restored(self, step: int) -> None:
-        """Take note of the step that the run goes on from."""
+    def restored(self, state: StateRestored) -> None:
+        """Take note of the state that the run goes on from.
+
+        Nobody may have lived to tell of its last step, of which it knows the loss. Where this node has heard of no step
+        at all, what the storage has must say first where it goes on.
+        """
         if self._waiting is not None:
             turn, self._waiting = self._waiting, None
-            self._begin(Turn(generation=turn.generation, config=turn.config, voids=turn.voids, restored=max(0, step)))
+            later = Turn(generation=turn.generation, config=turn.config, voids=turn.voids, restored=max(0, state.step))
+            self._begin(later)
+        elif 0 < self._points.newest == state.step - 1 and state.loss:
+            values = {"loss": float.fromhex(state.loss), "generation": state.generation}
+            self._add(Point(step=state.step, generation=state.generation, at=self._clock.wall(), values=values))
 
     def stepped(self, record: StepRecord, generation: Generation) -> None:
         """Take note of a step."""
         if not self._writers:
             return
         values = values_of(record, generation)
-        self._points.add(Point(step=record.step, generation=record.generation, at=self._clock.wall(), values=values))
-        for writer in self._writers:
-            writer.heard()
+        self._add(Point(step=record.step, generation=record.generation, at=self._clock.wall(), values=values))
 
     def etcd(self, *, there: bool) -> None:
         """Write nothing while etcd is away: a generation in which another node writes may be there."""
@@ -96,6 +102,11 @@ class Curves:
         """Wait for what is left, for a bounded time, and report what is not written."""
         for writer in self._writers:
             writer.wait()
+
+    def _add(self, point: Point) -> None:
+        self._points.add(point)
+        for writer in self._writers:
+            writer.heard()
 
     def _begin(self, turn: Turn) -> None:
         for writer in self._writers:

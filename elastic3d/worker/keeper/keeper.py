@@ -527,7 +527,7 @@ class Keeper:
                 if isinstance(event, w.Restored) and event.state.damaged and self._checkpoints is not None:
                     self._checkpoints.distrust(event.state.damaged)
                 if isinstance(event, w.Restored) and event.slot == 0:
-                    self._curves.restored(event.state.step)
+                    self._curves.restored(event.state)
                 self._generations.heard(event)
                 if isinstance(event, w.StepFinished):
                     self._generations.look_after_snapshots(self._node)

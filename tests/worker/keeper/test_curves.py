@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from elastic3d.distrust import Distrust
+from elastic3d.port import StateRestored
 from elastic3d.rollback import Rollback
 from elastic3d.trackers.choice import Named
 from elastic3d.trackers.names import OURS
@@ -29,6 +30,10 @@ A, B, C = node("a"), node("b"), node("c")
 
 def generation(number: int, *nodes: Node, writer: int = 0, **more: Any) -> Generation:
     return Generation(number=number, cause=Cause.JOIN, nodes=nodes, writer=writer, layout=Layout(dp=len(nodes)), **more)
+
+
+def state(step: int, *, number: int = 1, loss: str = "") -> StateRestored:
+    return StateRestored(source="memory" if step else "none", step=step, generation=number, loss=loss)
 
 
 class Keeping:
@@ -70,7 +75,7 @@ def test_one_node_writes_and_another_goes_on_when_it_is_gone(shelf: Shelf, pair:
     formed = generation(1, A, B)
     for one in pair:
         one.curves.began(formed, one.me)
-        one.curves.restored(0)
+        one.curves.restored(state(0))
         one.steps(formed, 1, 5)
     assert eventually(lambda: len(shelf.sent) == 5)
     assert second.tracker.opened == 0
@@ -81,10 +86,35 @@ def test_one_node_writes_and_another_goes_on_when_it_is_gone(shelf: Shelf, pair:
     shelf.broken = False
     after = generation(2, C, B, writer=1)
     second.curves.began(after, B)
-    second.curves.restored(7)
+    second.curves.restored(state(7))
     second.steps(after, 8, 9)
     assert eventually(lambda: 9 in shelf.points)
     assert shelf.sent == list(range(1, 10))
+    assert [name for name, _ in second.events] == ["tracker.opened"]
+
+
+def test_a_step_that_nobody_told_of_has_the_loss_that_the_state_after_it_knows(
+    shelf: Shelf, pair: tuple[Keeping, Keeping]
+) -> None:
+    """All that told of it are gone. The step has its point, one that was heard of stays, and nothing is a gap."""
+    first, second = pair
+    formed = generation(1, A, B)
+    for one in pair:
+        one.curves.began(formed, one.me)
+        one.curves.restored(state(0))
+        one.steps(formed, 1, 5)
+    assert eventually(lambda: len(shelf.sent) == 5)
+    first.curves.stop()
+    for number, step in ((2, 6), (3, 6)):
+        second.curves.began(generation(number, B), B)
+        second.curves.restored(state(step, number=1, loss=(0.5 * number).hex()))
+    second.steps(generation(3, B), 7, 8)
+    second.curves.restored(state(8, number=3, loss=(9.0).hex()))
+    assert eventually(lambda: 8 in shelf.points)
+    second.close()
+    assert shelf.sent == list(range(1, 9))
+    assert shelf.points[6] == {"loss": 1.0, "generation": 1}
+    assert [shelf.points[step]["loss"] for step in (5, 7, 8)] == [1.25, 1.25, 1.25]
     assert [name for name, _ in second.events] == ["tracker.opened"]
 
 
@@ -93,7 +123,7 @@ def test_a_record_that_names_another_node_ends_the_writing(shelf: Shelf, pair: t
     first, _ = pair
     formed = generation(1, A, B)
     first.curves.began(formed, A)
-    first.curves.restored(0)
+    first.curves.restored(state(0))
     first.steps(formed, 1, 2)
     assert eventually(lambda: len(shelf.sent) == 2)
     first.curves.sealed(generation(2, node("a", "2"), B), A)
@@ -109,7 +139,7 @@ def test_nothing_is_written_while_etcd_is_away(shelf: Shelf, pair: tuple[Keeping
     first, _ = pair
     formed = generation(1, A, B)
     first.curves.began(formed, A)
-    first.curves.restored(0)
+    first.curves.restored(state(0))
     first.steps(formed, 1, 2)
     assert eventually(lambda: len(shelf.sent) == 2)
     first.curves.etcd(there=False)
@@ -125,7 +155,7 @@ def test_a_node_that_ends_without_etcd_writes_nothing_and_says_so(shelf: Shelf) 
     one = Keeping(A, shelf)
     formed = generation(1, A, B)
     one.curves.began(formed, A)
-    one.curves.restored(0)
+    one.curves.restored(state(0))
     assert eventually(lambda: one.tracker.opened)
     one.curves.etcd(there=False)
     one.steps(formed, 1, 4)
@@ -143,7 +173,7 @@ def test_a_run_that_goes_back_leaves_out_what_it_made(shelf: Shelf, pair: tuple[
     formed = generation(1, A, B)
     for one in pair:
         one.curves.began(formed, one.me)
-        one.curves.restored(0)
+        one.curves.restored(state(0))
         one.steps(formed, 1, 6)
     assert eventually(lambda: len(shelf.sent) == 6)
     first.curves.stop()
@@ -151,7 +181,7 @@ def test_a_run_that_goes_back_leaves_out_what_it_made(shelf: Shelf, pair: tuple[
     after = generation(2, B, rollbacks=(back,), distrusted=(Distrust(before=2, step=0),))
     second.curves.began(after, B)
     second.steps(formed, 4, 4)
-    second.curves.restored(2)
+    second.curves.restored(state(2))
     second.steps(after, 3, 5, loss=9.0)
     assert eventually(lambda: 5 in shelf.points)
     second.close()
