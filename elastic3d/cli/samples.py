@@ -147,6 +147,7 @@ def _events(folder: Path, run_id: str, as_json: bool) -> bool:
     from elastic3d.data.ledger import count
 
     runs: dict[str, dict[int, _Step]] = defaultdict(dict)
+    restored: dict[str, set[int]] = defaultdict(set)
     newest: dict[str, float] = defaultdict(float)
     if not folder.is_dir():
         raise UsageError(
@@ -163,6 +164,8 @@ def _events(folder: Path, run_id: str, as_json: bool) -> bool:
                     advance(read)
                     seen = _step(line)
                     if seen is None:
+                        if (state := _restored(line)) is not None:
+                            restored[state[0]].add(state[1])
                         continue
                     newest[seen.run] = max(newest[seen.run], seen.at)
                     steps = runs[seen.run]
@@ -174,18 +177,25 @@ def _events(folder: Path, run_id: str, as_json: bool) -> bool:
     if chosen not in runs:
         raise no_run(chosen, folder, runs)
     steps, others = runs[chosen], tuple(sorted(runs.keys() - {chosen}))
+    untold = _untold(steps, restored[chosen])
+    steps |= untold
     account = count((steps[step].first, steps[step].stop) for step in sorted(steps))
     left_out = sum(step.excluded for step in steps.values())
     account = replace(account, consumed=account.consumed - left_out, excluded=left_out)
     if as_json:
         from elastic3d.cli.samples_documents import EventSamplesDocument
 
-        document = EventSamplesDocument(events=str(folder), steps=len(steps), run=chosen, other_runs=others)
+        document = EventSamplesDocument(
+            events=str(folder), steps=len(steps), run=chosen, other_runs=others, untold=tuple(sorted(untold))
+        )
         _print(document, account)
     else:
         console = Console(highlight=False)
         of_run = f"{clean(chosen)}: " if others else ""
         console.print(_verdict(f"{of_run}{len(steps)} steps in {clean(str(folder))}", account))
+        if untold:
+            numbers = ", ".join(f"{step:,}" for step in sorted(untold))
+            console.print(Text(f"- nobody lived to tell of step {numbers}, from whose state training went on"))
         if others:
             console.print(Text(clean(f"- {others_said(others)}"), style="yellow"))
     return account.whole
@@ -213,6 +223,32 @@ def _step(line: bytes) -> _Step | None:
         )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _restored(line: bytes) -> tuple[str, int] | None:
+    """Return the run and the step of a state that steps of it led to, as a line has it; None for any other line."""
+    if b"state.restored" not in line:
+        return None
+    try:
+        data = json.loads(line)
+        if data["event"] != "state.restored" or not data.get("loss"):
+            return None
+        run = data.get("run")
+        return run if isinstance(run, str) else "", int(data["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _untold(steps: dict[int, _Step], restored: set[int]) -> dict[int, _Step]:
+    """Return the steps that no event tells of, between two that are told of, and from whose state the run went on.
+
+    All that made such a step may have ended before they told of it but one, which has a copy of its state.
+    """
+    return {
+        step: replace(steps[step - 1], step=step, first=steps[step - 1].stop, stop=steps[step + 1].first, excluded=0)
+        for step in restored
+        if step not in steps and step - 1 in steps and step + 1 in steps
+    }
 
 
 def _print(fields: CheckpointSamplesDocument | EventSamplesDocument, account: Account) -> None:

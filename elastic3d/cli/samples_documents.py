@@ -68,3 +68,6 @@ class EventSamplesDocument:
     """The run whose steps they are: the one that wrote last, unless `--id` named it."""
     other_runs: tuple[str, ...]
     """The other runs in the folder."""
+    untold: tuple[int, ...]
+    """Of the steps, those that nobody lived to tell of: the run went on from their state. What they left out, if
+    anything, is not known, and counts as consumed."""

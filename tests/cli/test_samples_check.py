@@ -203,6 +203,24 @@ def test_the_steps_of_two_runs_are_not_taken_for_those_of_one(tmp_path: Path) ->
     assert "there are 'broken', 'whole'" in unknown.stderr
 
 
+def restored(run: str, step: int, loss: str = "") -> str:
+    return json.dumps({"event": "state.restored", "run": run, "generation": 2, "step": step, "loss": loss}) + "\n"
+
+
+def test_a_step_that_nobody_told_of_counts_where_the_run_went_on_from_its_state(tmp_path: Path) -> None:
+    """A state that was loaded without a step before it, or of another run, and one that is no step's prove nothing."""
+    told = [*range(1, 21), *range(22, 51)]
+    file = tmp_path / "n1-0.jsonl"
+    file.write_text(committed("job", told) + restored("other", 21, "0x1p0") + restored("job", 21))
+    assert json.loads(call("--events", str(tmp_path), "--json").output)["missing"] == 8
+    file.write_text(committed("job", told) + restored("job", 21, "0x1p0") + restored("job", 70, "0x1p0"))
+    result = call("--events", str(tmp_path), "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.output)
+    assert (document["steps"], document["untold"], document["consumed"]) == (50, [21], 400)
+    assert "nobody lived to tell of step 21" in " ".join(call("--events", str(tmp_path)).output.split())
+
+
 def test_the_older_file_of_a_node_counts(tmp_path: Path) -> None:
     """Past half of its limit a log goes on in another file, and what was before is whole all the same."""
     (tmp_path / "n1-0.jsonl.1").write_text(committed("job", range(1, 51)))
