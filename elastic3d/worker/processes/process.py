@@ -59,6 +59,9 @@ TORCHRUN_VARIABLES = (
 """Variables of torchrun that do not hold for a trainer. LOCAL_RANK and LOCAL_WORLD_SIZE do, and stay."""
 
 
+_M_ARENA_MAX = -8
+
+
 def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
@@ -92,6 +95,19 @@ def die_with_agent(identity: str) -> None:
 def adopt_orphans() -> None:
     """Make this process the subreaper: descendants whose parent dies become its children, to be reaped by it."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def share_arenas() -> None:
+    """Have the threads of this process allocate from two arenas, from now on.
+
+    glibc gives each thread an arena until there are eight for each core, and what one thread frees is of no use to
+    another. A keeper's threads come and go with generations, so that each arena in its turn reaches the most that any
+    of them ever held: by some 0.2 MB a generation its memory rose, for hours. They mostly wait, and seldom meet in
+    malloc. Processes that this one forked before are not affected.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # another C library has no arenas
+        mallopt(_M_ARENA_MAX, 2)
 
 
 def children_die_too() -> None:
