@@ -29,8 +29,9 @@ from elastic3d.values import Cause
 EVERY = 10.0
 """Seconds from one record to the next, at least, unless a generation was sealed meanwhile."""
 
-KEPT = 16_384
-"""Events that are kept for the case that this keeper comes to lead."""
+KEPT = 4_096
+"""Events that are kept for the case that this keeper comes to lead: 2 MB, and an hour of a step a second. What the last
+leader wrote is ten seconds old, unless etcd was away."""
 
 
 class LiveGoodput:
