@@ -204,4 +204,9 @@ FOUND: tuple[RealBug, ...] = (
         wrong="no event said that the step had been made, nor with which loss",
         test="worker/test_journal.py::test_a_state_says_the_loss_of_its_last_step",
     ),
+    RealBug(
+        met="a job went through 115 generations in 80 minutes",
+        wrong="a keeper's threads left pieces of memory in sixteen arenas in turn, and it grew by 22 MB",
+        test="worker/processes/test_arenas.py::test_threads_of_a_keeper_share_their_arenas",
+    ),
 )
