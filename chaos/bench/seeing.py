@@ -26,7 +26,7 @@ from elastic3d.health.sheet import StepSheet
 from elastic3d.membership import events as m
 from elastic3d.membership.policy import Policy
 from elastic3d.metrics.address import metrics_address
-from elastic3d.port import StepRecord
+from elastic3d.port import StateRestored, StepRecord
 from elastic3d.rendezvous.settings import Settings
 from elastic3d.trackers.choice import chosen
 from elastic3d.values import Cause, Generation, Layout, Node, Slot
@@ -163,7 +163,7 @@ def _turn(folder: Path, nodes: int, slots: int, count: int, steps: int) -> float
             goodput.noted(m.GenerationPut(generation=generation, revision=1))
             goodput.resume(None)
         curves.began(generation, me)
-        curves.restored(0)
+        curves.restored(StateRestored(source="none", step=0, generation=0))
         rows = [StepSheet(work=1.0, rounds=4.0, forward=0.1, backward=0.2, data=0.01, wait_dp=0.1).row] * world
         records = [_record(step, rows, world) for step in range(1, steps + 1)]
         before = processor_seconds()
