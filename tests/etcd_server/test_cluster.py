@@ -67,10 +67,15 @@ def test_members_on_several_machines_agree_without_a_word_between_them() -> None
 
 
 def test_flags_are_those_of_the_version() -> None:
-    """The check for corruption, which is behind a feature gate from 3.6 on; nobody turns fsync off."""
+    """From 3.6 on the check for corruption is behind a feature gate, and few writes in memory are the default.
+
+    Nobody turns fsync off.
+    """
     cluster = new_cluster(**LOCAL)
     assert flags(cluster, version=(3, 4, 23))["experimental-initial-corrupt-check"] == "true"
+    assert flags(cluster, version=(3, 5, 21))["snapshot-count"] == "10000"
     assert "experimental-initial-corrupt-check" not in flags(cluster, version=(3, 6, 0))
+    assert "snapshot-count" not in flags(cluster, version=(3, 6, 0))
     assert "unsafe-no-fsync" not in flags(cluster)
     assert "election-timeout" not in flags(cluster)
     assert "election-timeout" in flags(new_cluster(**{**LOCAL, "members": 1}))
