@@ -14,6 +14,7 @@ from rich.text import Text
 
 from checkpointing.errors import CheckpointError
 from checkpointing.reading.reader import read_record
+from elastic3d.accounting.recorded_events import recorded
 from elastic3d.cli.ckpt.naming import choose
 from elastic3d.cli.ckpt.place import Json, KeyFile, OneOf, StorePlace, complain
 from elastic3d.cli.ckpt.render.words import table
@@ -227,16 +228,11 @@ def _step(line: bytes) -> _Step | None:
 
 def _restored(line: bytes) -> tuple[str, int] | None:
     """Return the run and the step of a state that steps of it led to, as a line has it; None for any other line."""
-    if b"state.restored" not in line:
+    event = recorded(line) if b"state.restored" in line else None
+    if event is None or event.name != "state.restored" or not event.text("loss"):
         return None
-    try:
-        data = json.loads(line)
-        if data["event"] != "state.restored" or not data.get("loss"):
-            return None
-        run = data.get("run")
-        return run if isinstance(run, str) else "", int(data["step"])
-    except (ValueError, KeyError, TypeError):
-        return None
+    step = event.whole("step")
+    return None if step is None else (event.run, step)
 
 
 def _untold(steps: dict[int, _Step], restored: set[int]) -> dict[int, _Step]:

@@ -204,7 +204,8 @@ def test_the_steps_of_two_runs_are_not_taken_for_those_of_one(tmp_path: Path) ->
 
 
 def restored(run: str, step: int, loss: str = "") -> str:
-    return json.dumps({"event": "state.restored", "run": run, "generation": 2, "step": step, "loss": loss}) + "\n"
+    line = {"event": "state.restored", "at": step, "run": run, "generation": 2, "step": step, "loss": loss}
+    return json.dumps(line) + "\n"
 
 
 def test_a_step_that_nobody_told_of_counts_where_the_run_went_on_from_its_state(tmp_path: Path) -> None:

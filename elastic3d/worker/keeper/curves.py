@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.port import StateRestored, StepRecord
@@ -63,8 +64,7 @@ class Curves:
         """
         if self._waiting is not None:
             turn, self._waiting = self._waiting, None
-            later = Turn(generation=turn.generation, config=turn.config, voids=turn.voids, restored=max(0, state.step))
-            self._begin(later)
+            self._begin(replace(turn, restored=max(0, state.step)))
         elif 0 < self._points.newest == state.step - 1 and state.loss:
             values = {"loss": float.fromhex(state.loss), "generation": state.generation}
             self._add(Point(step=state.step, generation=state.generation, at=self._clock.wall(), values=values))

@@ -69,6 +69,7 @@ class TemplateSupervisor:
             # A bare interpreter starts in a moment, and needs no reserve.
             self._spare = None
             self._handle = self._start()
+        # Not before: the templates, and so the trainers, have as many as there are.
         process.share_arenas()
         self._spare_at = SYSTEM.monotonic() + SPARE_AFTER
 
