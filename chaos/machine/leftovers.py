@@ -14,8 +14,8 @@ from elastic3d.etcd import EtcdClient
 
 # A killed node's lease expires by itself: its TTL, plus the interval at which etcd checks.
 _LEASE_PATIENCE = 10.0
-_LONGEST = 60.0
-"""The longest remaining life, in seconds, of a living member's lease; records that outlive a job have more."""
+_RECORDS = 60.0
+"""The shortest time, in seconds, that records which outlive a job are kept for; a living member's lease has less."""
 _SHARED_MEMORY = Path("/dev/shm")
 # Records about machines, of who was turned away, and of the newest end outlive the job, on leases of their own.
 _REMEMBERED = (keys.FLAPS, keys.QUARANTINE, keys.REFUSED, keys.LAST_END)
@@ -68,7 +68,7 @@ def leases_left(
     """Return the keys under `prefix` that hang on a lease after `patience`; with `alone`, any lease of the server.
 
     Records that outlive their job by their nature are not counted, whichever job wrote them; nor is a lease
-    without a key that was granted for that long: its writer was killed in between.
+    without a key that was granted for as long as these: its writer was killed in between, or a newer record is there.
     """
 
     def left() -> list[str]:
@@ -78,7 +78,7 @@ def leases_left(
         mine = [item for item in leased if item.key.startswith(prefix) and item.lease not in kept]
         keys = [f"etcd key {item.key} under lease {item.lease:x}" for item in mine]
         leases = [lease for lease in (client.leases() if alone else ()) if lease not in kept]
-        return keys or [f"etcd lease {lease:x}" for lease in leases if (client.time_to_live(lease) or 0.0) <= _LONGEST]
+        return keys or [f"etcd lease {lease:x}" for lease in leases if (client.granted(lease) or _RECORDS) < _RECORDS]
 
     try:
         with connect() as client:

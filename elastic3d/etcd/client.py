@@ -13,7 +13,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from elastic3d.clock import SYSTEM, Clock
 from elastic3d.errors import EtcdRefused, EtcdUnavailable
@@ -265,12 +265,13 @@ class EtcdClient:
 
     def time_to_live(self, lease: int, *, budget: float | None = None) -> float | None:
         """Return the whole seconds a lease has left; None if it is over."""
-        request = messages.new("LeaseTimeToLiveRequest", ID=lease)
-        try:
-            answer = self.session.call(transport.LEASE_TIME_TO_LIVE, request, safe=True, budget=budget)
-        except LeaseGone:
-            return None
-        return None if answer.TTL < 0 else float(answer.TTL)
+        answer = self._lease(lease, budget)
+        return None if answer is None else float(answer.TTL)
+
+    def granted(self, lease: int, *, budget: float | None = None) -> float | None:
+        """Return the whole seconds that a lease has whenever it is kept alive; None if it is over."""
+        answer = self._lease(lease, budget)
+        return None if answer is None else float(answer.grantedTTL)
 
     def term(self, prefix: str, *, budget: float | None = None) -> int:
         """Return the term of the cluster's leader, after a linearizable read of `prefix`, for which we need the rights.
@@ -285,3 +286,11 @@ class EtcdClient:
         request = messages.new("LeaseLeasesRequest")
         answer = self.session.call(transport.LEASE_LEASES, request, safe=True, budget=budget)
         return tuple(int(status.ID) for status in answer.leases)
+
+    def _lease(self, lease: int, budget: float | None) -> Any:
+        request = messages.new("LeaseTimeToLiveRequest", ID=lease)
+        try:
+            answer = self.session.call(transport.LEASE_TIME_TO_LIVE, request, safe=True, budget=budget)
+        except LeaseGone:
+            return None
+        return None if answer.TTL < 0 else answer

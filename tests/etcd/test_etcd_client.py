@@ -148,10 +148,11 @@ def test_a_put_under_a_dead_lease_fails(client: EtcdClient) -> None:
     left = client.time_to_live(lease)
     assert left is not None
     assert left >= 55
+    assert client.granted(lease) == 60.0
     client.revoke(lease)
     client.revoke(lease)
     assert client.get("k") is None
-    assert client.time_to_live(lease) is None
+    assert client.time_to_live(lease) is client.granted(lease) is None
     with pytest.raises(LeaseGone):
         client.put("k", b"late", lease)
     with pytest.raises(LeaseGone):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from chaos.machine.leftovers import keys_left, leases_left
+from chaos.machine.processes import wait_until
 from chaos.servers.etcd import EtcdServer
 
 pytestmark = pytest.mark.etcd
@@ -39,6 +40,17 @@ def test_records_that_last_for_a_time_do_not_count_as_left_over(key: str, etcd: 
         lease, _ = client.grant(3600)
         assert leases_left(etcd.client, JOB, alone=True, patience=0) == []
         client.put(f"{JOB}{key}", b"{}", lease=lease)
+        assert leases_left(etcd.client, JOB, alone=True, patience=0) == []
+        client.revoke(lease)
+
+
+def test_a_record_that_was_replaced_does_not_count_as_left_over_however_little_its_lease_has_left(
+    etcd: EtcdServer,
+) -> None:
+    """Such as an end of two minutes whose write was repeated: what counts is how long the lease was granted for."""
+    with etcd.client() as client:
+        lease, _ = client.grant(61)
+        assert wait_until(lambda: (client.time_to_live(lease) or 0) < 60, 10.0)
         assert leases_left(etcd.client, JOB, alone=True, patience=0) == []
         client.revoke(lease)
 
