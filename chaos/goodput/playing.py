@@ -33,6 +33,9 @@ class Play(ABC):
     def lost(self, host: int, active: bool) -> None:
         """A node was taken away. active: it trained, or was about to."""
 
+    def tidy(self) -> None:  # noqa: B027 - most policies remember nothing
+        """Forget what nobody needs any more; called once in a while."""
+
     def play(self, report: Report = lambda share: None) -> Account:
         """Play the whole trace and return the account. report: called with the share that has been played."""
         for at, by, life in self.crowd.changes():
@@ -40,6 +43,7 @@ class Play(ABC):
         end = self.crowd.end
         while self.loop.now < end:
             self.loop.run(min(end, self.loop.now + SLICE))
+            self.tidy()
             report(self.loop.now / end)
         return self.ledger.close(end)
 

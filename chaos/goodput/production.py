@@ -37,6 +37,9 @@ FOREVER = 1e9
 REPORTED = 15.0
 """Seconds of quiet training after which members are told of a step again: none of their decisions waits for one."""
 
+REMEMBERED = 60.0
+"""Seconds of etcd's history that are kept, past every lease: no member of a trace is away from it and comes back."""
+
 GONE = 0.5
 """Seconds after a node was taken away in which a process of it might have come back by itself."""
 
@@ -151,6 +154,10 @@ class Production(Play, Observer):
                 "give another --seed, or a smaller --announced"
             )
         return account
+
+    def tidy(self) -> None:
+        """Forget the history of etcd, which would take gigabytes for a trace of days."""
+        self.world.etcd.forget(REMEMBERED)
 
     # Nodes.
 

@@ -13,6 +13,7 @@ Keepalives are no events: a lease is held while its owner reaches etcd; its dead
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -113,6 +114,10 @@ class Reading:
             raise BaseUnknown(str(reading[1]))
         return reading[1]
 
+    def forget(self) -> None:
+        """Execute anew what is read from now on."""
+        self._kept.clear()
+
 
 @dataclass(slots=True, eq=False)
 class Lease:
@@ -126,14 +131,44 @@ class Lease:
     over: bool = False
 
 
+class Log:
+    """The changes of a tier. A position counts all that there ever were; the oldest may be forgotten."""
+
+    def __init__(self, changes: list[Change]) -> None:
+        self._changes, self._forgotten = changes, 0
+
+    def __len__(self) -> int:
+        return self._forgotten + len(self._changes)
+
+    def append(self, change: Change) -> None:
+        """Add the newest change."""
+        self._changes.append(change)
+
+    def between(self, position: int, until: int) -> list[Change]:
+        """Return the changes from one position up to another; those that are forgotten are missing."""
+        first = self._forgotten
+        return self._changes[max(0, position - first) : max(0, until - first)]
+
+    def all(self) -> list[Change]:
+        """Return all changes; nothing may be forgotten."""
+        assert not self._forgotten
+        return self._changes
+
+    def forget(self, revision: int) -> None:
+        """Forget the changes up to a revision."""
+        keep = bisect_right(self._changes, revision, key=lambda change: change.revision)
+        del self._changes[:keep]
+        self._forgotten += keep
+
+
 class Store:
-    """The keys and their whole history. Pure: no time, no randomness."""
+    """The keys and their history. Pure: no time, no randomness."""
 
     def __init__(self) -> None:
         self.revision = 1
         self.compacted = 0
         self.tiers: dict[str, dict[str, Change]] = {}
-        self.logs: dict[str, list[Change]] = {}
+        self.logs: dict[str, Log] = {}
         self.leases: dict[int, Lease] = {}
         self.history = 0
         self._next_lease = 1
@@ -148,9 +183,9 @@ class Store:
         keys = self.tiers.get(tier, {})
         return [keys[key] for key in sorted(keys)]
 
-    def log(self, tier: str) -> list[Change]:
-        """Return all changes of a tier, oldest first."""
-        return self.logs.setdefault(tier, [])
+    def log(self, tier: str) -> Log:
+        """Return the changes of a tier."""
+        return self.logs.setdefault(tier, Log([]))
 
     def holds(self, condition: Compare) -> bool:
         """Return whether a condition holds now."""
@@ -211,13 +246,13 @@ class Store:
     def roll_back(self, revision: int, now: float) -> None:
         """Restore the data of an earlier revision and its leases: those that have ended since expire again."""
         kept, self.tiers = self.logs, {}
-        self.logs = {tier: [change for change in log if change.revision <= revision] for tier, log in kept.items()}
+        self.logs = {tier: Log([one for one in log.all() if one.revision <= revision]) for tier, log in kept.items()}
         for lease in self.leases.values():
             lease.over = True
             lease.keys.clear()
         alive, self.leases = self.leases, {}
         for tier, log in self.logs.items():
-            for change in log:
+            for change in log.all():
                 if change.item is None:
                     self.tiers[tier].pop(change.key, None)
                 else:
@@ -232,6 +267,11 @@ class Store:
         self.revision = revision
         self.compacted = min(self.compacted, revision)
         self.history += 1
+
+    def forget(self, revision: int) -> None:
+        """Forget the changes up to a revision; the keys stay."""
+        for log in self.logs.values():
+            log.forget(revision)
 
     def _put(self, put: Put, revision: int) -> Change:
         tier = self.tiers.setdefault(tier_of(put.key), {})
@@ -519,7 +559,7 @@ class Etcd:
         watch.scheduled = True
         speeds = self.speeds
         log = self.store.log(watch.tier)
-        size = sum(log[at].size for at in range(watch.position, len(log)))
+        size = sum(change.size for change in log.between(watch.position, len(log)))
         carried = self._carry(watch.client, size)
         lag = self.random.uniform(0.0, watch.client.lag) if watch.client.lag else 0.0
         self.loop.at(carried + lag + self.random.uniform(*speeds.travel), self._deliver, watch, len(log), size)
@@ -537,12 +577,13 @@ class Etcd:
             return
         log = self.store.log(watch.tier)
         until = min(until, len(log))
-        if watch.position < until and log[watch.position].revision <= self.store.compacted:
+        changes = log.between(watch.position, until)
+        forgotten = len(changes) < until - watch.position
+        if forgotten or (changes and changes[0].revision <= self.store.compacted):
             self.unwatch(watch)
             watch.lost(False)
             return
         self.bytes += size
-        changes = log[watch.position : until]
         watch.position = until
         if changes:
             watch.revision = changes[-1].revision
@@ -576,5 +617,16 @@ class Etcd:
             self._look(lease)
 
     def compact(self) -> None:
-        """Forget all changes up to now."""
+        """Answer for no change up to now any more."""
         self.store.compacted = self.store.revision
+
+    def forget(self, seconds: float) -> None:
+        """Keep the changes of the last `seconds` in memory: watches that are further behind must list again.
+
+        No data of that time can be restored any more.
+        """
+        at = bisect_right(self._revisions, self.loop.now - seconds, key=lambda known: known[0])
+        if at:
+            self.store.forget(self._revisions[at - 1][1])
+            del self._revisions[:at]
+        self.reading.forget()

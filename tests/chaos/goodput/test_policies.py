@@ -162,6 +162,20 @@ def test_a_checkpoint_is_vetted_by_audits_since_its_step_was_made() -> None:
     assert production.world.checkpoints.violations == []
 
 
+def test_a_long_trace_takes_no_memory_for_what_members_have_written() -> None:
+    """Of an hour and of two as much of etcd's history is kept: a trace of weeks would take gigabytes else."""
+    planned().prepare(2, lambda what, share: None)
+    kept = []
+    for hours in (1.0, 2.0):
+        crowd = people(hours * 3600.0, (0.0, 2))
+        production = Production("elastic3d", crowd, planned().fast, planned().job.recovery, seed=1, notice=0, enough=1)
+        production.play()
+        logs = production.world.etcd.store.logs.values()
+        assert sum(map(len, logs)) > 100 * hours
+        kept.append(sum(len(log.between(0, len(log))) for log in logs))
+    assert max(kept) < 60, kept
+
+
 def test_the_optimum_between_checkpoints_is_daly_s() -> None:
     """Daly 2006, equation 37: near Young's square root for short stalls, and the mean time between for long ones."""
     assert optimum(2.0, 3600.0) == pytest.approx(118.67, abs=0.02)

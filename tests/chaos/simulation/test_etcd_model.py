@@ -137,6 +137,26 @@ def test_a_watch_behind_a_compaction_must_list_again() -> None:
     assert bench.gaps == 1
 
 
+def test_a_history_that_is_forgotten_is_missed_by_no_watch_but_one_behind_it() -> None:
+    """The keys stay; one that was away lists again, one that was there delivers what comes next."""
+    away, there = Bench(), Bench()
+    away.etcd = there.etcd
+    away.loop = there.loop
+    away.watch()
+    there.watch()
+    away.reach(False)
+    there.write(Put(KEY, b"1"))
+    there.loop.run(there.loop.now + 100.0)
+    there.etcd.forget(60.0)
+    assert there.etcd.store.log("roll").between(0, 1) == []
+    assert there.etcd.store.get(KEY) is not None
+    there.write(Put(KEY, b"2"))
+    away.reach(True)
+    there.loop.run(there.loop.now + 1.0)
+    assert [change.item.value for change in there.seen if change.item] == [b"1", b"2"]
+    assert (there.gaps, away.gaps, away.seen) == (0, 1, [])
+
+
 def test_watchers_share_the_links_of_their_etcd_members() -> None:
     """A large value reaches three hundred watchers no sooner than the etcd members can send it."""
     bench = Bench()
