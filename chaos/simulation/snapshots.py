@@ -2,8 +2,8 @@
 
 Every step is a snapshot. Its copy is at the buddy when the next step ends, or some steps later, or, for the step at
 whose boundary the trainers leave, before that is reported. The production code decides where a copy is kept. A
-generation resumes from the newest step of which every rank's snapshot is at a present node. (If ranks hold the same,
-fewer would do: no layout is assumed here.)
+generation resumes from the newest step of which the whole state is at present nodes. Ranks of several replicas hold the
+same parts of it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from dataclasses import dataclass, field
 
 from elastic3d.distrust import Distrust, refused
 from elastic3d.membership.topology import buddies
-from elastic3d.values import Generation, Node
+from elastic3d.planner.placement import RankPlace, place_of
+from elastic3d.values import Generation, Layout, Node
 from elastic3d.worker.keeper import departure
+
+Part = int
+"""The number of a part of the state."""
 
 
 @dataclass(slots=True)
@@ -22,11 +26,13 @@ class _Taken:
     """The snapshots of one generation. last: the newest step. first: the step it began behind. behind: steps by which
     the buddies' copies are older.
 
-    copies: by rank, where the copy of its newest snapshot is, if not where it was before: at the buddy, older by that.
+    copies: by node, where the copy of its newest snapshot is, if not where it was before: at the buddy, older by that.
+    parts: by node, which parts of the state its ranks hold.
     """
 
     generation: Generation
     buddies: tuple[int, ...]
+    parts: tuple[frozenset[Part], ...]
     first: int
     last: int
     behind: int
@@ -44,7 +50,8 @@ class Snapshots:
         """A generation resumes after this step. behind: steps by which its buddies' copies are to be older."""
         if generation.nodes:
             kept = buddies(generation.nodes)
-            taken = _Taken(generation=generation, buddies=kept, first=step, last=step, behind=behind)
+            parts = parts_of(generation)
+            taken = _Taken(generation=generation, buddies=kept, parts=parts, first=step, last=step, behind=behind)
             self._taken[generation.key] = taken
 
     def stepped(self, generation: Generation, step: int) -> None:
@@ -96,4 +103,28 @@ class Snapshots:
             older = taken.last - taken.behind
             return older if nodes[taken.buddies[at]].id in there and older > taken.first else 0
 
-        return min(map(step, range(len(nodes))))
+        newest: dict[Part, int] = {}
+        for at, parts in enumerate(taken.parts):
+            held = step(at)
+            for part in parts:
+                newest[part] = max(held, newest.get(part, 0))
+        return min(newest.values())
+
+
+def parts_of(generation: Generation) -> tuple[frozenset[Part], ...]:
+    """Return, for each node, the parts of the state that its ranks hold; without a layout each rank has its own."""
+    layout, first = generation.layout, 0
+    parts: list[frozenset[Part]] = []
+    for node in generation.nodes:
+        ranks = range(first, first + len(node.slots))
+        parts.append(
+            frozenset(ranks if layout is None else (part_of(place_of(rank, layout), layout) for rank in ranks))
+        )
+        first = ranks.stop
+    return tuple(parts)
+
+
+def part_of(place: RankPlace, layout: Layout) -> Part:
+    """Return which part of the state the rank at this place holds: of its stages and its tp part, a shard."""
+    shard = (place.dp * layout.cp + place.cp) % layout.shards
+    return (place.pp * layout.shards + shard) * layout.tp + place.tp

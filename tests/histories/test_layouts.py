@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from chaos.faults.moment import When
+from chaos.faults.process import Kill
 from chaos.playing.play import play
 from chaos.servers.etcd import EtcdServer
 from elastic3d.calibration.record import save
@@ -58,6 +60,16 @@ def test_schedules_and_replicas_survive_the_loss_of_a_node(
     setting = replace(FIVE, layout=layout)
     outcome = held(play(setting, faults("1@8"), etcd=job_etcd, workdir=tmp_path / "job"), quiet(FIVE))
     assert outcome.picture.generations[1].restored_from == "memory"
+
+
+def test_a_replica_is_a_copy_of_the_state_as_well(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
+    """A node and its buddy die at once, a whole replica: what the other one holds is enough, of its newest step."""
+    setting = replace(SMALL, layout=Layout(pp=1, replicas=2))
+    both = [Kill(node=f"rank{rank}", when=When(step=10)) for rank in (0, 1)]
+    outcome = held(play(setting, both, etcd=job_etcd, workdir=tmp_path / "job"), quiet(SMALL))
+    assert outcome.picture.generations[-1].restored_from == "memory"
+    steps = [step.number for step in outcome.picture.steps]
+    assert steps == list(range(1, SMALL.steps + 1))
 
 
 def test_a_calibrated_run_is_planned_by_its_calibration(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
