@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from elastic3d.errors import UsageError
 
-_TIMES = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+TIMES = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+"""Seconds of each unit of time."""
+
 _SIZES = {"B": 1, **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", start=1)}} | {
     f"{letter}iB": 1 << (10 * power) for power, letter in enumerate("KMGT", start=1)
 }
@@ -59,7 +61,7 @@ def parse_seconds(value: float | str) -> float | None:
     """Return seconds: a number from 0, or text such as "30s", "1.5 h" or "2"; None for anything else, or too long."""
     if isinstance(value, str):
         match = _TIME.fullmatch(value)
-        long = None if match is None else float(match[1]) * _TIMES[match[2] or "s"]
+        long = None if match is None else float(match[1]) * TIMES[match[2] or "s"]
     else:
         long = value if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
     return float(long) if long is not None and long <= LONGEST else None

@@ -18,7 +18,7 @@ from chaos.goodput.costs import read_costs, written
 from chaos.goodput.lives import crowd
 from chaos.goodput.plot import goodput_plot
 from chaos.goodput.report import Asked, document, shown
-from chaos.simulation.trace import read_trace, scaled
+from chaos.simulation.trace import UNITS, read_trace, scaled
 from chaos.storms.folders import begin_file, in_words
 from elastic3d.calibration.record import load
 from elastic3d.cli.plan.question import check_size, choose, described, number_for, requested
@@ -33,6 +33,7 @@ def goodput(
         Path | None,
         typer.Option(help="A file of `seconds,nodes held` rows, with the counts before and after a change."),
     ] = None,
+    unit: Annotated[str | None, typer.Option("--unit", help=UNITS, show_default=False)] = None,
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="A well-known model.")] = "llama-7b",
     device: Annotated[str, typer.Option("--device", help="h200, h100, a100-80g, ..., from its data sheet.")] = "h200",
     calibration: Annotated[
@@ -107,7 +108,7 @@ def goodput(
             raise UsageError("--trace: give a file of seconds,nodes rows, as in --trace spot.csv")
         _check(nodes, slots, hours, announced, price, leaf)
         contenders = [choose(Contender, "--policy", name) for name in policy or Contender]
-        read = read_trace(trace)
+        read = read_trace(trace, unit)
         changes, end = read.changes, read.end
         if nodes is not None:
             changes = scaled(changes, nodes)

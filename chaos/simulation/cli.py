@@ -21,7 +21,7 @@ from chaos.many import cli as many_cli
 from chaos.simulation.large import Account, form
 from chaos.simulation.run import play, play_many
 from chaos.simulation.schedule import parse
-from chaos.simulation.trace import read_trace, scaled
+from chaos.simulation.trace import UNITS, read_trace, scaled
 from elastic3d.errors import Elastic3dError, UsageError
 
 app = typer.Typer(name="simulate", help="Simulate parts of a job under a virtual clock.", no_args_is_help=True)
@@ -38,6 +38,7 @@ def membership(
         Path | None,
         typer.Option(help="A file of `seconds,nodes held` rows, with the counts before and after each change."),
     ] = None,
+    unit: Annotated[str | None, typer.Option("--unit", help=UNITS, show_default=False)] = None,
     minutes: Annotated[
         float | None, typer.Option(help="Minutes of the trace to play, from its beginning. Default: all of it.")
     ] = None,
@@ -67,7 +68,7 @@ def membership(
     """
     console = Console(stderr=True)
     try:
-        large = nodes is not None or trace is not None or minutes is not None
+        large = any(given is not None for given in (nodes, trace, unit, minutes))
         if replay is not None:
             if large or schedules is not None or as_json:
                 raise UsageError("--replay: it goes with no other option")
@@ -77,7 +78,7 @@ def membership(
                 raise UsageError("--schedules: it goes with --seed and --json alone")
             kept = many_cli.play_and_tell(play_many, schedules, seed, as_json=as_json)
         else:
-            kept = _large(nodes, seed, trace, minutes, as_json, console)
+            kept = _large(nodes, seed, trace, unit, minutes, as_json, console)
     except Elastic3dError as error:
         print(f"elastic3d: {error}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
@@ -85,13 +86,21 @@ def membership(
 
 
 def _large(
-    nodes: int | None, seed: int, trace: Path | None, minutes: float | None, as_json: bool, console: Console
+    nodes: int | None,
+    seed: int,
+    trace: Path | None,
+    unit: str | None,
+    minutes: float | None,
+    as_json: bool,
+    console: Console,
 ) -> bool:
     if nodes is not None and nodes < 1:
         raise UsageError(f"--nodes {nodes}: give 1 or more")
     if minutes is not None and (trace is None or not minutes > 0):
         raise UsageError(f"--minutes {minutes:g}: it needs a --trace, and more than 0")
-    changes = read_trace(trace).changes if trace is not None else ()
+    if unit is not None and trace is None:
+        raise UsageError(f"--unit {unit}: it needs a --trace")
+    changes = read_trace(trace, unit).changes if trace is not None else ()
     if changes and nodes is not None:
         changes = scaled(changes, nodes)
     most = max((change.nodes for change in changes), default=nodes or 100)

@@ -26,7 +26,8 @@ from chaos.servers.etcd import EtcdServer
 from elastic3d.values import Layout
 from tests.histories.conftest import Quiet
 
-pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(600)]
+# Hundreds of steps, twice: on a busy machine a step takes most of a second.
+pytestmark = [pytest.mark.etcd, pytest.mark.gloo, pytest.mark.timeout(1500)]
 
 PAIR = Layout(pp=1, dp=2)
 BEGINS, STEPS = 24, 120

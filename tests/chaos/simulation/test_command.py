@@ -81,6 +81,8 @@ def test_a_schedule_in_a_file_is_replayed(tmp_path: Path) -> None:
         ("5\n", "line 1: it has 1 field"),
         ("5,-1\n", "line 1: it holds -1 nodes"),
         ("5,0\n", "never holds a node"),
+        ("".join(f"{at / 10},{1 + at % 2}\n" for at in range(12)), "12 times within 1.1 s; if its times are hours"),
+        ("0,1\n41000000,2\n", "475 days; if its times are milliseconds give --unit ms"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused(text: str, message: str, tmp_path: Path) -> None:
@@ -101,6 +103,8 @@ def test_a_file_that_is_no_trace_is_refused(text: str, message: str, tmp_path: P
         (["--nodes", "0"], "--nodes 0"),
         (["--trace", "/nowhere/at/all.csv"], "cannot be read"),
         (["--minutes", "5"], "--trace"),
+        (["--unit", "h"], "--unit h: it needs a --trace"),
+        (["--trace", "/nowhere/at/all.csv", "--unit", "days"], "--unit days: give one of ms, s, m, h"),
         (["--schedules", "0"], "--schedules 0"),
         (["--schedules", "5", "--nodes", "5"], "--seed and --json alone"),
     ],
@@ -120,6 +124,16 @@ def test_a_trace_is_scaled_to_a_peak(tmp_path: Path) -> None:
     changes = read_trace(trace).changes
     assert changes == (Held(at=0, nodes=0), Held(at=10, nodes=4), Held(at=20, nodes=2))
     assert [change.nodes for change in scaled(changes, 1000)] == [0, 1000, 500]
+
+
+def test_times_may_count_another_unit(tmp_path: Path) -> None:
+    """Which a person says: what looks like seconds may be milliseconds, and what does not may be seconds."""
+    trace = tmp_path / "spot.csv"
+    trace.write_text("0,1\n0.5,2\n1.25,2\n")
+    assert read_trace(trace, "h") == Trace(changes=(Held(at=0, nodes=1), Held(at=1800, nodes=2)), end=4500)
+    assert read_trace(trace) == read_trace(trace, "s")
+    trace.write_text("".join(f"{at / 10},{1 + at % 2}\n" for at in range(12)))
+    assert read_trace(trace, "s").end == pytest.approx(1.1)
 
 
 def test_a_trace_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
