@@ -45,8 +45,7 @@ class MlflowRuns(Tracker):
         self._points.clear()
         self._name = run_id
         self._client = client = MlflowClient(tracking_uri=self._uri)
-        there = client.get_experiment_by_name(self._experiment)
-        experiment = there.experiment_id if there is not None else client.create_experiment(self._experiment)
+        experiment = self._found_or_made()
         runs = client.search_runs(
             [experiment], f"tags.`{RUN}` = '{_tag(run_id)}'", max_results=1, order_by=["attributes.start_time DESC"]
         )
@@ -101,6 +100,20 @@ class MlflowRuns(Tracker):
         if writer != self._token:
             raise TrackerError(f"another process writes to MLflow's run {self._id} now")
         self._client.log_batch(self._id, metrics=metrics)
+
+    def _found_or_made(self) -> str:
+        """Return the id of the experiment, whoever makes it first."""
+        from mlflow.exceptions import MlflowException
+
+        there = self._client.get_experiment_by_name(self._experiment)
+        if there is None:
+            try:
+                return str(self._client.create_experiment(self._experiment))
+            except MlflowException:
+                there = self._client.get_experiment_by_name(self._experiment)
+                if there is None:
+                    raise
+        return str(there.experiment_id)
 
     def _make(self, experiment: str) -> None:
         made = self._client.create_run(experiment, run_name=self._name, tags={RUN: _tag(self._name)})

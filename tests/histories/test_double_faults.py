@@ -81,7 +81,8 @@ SLOWED = (f"--steps={LONG}", "--global-batch=16", "--layout=pp=2")
                 KillTrainer(node="stage0", when=heard("layout.rebalanced")),
             ),
             id="a trainer dies in a change for a slow node",
-            marks=pytest.mark.slow,
+            # Hundreds of steps, twice: on a busy machine a step takes most of a second.
+            marks=[pytest.mark.slow, pytest.mark.timeout(1500)],
         ),
     ],
 )

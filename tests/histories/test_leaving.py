@@ -157,7 +157,7 @@ def test_a_job_ends_without_a_stopped_node(job_etcd: EtcdServer, quiet: Quiet, t
 @pytest.mark.slow
 def test_a_restarted_node_rejoins(job_etcd: EtcdServer, quiet: Quiet, tmp_path: Path) -> None:
     """Under its old name it is another incarnation, and a newcomer."""
-    setting = dataclasses.replace(SMALL, steps=600)
+    setting = dataclasses.replace(SMALL, steps=160, options=("--checkpoint-every=5", "--pause=0.15"))
     outcome = held(
         play(setting, [Flap(node="node1", when=When(step=8))], etcd=job_etcd, workdir=tmp_path / "job"), quiet(setting)
     )

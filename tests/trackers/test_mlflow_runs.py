@@ -50,6 +50,25 @@ def test_a_curve_goes_on_after_a_restart(uri: str) -> None:
     assert MlflowRuns("gpt", uri).open("another", CONFIG) is None
 
 
+def test_an_experiment_that_another_one_makes_at_the_same_time_is_taken(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look for it and its making: two jobs begin together, or a writer wakes up beside its successor."""
+    from mlflow.tracking import MlflowClient
+
+    look = MlflowClient.get_experiment_by_name
+
+    def overtaken(client: MlflowClient, name: str) -> None:
+        monkeypatch.setattr(MlflowClient, "get_experiment_by_name", look)
+        client.create_experiment(name)
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", overtaken)
+    runs = MlflowRuns("gpt", uri)
+    assert runs.open("r", CONFIG) is None
+    put(runs, 1, 3)
+    assert [step for step, _ in history(uri)] == [1, 2, 3]
+
+
 def test_a_former_writer_finds_that_another_one_writes(uri: str) -> None:
     """It was cut off with points in hand, and sends none of them."""
     old, new = MlflowRuns("gpt", uri), MlflowRuns("gpt", uri)
