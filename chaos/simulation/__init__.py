@@ -1,7 +1,7 @@
 """Membership under a virtual clock: the production core over models of etcd, of the network and of trainers.
 
     loop, clock     virtual time, and what each host reads of it
-    etcd            revisions, transactions, leases, watches, compaction, outages, bandwidth
+    etcd            leases and watches, compaction, outages, bandwidth; etcd_store: keys, revisions, transactions
     network         heartbeat links: delays, partitions one way and both, pauses, deaths
     trainers        the minimum of what keepers and trainers answer to the core; durations: how long they take
     node            one member: the core and its driver's rules

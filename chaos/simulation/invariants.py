@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from chaos.simulation.etcd import ROOT, Change
+from chaos.simulation.etcd_store import ROOT, Change
 from chaos.simulation.lie_checks import LieChecks
 from chaos.simulation.node import Member
 from chaos.simulation.slowness import SlowChecks

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from chaos.simulation.etcd import Change
+from chaos.simulation.etcd_store import Change
 from chaos.simulation.invariants import Checker
 from chaos.simulation.network import State
 from chaos.simulation.node import Member

@@ -11,7 +11,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from chaos.simulation.clock import HostClock
-from chaos.simulation.etcd import MARGIN, ROOT, Answer, Change, Client, Lease, tier_of
+from chaos.simulation.etcd import MARGIN, Answer, Client
+from chaos.simulation.etcd_store import ROOT, Change, Lease, tier_of
 from chaos.simulation.network import State
 from elastic3d import etcd_keys as keys
 from elastic3d.membership import actions as acts

@@ -8,6 +8,7 @@ same parts of it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +18,8 @@ from elastic3d.planner.placement import RankPlace, place_of
 from elastic3d.values import Generation, Layout, Node
 from elastic3d.worker.keeper import departure
 
-Part = int
-"""The number of a part of the state."""
+Part = tuple[int, ...]
+"""Where a part of the state belongs: its place in the pipeline, among the shards, and among the tp ranks."""
 
 
 @dataclass(slots=True)
@@ -113,18 +114,16 @@ class Snapshots:
 
 def parts_of(generation: Generation) -> tuple[frozenset[Part], ...]:
     """Return, for each node, the parts of the state that its ranks hold; without a layout each rank has its own."""
-    layout, first = generation.layout, 0
-    parts: list[frozenset[Part]] = []
-    for node in generation.nodes:
-        ranks = range(first, first + len(node.slots))
-        parts.append(
-            frozenset(ranks if layout is None else (part_of(place_of(rank, layout), layout) for rank in ranks))
+    layout, ranks = generation.layout, itertools.count()
+    return tuple(
+        frozenset(
+            (rank,) if layout is None else part_of(place_of(rank, layout), layout)
+            for rank in itertools.islice(ranks, len(node.slots))
         )
-        first = ranks.stop
-    return tuple(parts)
+        for node in generation.nodes
+    )
 
 
 def part_of(place: RankPlace, layout: Layout) -> Part:
-    """Return which part of the state the rank at this place holds: of its stages and its tp part, a shard."""
-    shard = (place.dp * layout.cp + place.cp) % layout.shards
-    return (place.pp * layout.shards + shard) * layout.tp + place.tp
+    """Return which part of the state the rank at this place holds: a shard of a pipeline rank's, of its tp part."""
+    return place.pp, (place.dp * layout.cp + place.cp) % layout.shards, place.tp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from chaos.simulation.etcd import ROOT, Change
+from chaos.simulation.etcd_store import ROOT, Change
 from chaos.simulation.node import Member
 from chaos.simulation.standstills import DEADLINE, GATHER
 from chaos.simulation.world import World

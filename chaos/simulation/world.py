@@ -10,7 +10,8 @@ from random import Random
 from chaos.simulation.checkpoints import Checkpoints
 from chaos.simulation.clock import HostClock
 from chaos.simulation.durations import Durations
-from chaos.simulation.etcd import ROOT, Change, Client, Etcd, Speeds
+from chaos.simulation.etcd import Client, Etcd, Speeds
+from chaos.simulation.etcd_store import ROOT, Change
 from chaos.simulation.loop import Loop
 from chaos.simulation.network import Network, State
 from chaos.simulation.node import Member

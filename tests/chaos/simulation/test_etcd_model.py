@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from chaos.simulation.etcd import EXPIRY, ROOT, Answer, Change, Client, Etcd, Lease, Speeds
+from chaos.simulation.etcd import EXPIRY, Answer, Client, Etcd, Speeds
+from chaos.simulation.etcd_store import ROOT, Change, Lease
 from chaos.simulation.loop import Loop
 from elastic3d.etcd import Compare, Delete, Put
 from elastic3d.membership.transactions import Transaction
